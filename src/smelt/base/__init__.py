@@ -1,0 +1,1 @@
+"""Layer 0: what every other part may lean on: options, coded errors, events, sizes."""

@@ -1,0 +1,49 @@
+"""Errors that carry a code, the user's line and a way out.
+
+    SM010: graph break under fullgraph=True at train.py:31: call of print ...
+      hint: move the call out of the compiled function
+
+`CODES` is the one list of codes; `docs/errors.md` explains each, and a test holds the two together.
+"""
+
+CODES: dict[str, str] = {
+    "SM001": "the thing to compile is not callable",
+    "SM002": "unknown backend, or a backend that is not callable",
+    "SM003": "unknown or ill-typed option, setting or log channel",
+    "SM010": "a graph break where fullgraph=True forbids one",
+    "SM011": "a frame was compiled more often than cache_size_limit allows",
+    "SM020": "a graph could not be compiled",
+    "SM021": "a graph breaks the rules of its level",
+    "SM022": "a kernel or program breaks the rules of the kernel form",
+    "SM030": "generated code could not be built for the target",
+}
+
+
+class SmeltError(RuntimeError):
+    """Any error that is smelt's own. `code` names its kind, `where` the user's line, `hint` the way out."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "", where: str = "") -> None:
+        if code not in CODES:
+            raise KeyError(f"no error code {code!r}")
+        text = f"{code}: {message}"
+        if where:
+            text += f" at {where}"
+        if hint:
+            text += f"\n  hint: {hint}"
+        super().__init__(text)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+
+class GraphBreakError(SmeltError):
+    """Raised for a break under `fullgraph=True`."""
+
+
+class SpecError(SmeltError):
+    """A pass produced a graph, kernel or program outside its level; the text shows the lines round the fault."""
+
+
+class SmeltWarning(UserWarning):
+    """Something was not compiled and runs eagerly instead; said once each."""

@@ -1,0 +1,101 @@
+"""What the compiler tells the world: counters, log channels, and records that `smelt.explain` collects.
+
+A stage calls `emit("guards", text)` or `count("graphs")` and never prints by itself. `SMELT_LOGS=graph,kernels` sends
+the named channels to stderr; `collect()` gathers every event of the calling thread into a list, whatever is printed.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smelt.base.errors import SmeltError
+
+CHANNELS: dict[str, str] = {
+    "graph": "each captured torch-level graph",
+    "guards": "what each compiled entry checks before it runs",
+    "recompiles": "which guard failed and made a function compile again",
+    "breaks": "where a graph ended early, and why",
+    "joint": "the joint forward and backward graph",
+    "forward": "the forward graph after the split",
+    "backward": "the backward graph after the split",
+    "fusion": "which operations were fused and why others were not",
+    "kernels": "each kernel of each program, in the kernel form",
+    "llvm": "the LLVM IR handed to the code generator",
+    "asm": "the machine code that came out",
+    "compiled_autograd": "the backward as the autograd engine runs it",
+}
+
+counters: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: the channel it belongs to, its text, and the object it speaks of."""
+
+    channel: str
+    text: str
+    subject: object = None
+
+
+class _Sinks(threading.local):
+    def __init__(self) -> None:
+        self.lists: list[list[Event]] = []
+
+
+_sinks = _Sinks()
+
+
+def parse_channels(text: str) -> frozenset[str]:
+    """`"graph,kernels"` → the set of names; an unknown name is an error that lists the known ones."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["all"]:
+        return frozenset(CHANNELS)
+    for name in names:
+        if name not in CHANNELS:
+            raise SmeltError("SM003", f"SMELT_LOGS has no channel {name!r}", hint="choose from " + ", ".join(CHANNELS))
+    return frozenset(names)
+
+
+_printed: frozenset[str] = parse_channels(os.environ.get("SMELT_LOGS", ""))
+
+
+def set_printed(text: str) -> None:
+    """Choose the channels that go to stderr, as `SMELT_LOGS` does at start."""
+    global _printed
+    _printed = parse_channels(text)
+
+
+def wanted(channel: str) -> bool:
+    """Whether anybody will see an event of `channel`; ask before building a costly text."""
+    return channel in _printed or bool(_sinks.lists)
+
+
+def emit(channel: str, text: str, subject: object = None) -> None:
+    """Report an event to whoever collects on this thread, and to stderr if its channel is switched on."""
+    if channel not in CHANNELS:
+        raise KeyError(f"events.emit: no channel {channel!r}")
+    event = Event(channel, text, subject)
+    for sink in _sinks.lists:
+        sink.append(event)
+    if channel in _printed:
+        print(f"[smelt {channel}] {text}", file=sys.stderr, flush=True)
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to one of `smelt.counters`."""
+    counters[name] += amount
+
+
+@contextlib.contextmanager
+def collect() -> Iterator[list[Event]]:
+    """Gather every event this thread emits inside the block."""
+    events: list[Event] = []
+    _sinks.lists.append(events)
+    try:
+        yield events
+    finally:
+        _sinks.lists.remove(events)

@@ -1,0 +1,86 @@
+"""What a user can set: `Options` for one `smelt.compile`, `config` for the process.
+
+`Options` is frozen and travels with each compilation; its fields say in their metadata what they do and whether they
+change the code that comes out (and so belong to a cache key). `config` is the process-wide switchboard; unknown names
+and wrong types are errors at once.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.base.errors import SmeltError
+
+
+def option(default: Any, doc: str, *, in_key: bool) -> Any:
+    """A documented field; `in_key` says whether it changes the generated code."""
+    return field(default=default, metadata={"doc": doc, "in_key": in_key})
+
+
+def _check_type(owner: str, name: str, value: object, expected: Any) -> None:
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if expected is int and isinstance(value, bool):
+        allowed = False
+    else:
+        union = typing.get_args(expected)
+        allowed = isinstance(value, union or expected)
+    if not allowed:
+        wanted = getattr(expected, "__name__", str(expected))
+        raise SmeltError("SM003", f"{owner} {name!r} must be {wanted}, not {type(value).__name__} ({value!r})")
+
+
+def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise SmeltError("SM003", f"unknown {owner} {name!r}", hint="choose from " + ", ".join(sorted(known)))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one compilation. `Options.from_user({...})` checks names and types."""
+
+    fuel: int = option(-1, "how many optional rewrites may be applied; -1 for all. Halve it to bisect.", in_key=True)
+    check_specs: bool = option(False, "check the rules of each level after every pass", in_key=False)
+    threads: int = option(0, "threads of generated loops; 0 follows torch.get_num_threads()", in_key=False)
+    memory_budget: int | float = option(
+        1.0, "what may be saved for backward: bytes, or a fraction of the default", in_key=True
+    )
+    recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
+    fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; otherwise raise", in_key=False)
+
+    @classmethod
+    def from_user(cls, given: Mapping[str, Any] | None) -> "Options":
+        """Checked construction from the `options=` mapping of `smelt.compile`."""
+        given = dict(given or {})
+        kinds = typing.get_type_hints(cls)
+        for name, value in given.items():
+            _check_name("option", name, kinds)
+            _check_type("option", name, value, kinds[name])
+        return cls(**given)
+
+
+@dataclass(slots=True)
+class Config:
+    """Process-wide settings, `smelt.config`. Assignment checks names and types."""
+
+    verbose: bool = option(False, "print the whole traceback when something falls back to eager", in_key=False)
+    suppress_errors: bool = option(True, "fall back to eager, with a warning, on a compiler error", in_key=False)
+    cache_size_limit: int = option(8, "how many versions of one frame are compiled before it runs eagerly", in_key=False)
+    compiled_autograd: bool = option(False, "capture the backward as the autograd engine runs it", in_key=False)
+    check_specs: bool = option(False, "check the rules of each level after every pass, in every compilation", in_key=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        kinds = typing.get_type_hints(type(self))
+        _check_name("setting", name, kinds)
+        _check_type("setting", name, value, kinds[name])
+        object.__setattr__(self, name, value)
+
+
+config = Config()
+
+
+def describe(kind: type) -> list[tuple[str, object, str]]:
+    """(name, default, what it does) of every field of `Options` or `Config`, for the docs and the command line."""
+    return [(f.name, f.default, f.metadata["doc"]) for f in dataclasses.fields(kind)]

@@ -1,0 +1,29 @@
+"""Sizes of tensors and loops.
+
+Every extent, stride and offset in the compiler is a `Size`. Today a `Size` is a plain `int` (a graph is compiled for
+the sizes it was captured with); a symbolic size joins this union as a class that supports the same arithmetic, so code
+that only adds, multiplies and compares sizes through the helpers below does not change when it does.
+"""
+
+from collections.abc import Iterable, Sequence
+
+Size = int
+Shape = tuple[Size, ...]
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The number of elements a shape spans: `product((2, 3)) == 6`, `product(()) == 1`."""
+    total = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def contiguous_stride(shape: Sequence[Size]) -> Shape:
+    """Row-major strides: `contiguous_stride((2, 3, 4)) == (12, 4, 1)`. A zero extent counts as one, as PyTorch does."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * max(size, 1)
+    return tuple(reversed(strides))

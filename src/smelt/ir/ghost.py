@@ -1,0 +1,257 @@
+"""Ghost tensors: everything of a tensor but its data.
+
+A `GhostTensor` has a real tensor's shape, strides, dtype, device and `requires_grad`, runs through PyTorch's own
+dispatcher (autograd, composite operators, functionalization), and never holds data. `GhostMode` makes every operator
+under it yield ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
+
+    with Recorder() as recorder:
+        x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
+        y = torch.relu(x) + 1          # recorder.graph now holds aten.relu.default, aten.add.Tensor
+
+Metadata comes from PyTorch's meta kernels, many of which are Python and cost up to a millisecond; the answer is kept by
+operator and argument metadata, so the second layer of a model asks no more.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+
+class GhostError(Exception):
+    """An operator whose result cannot be described without data: `.item()`, `nonzero`, resizing in place."""
+
+
+class GhostTensor(torch.Tensor):
+    """A tensor without data. `node` is the graph node that yields it, once a `Recorder` has seen it."""
+
+    node: fx.Node | None
+
+    @staticmethod
+    def __new__(cls, spec: TensorSpec, node: fx.Node | None = None) -> "GhostTensor":
+        ghost: GhostTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            spec.shape,
+            strides=spec.stride,
+            storage_offset=spec.offset,
+            dtype=spec.dtype,
+            device=spec.device,
+            requires_grad=spec.requires_grad,
+        )
+        ghost.node = node
+        return ghost
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"ghost {TensorSpec.of(self)}"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return propagate(func, args, kwargs or {})
+
+
+class GhostMode(TorchDispatchMode):
+    """Under this mode every operator, factories such as `torch.arange` included, yields ghosts."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return propagate(func, args, kwargs or {})
+
+
+def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
+    device = _result_device(args, kwargs)
+    key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
+    template = _known.get(key)
+    if template is None:
+        template = _known[key] = _ask_meta_kernel(func, args, kwargs)
+    written = _written_arguments(func, args, kwargs)
+    if isinstance(template, TensorSpec):
+        return written[0] if written and written[0] is not None else _ghost(template, device)
+    if isinstance(template, tuple | list):
+        made = [_ghost(item, device) if isinstance(item, TensorSpec) else item for item in template]
+        if written:
+            made = [old if old is not None else new for old, new in zip(written, made, strict=True)]
+        return type(template)(made)
+    return template
+
+
+_known: dict[Any, Any] = {}
+
+
+def forget() -> None:
+    """Drop what is known of operators' results (for `smelt.reset`)."""
+    _known.clear()
+
+
+def _ghost(spec: TensorSpec, device: torch.device) -> GhostTensor:
+    return GhostTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device, spec.offset))
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device)
+    if isinstance(value, tuple | list):
+        return tuple(_freeze(item) for item in value)
+    return (type(value), value)
+
+
+def _result_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """An explicit `device=` wins, then the first tensor with dimensions, then any tensor, then the CPU."""
+    explicit = kwargs.get("device")
+    if explicit is not None:
+        return torch.device(explicit)
+    fallback = None
+    for tensor in _tensors_in((*args, *kwargs.values())):
+        if tensor.dim() > 0:
+            return tensor.device
+        fallback = fallback or tensor.device
+    return fallback or _CPU
+
+
+def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(_tensors_in(value))
+    return found
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        base = torch.empty(0, dtype=value.dtype, device=_META)
+        return base.as_strided(value.shape, value.stride(), value.storage_offset())
+    if isinstance(value, tuple | list):
+        return type(value)(_to_meta(item) for item in value)
+    return value
+
+
+def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    meta_args = _to_meta(args)
+    meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
+    takes_device = any(argument.name == "device" for argument in func._schema.arguments)
+    if takes_device and (kwargs.get("device") is not None or not _tensors_in(args)):
+        meta_kwargs["device"] = _META
+    before = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    try:
+        result = func(*meta_args, **meta_kwargs)
+    except NotImplementedError as missing:
+        raise GhostError(f"{func} has no result that can be known without data") from missing
+    after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    if before != after:
+        raise GhostError(f"{func} changes the shape of its argument in place")
+    if isinstance(result, torch.Tensor):
+        return TensorSpec.of(result)
+    if isinstance(result, tuple | list):
+        specs = [TensorSpec.of(item) if isinstance(item, torch.Tensor) else item for item in result]
+        return specs if isinstance(result, list) else tuple(specs)
+    if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
+        raise GhostError(f"{func} yields a number that depends on data")
+    return result
+
+
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """For an operator that writes its arguments: per result, the argument it is, or None. Empty if it writes none."""
+    schema = func._schema
+    if not schema.is_mutable:
+        return []
+    by_name = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+    by_name.update(kwargs)
+    alias_of: dict[str, Any] = {}
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for name in argument.alias_info.before_set:
+                alias_of[name] = by_name.get(argument.name)
+    found: list[Any] = []
+    for result in schema.returns:
+        names = result.alias_info.before_set if result.alias_info is not None else ()
+        found.append(next((alias_of[name] for name in names if name in alias_of), None))
+    return found
+
+
+class Recorder(GhostMode):
+    """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
+
+    `decompositions` maps an operator to a function of the same arguments; calls of that operator are recorded as what
+    the function does instead. A decomposition may return `NotImplemented` to leave a particular call whole. Real
+    tensors that meet ghosts become constants: `get_attr` nodes, kept in `constants` by name.
+    """
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self._constant_nodes: dict[int, fx.Node] = {}
+        self._decompositions = decompositions or {}
+
+    def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
+        """A new graph input."""
+        node = self.graph.placeholder(name)
+        set_spec(node, spec)
+        return GhostTensor(spec, node)
+
+    def node_of(self, value: Any) -> Any:
+        """Graph arguments for a value: ghosts become their nodes, real tensors constants, containers are entered."""
+        if isinstance(value, GhostTensor):
+            if value.node is None:
+                raise GhostError("a ghost from outside the recorded graph was used in it")
+            return value.node
+        if isinstance(value, torch.Tensor):
+            return self._constant(value)
+        if isinstance(value, tuple | list):
+            return type(value)(self.node_of(item) for item in value)
+        return value
+
+    def output(self, values: Sequence[Any]) -> None:
+        """Close the graph."""
+        self.graph.output(tuple(self.node_of(value) for value in values))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        decomposition = self._decompositions.get(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = propagate(func, args, kwargs)
+        node = self.graph.create_node(
+            "call_function",
+            func,
+            self.node_of(args),
+            {name: self.node_of(value) for name, value in kwargs.items()},
+            name=func.overloadpacket.__name__,
+        )
+        set_spec(node, spec_of_value(result))
+        if isinstance(result, GhostTensor):
+            result.node = node
+        elif isinstance(result, tuple | list):
+            for position, item in enumerate(result):
+                if isinstance(item, GhostTensor):
+                    item.node = self.graph.call_function(operator.getitem, (node, position))
+                    set_spec(item.node, TensorSpec.of(item))
+        return result
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        node = self._constant_nodes.get(id(tensor))
+        if node is None:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = tensor  # also keeps the id alive
+            node = self.graph.get_attr(name)
+            set_spec(node, TensorSpec.of(tensor))
+            self._constant_nodes[id(tensor)] = node
+        return node

@@ -1,0 +1,200 @@
+"""The kernel form: loops over buffers, the same for every target.
+
+A kernel visits every point of `rows`; rows are independent of each other and may run in any order, on any thread or
+block. For each row it runs its `stages` in order. A loop stage visits every point of `cols`; a row stage runs once.
+Values are in SSA form and typed; a value of a loop stage is visible only in that stage (pass it on through a scratch
+buffer), a value of a row stage and the result of a `Reduce` are visible in all later stages of the row.
+
+    kernel softmax rows(i:2048) cols(j:1024)          text form, see `ir.text`
+      in x: f32[2097152]
+      out y: f32[2097152]
+      scratch e: f32[1024]
+      loop:
+        v0 = load x[1024*i + j]
+        m = reduce max v0
+      loop:
+        v1 = load x[1024*i + j]
+        v2 = sub v1, m : f32
+        v3 = exp v2 : f32
+        store e[j] = v3
+        s = reduce sum v3
+      loop:
+        v4 = load e[j]
+        v5 = div v4, s : f32
+        store y[1024*i + j] = v5
+
+`Reduce` folds over the cols of one row. `Accumulate` folds over rows: the buffer element at an index that leaves some
+row axes out becomes the fold of all values sent to it (no prior contents, no zero-fill needed). How a fold is kept
+accurate and shared between threads is the target's business; sums of f32 and narrower are to be kept so that their error
+does not grow with the number of rows.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import torch
+
+from smelt.base.sizes import Size, product
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
+
+
+class Role(Enum):
+    """How a kernel uses a buffer."""
+
+    INPUT = "in"
+    OUTPUT = "out"  # every element the kernel is responsible for is written; prior contents are not read
+    INOUT = "inout"  # read and then overwritten at the same index, for updates in place
+    SCRATCH = "scratch"  # private to a row in progress; index over cols only; contents do not outlive the row
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    name: str
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An affine position in a buffer: `offset + Σ stride · axis`. Terms follow axis order; no stride is zero."""
+
+    terms: tuple[tuple[str, Size], ...] = ()
+    offset: Size = 0
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.terms)
+
+    def stride(self, axis: str) -> Size:
+        """How far one step along `axis` moves; zero where the index does not depend on it."""
+        return next((stride for name, stride in self.terms if name == axis), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory a kernel touches: `size` elements of `dtype`, addressed by plain element positions."""
+
+    name: str
+    dtype: torch.dtype
+    size: Size
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """`out = value`, of `dtype`."""
+
+    out: str
+    value: float | int | bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`out = buffer[index]`, of the buffer's dtype."""
+
+    out: str
+    buffer: str
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """`out = index`, the position itself as an int64 value (arange, one-hot, triangular masks)."""
+
+    out: str
+    index: Index
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """`out = op(args)`, one of `ir.scalar.SCALAR_OPS`; `dtype` is the result's."""
+
+    out: str
+    op: str
+    args: tuple[str, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """`out = value` converted to `dtype`, as `Tensor.to` converts."""
+
+    out: str
+    value: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`buffer[index] = value`; the value already has the buffer's dtype."""
+
+    buffer: str
+    index: Index
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`out` = the fold of `value` over the cols of this row; of `value`'s dtype; visible in later stages."""
+
+    out: str
+    op: Reduction
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """`buffer[index]` = the fold of `value` over all rows (and cols) that `index` does not name."""
+
+    buffer: str
+    op: Reduction
+    index: Index
+    value: str
+
+
+Instruction = Const | Load | Position | Compute | Cast | Store | Reduce | Accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A loop over cols, or (`loop=False`) straight-line code run once per row."""
+
+    loop: bool
+    body: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One loop nest. `buffers` are its parameters, in order, scratch ones excepted."""
+
+    name: str
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    buffers: tuple[Buffer, ...]
+    stages: tuple[Stage, ...]
+
+    @property
+    def parameters(self) -> tuple[Buffer, ...]:
+        """The buffers a caller passes, in order."""
+        return tuple(buffer for buffer in self.buffers if buffer.role is not Role.SCRATCH)
+
+    @property
+    def row_count(self) -> Size:
+        return product(axis.size for axis in self.rows)
+
+    @property
+    def col_count(self) -> Size:
+        return product(axis.size for axis in self.cols)
+
+    def buffer(self, name: str) -> Buffer:
+        for candidate in self.buffers:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"kernel {self.name} has no buffer {name!r}")
+
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Every instruction, in order, across stages."""
+        return tuple(instruction for stage in self.stages for instruction in stage.body)

@@ -1,0 +1,99 @@
+"""The kernel program: what one graph becomes, ready for a target and a runtime.
+
+Steps run in order. Buffers are named; each has a spec and a place: given by the caller, planned into the program's
+arena at a byte offset, or allocated fresh because it leaves the program. Library calls see buffers through `Operand`s
+(strided views), kernels through plain pointers.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, Size
+from smelt.ir.kernel import Kernel
+from smelt.ir.tensorspec import TensorSpec
+
+
+class Place(Enum):
+    """Where a buffer's memory comes from."""
+
+    INPUT = "input"  # the caller's tensor
+    CONSTANT = "constant"  # a tensor captured with the graph
+    ARENA = "arena"  # planned memory, reused between buffers and between calls
+    FRESH = "fresh"  # allocated at each call: it is an output, or outlives the call
+    LIBRARY = "library"  # allocated by the library call that makes it
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramBuffer:
+    """A buffer of the program. `offset` is its byte offset in the arena, for `Place.ARENA` once planned."""
+
+    name: str
+    spec: TensorSpec
+    place: Place
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A strided view of a buffer, as a tensor; `offset` counts elements from the buffer's first element."""
+
+    buffer: str
+    shape: Shape
+    stride: Shape
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run `kernel` on the named buffers, in the order of `kernel.parameters`."""
+
+    kernel: Kernel
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Call an ATen operator. `args`/`kwargs` hold plain values, `Operand`s, and lists of them.
+
+    `outs` names the buffers its tensor results become (None for a result nobody reads). With `into`, the operator is an
+    out-variant and the named buffers are passed as its `out` arguments (keyword names in `into`); without, the results
+    are new tensors and the buffers are of `Place.LIBRARY`.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[str | None, ...]
+    into: tuple[str, ...] = ()
+
+
+Step = Launch | Library
+
+# What a program hands back: a view of a buffer, or a plain value (None for a gradient that is not needed).
+Output = Operand | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Kernels and library calls in order, with the memory they need."""
+
+    name: str
+    buffers: tuple[ProgramBuffer, ...]
+    inputs: tuple[str, ...]
+    constants: tuple[tuple[str, torch.Tensor], ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    arena_bytes: Size = 0
+
+    def buffer(self, name: str) -> ProgramBuffer:
+        for candidate in self.buffers:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"program {self.name} has no buffer {name!r}")
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(step.kernel for step in self.steps if isinstance(step, Launch))

@@ -1,0 +1,104 @@
+"""`TensorSpec`: all the compiler knows of a tensor at compile time.
+
+`spec_of(node)` and `set_spec(node, spec)` are the only way stages read and write metadata on `torch.fx` nodes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.sizes import Shape, Size, contiguous_stride, product
+
+_SPEC = "smelt_spec"
+
+SHORT_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """`torch.float32` → `"f32"`."""
+    return SHORT_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, strides, offset, dtype and device of a tensor that may not exist yet."""
+
+    shape: Shape
+    stride: Shape
+    dtype: torch.dtype
+    device: torch.device
+    offset: Size = 0
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorSpec":
+        """The spec of an existing tensor, real or ghost."""
+        return cls(
+            tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.storage_offset(), tensor.requires_grad
+        )
+
+    @property
+    def numel(self) -> Size:
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Size:
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row-major and dense; extents of one may have any stride."""
+        wanted = contiguous_stride(self.shape)
+        return self.numel == 0 or all(
+            size == 1 or have == want for size, have, want in zip(self.shape, self.stride, wanted, strict=True)
+        )
+
+    def __str__(self) -> str:
+        text = f"{short_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return text if self.is_contiguous else f"{text}:({', '.join(map(str, self.stride))})"
+
+
+# What a node yields: one tensor, several (None where an operator returns no tensor there), or something else entirely.
+NodeSpec = TensorSpec | tuple["TensorSpec | None", ...] | None
+
+
+def spec_of(node: fx.Node) -> NodeSpec:
+    """What `node` yields, or None for a node that yields no tensor."""
+    found: NodeSpec = node.meta.get(_SPEC)
+    return found
+
+
+def tensor_spec(node: fx.Node) -> TensorSpec:
+    """The spec of a node that yields one tensor."""
+    found = node.meta.get(_SPEC)
+    if not isinstance(found, TensorSpec):
+        raise TypeError(f"{node.format_node()} does not yield one tensor")
+    return found
+
+
+def set_spec(node: fx.Node, spec: NodeSpec) -> None:
+    node.meta[_SPEC] = spec
+
+
+def spec_of_value(value: Any) -> NodeSpec:
+    """The spec of what a call returned: a tensor, a tuple or list of tensors, or anything else (None)."""
+    if isinstance(value, torch.Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, tuple | list):
+        return tuple(TensorSpec.of(item) if isinstance(item, torch.Tensor) else None for item in value)
+    return None
