@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.golden import golden` works everywhere
 
-from tests import golden as golden_module  # noqa: E402 (needs the path above)
+from tests import golden as golden_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,205 @@
+"""Reads every import of the package and holds it against the layers and the list of banned modules.
+
+    source tree → `Import` records (ast; bodies of functions, TYPE_CHECKING blocks, importlib strings, attribute chains)
+                → one line of text per broken rule
+
+    src/smelt/fuse/kernels.py:7: fuse (layer 3) may not import capture (layer 3)
+
+The tree is a parameter, so that the tests can feed trees that break one rule each.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "smelt"
+
+LAYERS: dict[str, int] = {
+    "base": 0,
+    "device": 1,
+    "ir": 1,
+    "runtime": 1,
+    "_native": 1,
+    "ops": 2,
+    "capture": 3,
+    "lazy": 3,
+    "autograd": 3,
+    "simplify": 3,
+    "fuse": 3,
+    "codegen": 3,
+    "pipeline": 4,
+    "plugins": 4,
+    "deploy": 5,
+    "explain": 5,
+    "api": 6,
+    "cli": 6,
+    "__init__": 6,
+}
+
+# A unit imports itself and the layers below it. What else it may import, its own layer included:
+ALSO: dict[str, frozenset[str]] = {
+    "runtime": frozenset({"device", "ir", "_native"}),  # it runs programs, which are ir data; it never sees the compiler
+    "api": frozenset({"cli", "__init__"}),
+    "cli": frozenset({"api", "__init__"}),
+    "__init__": frozenset({"api", "cli"}),
+}
+
+# The compile stack is ours: these stay out of src/ by whatever road.
+BANNED: tuple[str, ...] = (
+    "torch._dynamo",
+    "torch._functorch",
+    "functorch.compile",
+    "torch._inductor",
+    "torch.compile",
+    "torch.export",
+    "torch.jit",
+    "torch._lazy",
+)
+
+# Only these units may name these packages: LLVM stays behind the code generators.
+ONLY: dict[str, frozenset[str]] = {"llvmlite": frozenset({"codegen", "plugins"})}
+
+_C_IMPORT = re.compile(r'PyImport_Import(?:Module\w*|_Import)?\s*\(\s*"([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """`file` names the dotted path `target` at `line`: by an import, an importlib string or an attribute chain."""
+
+    file: Path
+    line: int
+    target: str
+
+
+def unit_of(file: Path, root: Path) -> str:
+    """The unit a source file belongs to: `smelt/fuse/kernels.py` → `fuse`, `smelt/api.py` → `api`."""
+    return file.relative_to(root).parts[0].split(".")[0]
+
+
+def may_import(unit: str, target: str) -> bool:
+    """Whether the table lets `unit` import `target`, both units of the package."""
+    return unit == target or target in ALSO.get(unit, frozenset()) or LAYERS[target] < LAYERS[unit]
+
+
+def sources(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.suffix in (".py", ".pyi", ".c", ".h"))
+
+
+def imports_of(file: Path, root: Path) -> Iterator[Import]:
+    """Every module or attribute path that `file` reaches for."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix in (".c", ".h"):
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in _C_IMPORT.finditer(line):
+                yield Import(file, number, match[1])
+        return
+    tree = ast.parse(text, str(file))
+    aliases = _aliases(tree)
+    for node in ast.walk(tree):
+        for target in _targets(node, file, root, aliases):
+            yield Import(file, getattr(node, "lineno", 0), target)
+
+
+def _targets(node: ast.AST, file: Path, root: Path, aliases: dict[str, str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name
+    elif isinstance(node, ast.ImportFrom):
+        module = _absolute(node, file, root)
+        for alias in node.names:
+            yield module if alias.name == "*" else f"{module}.{alias.name}"
+    elif isinstance(node, ast.Attribute):
+        chain = _chain(node, aliases)
+        if chain:
+            yield chain
+    elif isinstance(node, ast.Call):
+        yield from _called(node, aliases)
+
+
+def _called(node: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
+    """Modules named by strings: `import_module("x")`, `__import__("x")`, `getattr(torch, "x")`."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    texts = [arg.value if isinstance(arg, ast.Constant) and isinstance(arg.value, str) else None for arg in node.args]
+    if name in ("import_module", "__import__", "find_spec") and texts and texts[0]:
+        yield texts[0]
+    if name in ("getattr", "attrgetter") and len(texts) > 1 and texts[1]:
+        owner = _chain(node.args[0], aliases)
+        if owner:
+            yield f"{owner}.{texts[1]}"
+
+
+def _absolute(node: ast.ImportFrom, file: Path, root: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    package = [PACKAGE, *file.relative_to(root).parent.parts]
+    kept = package[: len(package) - (node.level - 1)]
+    return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Local names that stand for modules: `import torch.fx as fx` → fx: torch.fx."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def _chain(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    """`torch.jit.script` as text, if it starts at an imported name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in aliases:
+        return None
+    return ".".join([aliases[node.id], *reversed(parts)])
+
+
+def under(target: str, module: str) -> bool:
+    return target == module or target.startswith(module + ".")
+
+
+def banned(root: Path) -> list[str]:
+    """A line for every banned module that a file reaches."""
+    faults = []
+    for file in sources(root):
+        for found in imports_of(file, root):
+            for module in BANNED:
+                if under(found.target, module):
+                    faults.append(f"{file}:{found.line}: {found.target} is banned ({module})")
+    return list(dict.fromkeys(faults))
+
+
+def misplaced(root: Path) -> list[str]:
+    """A line for every import that goes against the layers, and for every unit that has no layer."""
+    faults = []
+    for file in sources(root):
+        unit = unit_of(file, root)
+        if unit not in LAYERS:
+            faults.append(f"{file}: {unit} has no layer; add it to the table in {Path(__file__).name}")
+            continue
+        for found in imports_of(file, root):
+            fault = _fault(unit, found.target)
+            if fault:
+                faults.append(f"{file}:{found.line}: {fault}")
+    return list(dict.fromkeys(faults))
+
+
+def _fault(unit: str, target: str) -> str | None:
+    for package, units in ONLY.items():
+        if under(target, package) and unit not in units:
+            return f"{unit} may not import {package}, only {', '.join(sorted(units))} may"
+    if not under(target, PACKAGE):
+        return None
+    parts = target.split(".")
+    other = parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__"
+    if may_import(unit, other):
+        return None
+    return f"{unit} (layer {LAYERS[unit]}) may not import {other} (layer {LAYERS[other]})"
