@@ -1,0 +1,195 @@
+"""The rules of a whole program: buffers defined before use, arguments that fit, an arena without overlaps.
+
+Used through `ir.check.check_program`. Each rule yields `(place, fault)` pairs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from smelt.base.sizes import Size
+from smelt.ir.kernel import Role
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.ir.tensorspec import short_name
+
+Fault = tuple[object, str]
+
+
+def span(shape: tuple[Size, ...], stride: tuple[Size, ...]) -> Size:
+    """Elements from the first to the last of a strided view, both counted; 0 for an empty one."""
+    if any(size == 0 for size in shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    """Every operand inside arguments, lists included."""
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from operands_in(item)
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """The buffers whose contents a step uses."""
+    if isinstance(step, Library):
+        values = [*step.args, *(value for _, value in step.kwargs)]
+        return tuple(operand.buffer for operand in operands_in(values))
+    pairs = zip(step.kernel.parameters, step.args, strict=False)
+    return tuple(name for parameter, name in pairs if parameter.role is not Role.OUTPUT)
+
+
+def writes(step: Step) -> tuple[str, ...]:
+    """The buffers a step fills."""
+    if isinstance(step, Library):
+        return tuple(name for name in step.outs if name is not None)
+    pairs = zip(step.kernel.parameters, step.args, strict=False)
+    return tuple(name for parameter, name in pairs if parameter.role is not Role.INPUT)
+
+
+def _rule_buffers(program: Program) -> Iterator[Fault]:
+    """Names are unique; inputs and constants have the places they claim."""
+    seen: set[str] = set()
+    for buffer in program.buffers:
+        if buffer.name in seen:
+            yield buffer, f"two buffers are named {buffer.name}"
+        seen.add(buffer.name)
+    constants = {name for name, _ in program.constants}
+    for buffer in program.buffers:
+        if (buffer.place is Place.INPUT) != (buffer.name in program.inputs):
+            yield buffer, f"{buffer.name} is an input by place or by list, not by both"
+        if (buffer.place is Place.CONSTANT) != (buffer.name in constants):
+            yield buffer, f"{buffer.name} is a constant by place or by list, not by both"
+
+
+def _rule_defined(program: Program) -> Iterator[Fault]:
+    """Each buffer exists and is filled before it is read; each output is filled at the end."""
+    known = {buffer.name for buffer in program.buffers}
+    filled = {buffer.name for buffer in program.buffers if buffer.place in (Place.INPUT, Place.CONSTANT)}
+    for step in program.steps:
+        for name in reads(step) + writes(step):
+            if name not in known:
+                yield step, f"there is no buffer {name}"
+        for name in reads(step):
+            if name in known and name not in filled:
+                yield step, f"{name} is read before anything fills it"
+        filled.update(writes(step))
+    for operand in operands_in(program.outputs):
+        if operand.buffer not in filled:
+            yield program.outputs, f"output {operand.buffer} is never filled"
+
+
+def _rule_arguments(program: Program) -> Iterator[Fault]:
+    """Kernels get as many buffers as they have parameters, of their dtypes, at least as long."""
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    for step in program.steps:
+        if not isinstance(step, Launch):
+            continue
+        parameters = step.kernel.parameters
+        if len(parameters) != len(step.args):
+            yield step, f"{step.kernel.name} takes {len(parameters)} buffers, not {len(step.args)}"
+            continue
+        for parameter, name in zip(parameters, step.args, strict=True):
+            if name not in buffers:
+                continue
+            spec = buffers[name].spec
+            if spec.dtype is not parameter.dtype:
+                yield step, f"{name} is {short_name(spec.dtype)}, {parameter.name} wants {short_name(parameter.dtype)}"
+            if span(spec.shape, spec.stride) < parameter.size:
+                yield step, f"{name} has fewer than the {parameter.size} elements of {parameter.name}"
+
+
+def _rule_distinct(program: Program) -> Iterator[Fault]:
+    """A buffer that a launch writes is passed to it once."""
+    for step in program.steps:
+        if isinstance(step, Launch):
+            for name in writes(step):
+                if step.args.count(name) > 1:
+                    yield step, f"{name} is written and passed twice"
+
+
+def _rule_views(program: Program) -> Iterator[Fault]:
+    """Operands lie inside their buffers."""
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    places: list[tuple[object, Any]] = [(program.outputs, program.outputs)]
+    places += [(step, [step.args, [v for _, v in step.kwargs]]) for step in program.steps if isinstance(step, Library)]
+    for place, values in places:
+        for operand in operands_in(values):
+            if operand.buffer not in buffers:
+                continue
+            spec = buffers[operand.buffer].spec
+            length = span(operand.shape, operand.stride)
+            if operand.offset < 0 or (length and operand.offset + length > span(spec.shape, spec.stride)):
+                yield place, f"a view reaches outside {operand.buffer}"
+
+
+def _rule_results(program: Program) -> Iterator[Fault]:
+    """Library calls without `into` fill library buffers; with it, buffers that exist already. Constants stay."""
+    places = {buffer.name: buffer.place for buffer in program.buffers}
+    for step in program.steps:
+        for name in writes(step):
+            if places.get(name) is Place.CONSTANT:
+                yield step, f"constant {name} is written"
+            owned = isinstance(step, Library) and not step.into
+            if name in places and (places[name] is Place.LIBRARY) != owned:
+                yield step, f"{name} is {places[name].value}, which this step cannot fill"
+
+
+def arena_bytes(buffer: ProgramBuffer) -> Size:
+    return span(buffer.spec.shape, buffer.spec.stride) * buffer.spec.dtype.itemsize
+
+
+def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+    """First and last step that touches each buffer."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(program.steps):
+        for name in reads(step) + writes(step):
+            found[name] = (found.get(name, (number, number))[0], number)
+    return found
+
+
+def _rule_arena(program: Program) -> Iterator[Fault]:
+    """Arena buffers lie inside the arena, aligned, and apart from every other one alive at the same step."""
+    planned = [buffer for buffer in program.buffers if buffer.place is Place.ARENA]
+    lives = _lifetimes(program)
+    for buffer in planned:
+        if buffer.offset < 0 or buffer.offset + arena_bytes(buffer) > program.arena_bytes:
+            yield buffer, f"{buffer.name} reaches outside the arena"
+        if buffer.offset % buffer.spec.dtype.itemsize:
+            yield buffer, f"{buffer.name} is not aligned"
+    alive = [buffer for buffer in planned if buffer.name in lives and arena_bytes(buffer)]
+    for number, first in enumerate(alive):
+        for second in alive[number + 1 :]:
+            apart = _apart(lives[first.name], lives[second.name])
+            if not apart and _overlap(first, second):
+                yield second, f"{second.name} shares memory with {first.name} while both are alive"
+
+
+def _apart(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    return first[1] < second[0] or second[1] < first[0]
+
+
+def _overlap(first: ProgramBuffer, second: ProgramBuffer) -> bool:
+    return (
+        first.offset < second.offset + arena_bytes(second) and second.offset < first.offset + arena_bytes(first)
+    )
+
+
+def _rule_outputs_leave(program: Program) -> Iterator[Fault]:
+    """No output lies in the arena, which the next call overwrites."""
+    places = {buffer.name: buffer.place for buffer in program.buffers}
+    for operand in operands_in(program.outputs):
+        if places.get(operand.buffer) is Place.ARENA:
+            yield program.outputs, f"output {operand.buffer} lies in the arena"
+
+
+PROGRAM_RULES: dict[str, Callable[[Program], Iterable[Fault]]] = {
+    "buffers": _rule_buffers,
+    "defined": _rule_defined,
+    "arguments": _rule_arguments,
+    "distinct": _rule_distinct,
+    "views": _rule_views,
+    "results": _rule_results,
+    "arena": _rule_arena,
+    "outputs leave": _rule_outputs_leave,
+}

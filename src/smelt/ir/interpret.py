@@ -1,0 +1,212 @@
+"""The reference interpreter: what a kernel or program means, by whole-tensor operations.
+
+Every instruction is evaluated at all points of the grid at once, its value a tensor that broadcasts to the shape of
+rows followed by cols; loads and stores go by flat position; floating sums and products are folded in float64. Slow and
+memory-hungry on purpose: each target is held against it.
+
+    tensors = [x, torch.empty_like(x)]
+    run_kernel(softmax, tensors)      # tensors[1] now holds softmax(x)
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from smelt.base.sizes import Size
+from smelt.ir.check_program import span
+from smelt.ir.kernel import (
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Reduction,
+    Role,
+    Store,
+)
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.scalar import SCALAR_OPS
+
+
+def run_kernel(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+    """Run `kernel` on `tensors`, in the order of `kernel.parameters`; each starts at its buffer's first element."""
+    if len(tensors) != len(kernel.parameters):
+        raise ValueError(f"kernel {kernel.name} takes {len(kernel.parameters)} tensors, not {len(tensors)}")
+    with torch.no_grad():
+        run = _Run(kernel)
+        for buffer, tensor in zip(kernel.parameters, tensors, strict=True):
+            if tensor.dtype is not buffer.dtype:
+                raise ValueError(f"kernel {kernel.name}: buffer {buffer.name} is {buffer.dtype}, not {tensor.dtype}")
+            run.memory[buffer.name] = tensor.detach().as_strided((buffer.size,), (1,))
+        for stage in kernel.stages:
+            for instruction in stage.body:
+                run.step(instruction, stage.loop)
+
+
+class _Run:
+    """One run: the memory of every buffer and the values so far."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.axes = kernel.rows + kernel.cols
+        self.values: dict[str, Tensor] = {}
+        self.memory: dict[str, Tensor] = {}
+        for buffer in kernel.buffers:
+            if buffer.role is Role.SCRATCH:
+                self.memory[buffer.name] = torch.zeros(kernel.row_count * buffer.size, dtype=buffer.dtype)
+
+    def grid(self, loop: bool) -> tuple[Size, ...]:
+        """The extents a stage runs over; cols count one in a row stage."""
+        return tuple(axis.size for axis in self.kernel.rows) + tuple(axis.size if loop else 1 for axis in self.kernel.cols)
+
+    def spread(self, index: Index) -> Tensor:
+        """Positions over the axes the index names; the others have extent one."""
+        total = torch.tensor(index.offset, dtype=torch.int64).reshape((1,) * len(self.axes))
+        for number, axis in enumerate(self.axes):
+            if index.stride(axis.name):
+                total = total + _ramp(axis, number, len(self.axes)) * index.stride(axis.name)
+        return total
+
+    def positions(self, index: Index, loop: bool) -> Tensor:
+        return self.spread(index).expand(self.grid(loop))
+
+    def buffer_positions(self, name: str, index: Index, loop: bool) -> Tensor:
+        """As `positions`, with a copy of a scratch buffer for every row."""
+        found = self.positions(index, loop)
+        buffer = self.kernel.buffer(name)
+        if buffer.role is not Role.SCRATCH:
+            return found
+        rows = torch.arange(self.kernel.row_count).reshape(
+            tuple(axis.size for axis in self.kernel.rows) + (1,) * len(self.kernel.cols)
+        )
+        return found + rows * buffer.size
+
+    def step(self, instruction: Instruction, loop: bool) -> None:
+        match instruction:
+            case Const(out, value, dtype):
+                self.values[out] = torch.tensor(value, dtype=dtype).expand((1,) * len(self.axes))
+            case Load(out, name, index):
+                self.values[out] = self.memory[name][self.buffer_positions(name, index, loop)]
+            case Position(out, index):
+                self.values[out] = self.positions(index, loop)
+            case Compute(out, op, args, dtype):
+                self.values[out] = SCALAR_OPS[op].reference(*(self.values[arg] for arg in args)).to(dtype)
+            case Cast(out, source, dtype):
+                self.values[out] = self.values[source].to(dtype)
+            case Store(name, index, source):
+                where = self.buffer_positions(name, index, loop)
+                self.memory[name][where.reshape(-1)] = self.values[source].expand(where.shape).reshape(-1)
+            case Reduce(out, op, source):
+                dims = tuple(range(len(self.kernel.rows), len(self.axes)))
+                spread = self.values[source].expand(self.grid(loop))
+                self.values[out] = fold(op, spread, dims, spread.dtype)
+            case Accumulate(name, op, index, source):
+                self.accumulate(name, op, index, self.values[source].expand(self.grid(loop)))
+
+    def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:
+        dims = tuple(number for number, axis in enumerate(self.axes) if axis.name not in index.axes)
+        total = fold(op, value, dims, self.memory[name].dtype)
+        where = self.spread(index)
+        self.memory[name][where.reshape(-1)] = total.expand(where.shape).reshape(-1)
+
+
+def _ramp(axis: Axis, number: int, rank: int) -> Tensor:
+    shape = [1] * rank
+    shape[number] = axis.size
+    return torch.arange(axis.size, dtype=torch.int64).reshape(shape)
+
+
+def neutral(op: Reduction, dtype: torch.dtype) -> float | bool:
+    """What a fold of nothing gives."""
+    if op in ("any", "all"):
+        return op == "all"
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if dtype.is_floating_point:
+        return float("-inf") if op == "max" else float("inf")
+    limits = torch.iinfo(dtype)
+    return limits.min if op == "max" else limits.max
+
+
+def fold(op: Reduction, value: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`value` folded over `dims`, which stay with extent one."""
+    work = value.double() if value.dtype.is_floating_point and op in ("sum", "prod") else value
+    if any(value.shape[dim] == 0 for dim in dims):
+        shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
+        return torch.full(shape, neutral(op, value.dtype), dtype=dtype)
+    for dim in dims:
+        match op:
+            case "sum":
+                work = work.sum(dim, keepdim=True)
+            case "prod":
+                work = work.prod(dim, keepdim=True)
+            case "max":
+                work = work.amax(dim, keepdim=True)
+            case "min":
+                work = work.amin(dim, keepdim=True)
+            case "any":
+                work = work.any(dim, keepdim=True)
+            case "all":
+                work = work.all(dim, keepdim=True)
+    # A sum of f32 ends in f32 before it is rounded to a narrower buffer, as it is kept in a register of f32.
+    return work.to(value.dtype).to(dtype)
+
+
+# Programs.
+
+
+def run_program(program: Program, inputs: Sequence[Tensor]) -> list[object]:
+    """Run every step, kernels by `run_kernel` and library calls by ATen, each buffer in memory of its own."""
+    memory: dict[str, Tensor] = dict(zip(program.inputs, inputs, strict=True))
+    memory.update(program.constants)
+    for buffer in program.buffers:
+        if buffer.place in (Place.ARENA, Place.FRESH):
+            memory[buffer.name] = _allocate(buffer)
+    with torch.no_grad():
+        for step in program.steps:
+            if isinstance(step, Launch):
+                run_kernel(step.kernel, [memory[name] for name in step.args])
+            else:
+                _call(step, memory)
+    return [_view(output, memory) if isinstance(output, Operand) else output for output in program.outputs]
+
+
+def _allocate(buffer: ProgramBuffer) -> Tensor:
+    spec = buffer.spec
+    flat = torch.empty(span(spec.shape, spec.stride), dtype=spec.dtype, device=spec.device)
+    return flat.as_strided(spec.shape, spec.stride)
+
+
+def _view(operand: Operand, memory: dict[str, Tensor]) -> Tensor:
+    base = memory[operand.buffer]
+    return base.as_strided(operand.shape, operand.stride, int(base.storage_offset()) + operand.offset)
+
+
+def _resolve(value: Any, memory: dict[str, Tensor]) -> Any:
+    if isinstance(value, Operand):
+        return _view(value, memory)
+    if isinstance(value, list | tuple):
+        return type(value)(_resolve(item, memory) for item in value)
+    return value
+
+
+def _call(step: Library, memory: dict[str, Tensor]) -> None:
+    args = [_resolve(arg, memory) for arg in step.args]
+    kwargs = {name: _resolve(value, memory) for name, value in step.kwargs}
+    if step.into:
+        kwargs.update({name: memory[cast(str, out)] for name, out in zip(step.into, step.outs, strict=True)})
+        step.op(*args, **kwargs)
+        return
+    results = step.op(*args, **kwargs)
+    results = results if isinstance(results, list | tuple) else (results,)
+    for name, result in zip(step.outs, results, strict=True):
+        if name is not None:
+            memory[name] = result

@@ -1,0 +1,281 @@
+"""Kernels and programs as text, and kernels back from it.
+
+    kernel add rows() cols(j:8)
+      in x: f32[8]
+      out y: f32[8]
+      loop:
+        a = load x[j]
+        one = const 1.0 : f32
+        b = add a, one : f32
+        store y[j] = b
+
+`parse_kernel(format_kernel(kernel)) == kernel`. An index is written `1024*i + j - 3`; a stage is `loop:` or `row:`.
+Golden tests, `SMELT_LOGS=kernels` and the messages of `ir.check` all use this form.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+
+from smelt.base.errors import SpecError
+from smelt.ir.kernel import (
+    REDUCTIONS,
+    Accumulate,
+    Axis,
+    Buffer,
+    Cast,
+    Compute,
+    Const,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Reduction,
+    Role,
+    Stage,
+    Store,
+)
+from smelt.ir.program import Library, Operand, Output, Place, Program, ProgramBuffer
+from smelt.ir.tensorspec import short_name
+
+
+def format_index(index: Index) -> str:
+    """`Index((("i", 8), ("j", -1)), 3)` → `"8*i - j + 3"`."""
+    text = ""
+    for name, stride in index.terms:
+        size = name if abs(stride) == 1 else f"{abs(stride)}*{name}"
+        text += _signed(size, negative=stride < 0, first=not text)
+    if index.offset or not text:
+        text += _signed(str(abs(index.offset)), negative=index.offset < 0, first=not text)
+    return text
+
+
+def _signed(text: str, *, negative: bool, first: bool) -> str:
+    if first:
+        return f"-{text}" if negative else text
+    return f" - {text}" if negative else f" + {text}"
+
+
+def format_constant(value: float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+def format_instruction(instruction: Instruction) -> str:
+    """One line, without indent."""
+    match instruction:
+        case Const(out, value, dtype):
+            return f"{out} = const {format_constant(value)} : {short_name(dtype)}"
+        case Load(out, buffer, index):
+            return f"{out} = load {buffer}[{format_index(index)}]"
+        case Position(out, index):
+            return f"{out} = position {format_index(index)}"
+        case Compute(out, op, args, dtype):
+            return f"{out} = {op} {', '.join(args)} : {short_name(dtype)}"
+        case Cast(out, source, dtype):
+            return f"{out} = cast {source} : {short_name(dtype)}"
+        case Store(buffer, index, source):
+            return f"store {buffer}[{format_index(index)}] = {source}"
+        case Reduce(out, op, source):
+            return f"{out} = reduce {op} {source}"
+        case Accumulate(buffer, op, index, source):
+            return f"accumulate {op} {buffer}[{format_index(index)}] = {source}"
+
+
+def _format_axes(axes: Iterable[Axis]) -> str:
+    return ", ".join(f"{axis.name}:{axis.size}" for axis in axes)
+
+
+def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
+    """The text line by line, each with the buffer, stage or instruction it shows (the kernel itself for the first)."""
+    yield kernel, f"kernel {kernel.name} rows({_format_axes(kernel.rows)}) cols({_format_axes(kernel.cols)})"
+    for buffer in kernel.buffers:
+        yield buffer, f"  {buffer.role.value} {buffer.name}: {short_name(buffer.dtype)}[{buffer.size}]"
+    for stage in kernel.stages:
+        yield stage, "  loop:" if stage.loop else "  row:"
+        for instruction in stage.body:
+            yield instruction, f"    {format_instruction(instruction)}"
+
+
+def format_kernel(kernel: Kernel) -> str:
+    """The whole kernel, in the form of this module's docstring, without a final newline."""
+    return "\n".join(line for _, line in kernel_lines(kernel))
+
+
+# Reading back.
+
+_NAME = r"[A-Za-z_][\w.]*"
+_HEADER = re.compile(rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)")
+_AXIS = re.compile(rf"({_NAME}):(\d+)")
+_BUFFER = re.compile(rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(\d+)\]")
+_TERM = re.compile(rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)")
+_STORE = re.compile(rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})")
+_ACCUMULATE = re.compile(rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})")
+_LOAD = re.compile(rf"load ({_NAME})\[([^\]]*)\]")
+_REDUCE = re.compile(rf"reduce (\w+) ({_NAME})")
+_TYPED = re.compile(r"(\w+) (.*) : (\w+)")
+
+_DTYPES: dict[str, torch.dtype] = {
+    short_name(dtype): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+
+
+def parse_kernel(text: str) -> Kernel:
+    """The kernel that `text` describes; `SpecError` names the line that is no part of the form."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    header = _HEADER.fullmatch(lines[0]) if lines else None
+    if header is None:
+        raise SpecError("SM022", f"not a kernel: {lines[0] if lines else 'empty text'!r}")
+    buffers: list[Buffer] = []
+    stages: list[tuple[bool, list[Instruction]]] = []
+    for line in lines[1:]:
+        if line in ("loop:", "row:"):
+            stages.append((line == "loop:", []))
+        elif not stages:
+            buffers.append(_parse_buffer(line))
+        else:
+            stages[-1][1].append(_parse_instruction(line))
+    return Kernel(
+        name=header[1],
+        rows=_parse_axes(header[2]),
+        cols=_parse_axes(header[3]),
+        buffers=tuple(buffers),
+        stages=tuple(Stage(loop, tuple(body)) for loop, body in stages),
+    )
+
+
+def _need(found: re.Match[str] | None, what: str, text: str) -> re.Match[str]:
+    if found is None:
+        raise SpecError("SM022", f"not {what}: {text!r}")
+    return found
+
+
+def _parse_axes(text: str) -> tuple[Axis, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    matches = [_need(_AXIS.fullmatch(part), "an axis", part) for part in parts]
+    return tuple(Axis(match[1], int(match[2])) for match in matches)
+
+
+def _parse_dtype(text: str) -> torch.dtype:
+    if text not in _DTYPES:
+        raise SpecError("SM022", f"not a dtype: {text!r}", hint="choose from " + ", ".join(_DTYPES))
+    return _DTYPES[text]
+
+
+def _parse_buffer(text: str) -> Buffer:
+    match = _need(_BUFFER.fullmatch(text), "a buffer", text)
+    return Buffer(match[2], _parse_dtype(match[3]), int(match[4]), Role(match[1]))
+
+
+def parse_index(text: str) -> Index:
+    """`"8*i - j + 3"` → `Index((("i", 8), ("j", -1)), 3)`."""
+    terms: list[tuple[str, int]] = []
+    offset = 0
+    rest = text.replace(" ", "")
+    while rest:
+        match = _need(_TERM.match(rest), "an index", text)
+        rest = rest[match.end() :]
+        sign = -1 if match[1] == "-" else 1
+        if match[3].isdigit():
+            offset += sign * int(match[2] or 1) * int(match[3])
+        else:
+            terms.append((match[3], sign * int(match[2] or 1)))
+    return Index(tuple(terms), offset)
+
+
+def _parse_constant(text: str) -> float | int | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+    except ValueError:
+        raise SpecError("SM022", f"not a constant: {text!r}") from None
+
+
+def _parse_reduction(text: str) -> Reduction:
+    if text not in REDUCTIONS:
+        raise SpecError("SM022", f"not a reduction: {text!r}", hint="choose from " + ", ".join(REDUCTIONS))
+    return cast(Reduction, text)
+
+
+def _parse_instruction(text: str) -> Instruction:
+    if match := _STORE.fullmatch(text):
+        return Store(match[1], parse_index(match[2]), match[3])
+    if match := _ACCUMULATE.fullmatch(text):
+        return Accumulate(match[2], _parse_reduction(match[1]), parse_index(match[3]), match[4])
+    out, equals, rest = text.partition(" = ")
+    if not equals or not re.fullmatch(_NAME, out):
+        raise SpecError("SM022", f"not an instruction: {text!r}")
+    if match := _LOAD.fullmatch(rest):
+        return Load(out, match[1], parse_index(match[2]))
+    if match := _REDUCE.fullmatch(rest):
+        return Reduce(out, _parse_reduction(match[1]), match[2])
+    if rest.startswith("position "):
+        return Position(out, parse_index(rest.removeprefix("position ")))
+    match = _need(_TYPED.fullmatch(rest), "an instruction", text)
+    dtype = _parse_dtype(match[3])
+    if match[1] == "const":
+        return Const(out, _parse_constant(match[2]), dtype)
+    if match[1] == "cast":
+        return Cast(out, match[2], dtype)
+    return Compute(out, match[1], tuple(part.strip() for part in match[2].split(",")), dtype)
+
+
+# Programs. They hold operators and tensors, so they are shown and not read back.
+
+
+def format_program(program: Program) -> str:
+    """Buffers, then steps in order with each kernel written out at its first launch, then outputs."""
+    return "\n".join(line for _, line in program_lines(program))
+
+
+def program_lines(program: Program) -> Iterator[tuple[object, str]]:
+    """The text line by line, each with the buffer, step or output it shows."""
+    yield program, f"program {program.name} ({', '.join(program.inputs)}) arena {program.arena_bytes}"
+    for buffer in program.buffers:
+        yield buffer, f"  {_format_program_buffer(buffer)}"
+    shown: set[str] = set()
+    for step in program.steps:
+        if isinstance(step, Library):
+            yield step, f"  {_format_library(step)}"
+            continue
+        yield step, f"  launch {step.kernel.name}({', '.join(step.args)})"
+        if step.kernel.name not in shown:
+            yield from ((step, f"    {line}") for _, line in kernel_lines(step.kernel))
+        shown.add(step.kernel.name)
+    yield program.outputs, f"  return {', '.join(_format_value(output) for output in program.outputs)}"
+
+
+def _format_program_buffer(buffer: ProgramBuffer) -> str:
+    place = f"{buffer.place.value}@{buffer.offset}" if buffer.place is Place.ARENA else buffer.place.value
+    return f"{place} {buffer.name}: {buffer.spec}"
+
+
+def _format_library(step: Library) -> str:
+    parts = [_format_value(arg) for arg in step.args]
+    parts += [f"{name}={_format_value(value)}" for name, value in step.kwargs]
+    outs = ", ".join(name or "_" for name in step.outs)
+    if step.into:
+        parts += [f"{name}={out}" for name, out in zip(step.into, step.outs, strict=True)]
+        return f"call {step.op}({', '.join(parts)})"
+    return f"{outs} = call {step.op}({', '.join(parts)})"
+
+
+def _format_value(value: Output | Any) -> str:
+    if isinstance(value, Operand):
+        place = f" at {value.offset}" if value.offset else ""
+        return f"{value.buffer}[{', '.join(map(str, value.shape))}:{', '.join(map(str, value.stride))}{place}]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_format_value(item) for item in value)}]"
+    return str(value)
+
+
