@@ -102,7 +102,11 @@ def test_counters_add_up() -> None:
 def test_the_environment_chooses_channels_at_start() -> None:
     script = "from smelt.base import events; events.emit('joint', 'hello')"
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "SMELT_LOGS": "joint"}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env={**os.environ, "SMELT_LOGS": "joint"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stderr == "[smelt joint] hello\n"
 

@@ -64,7 +64,7 @@ def test_config_starts_with_its_defaults_and_takes_values() -> None:
 
 def test_config_rejects_an_unknown_setting() -> None:
     with pytest.raises(SmeltError, match="unknown setting 'cache_limit'") as caught:
-        Config().cache_limit = 2  # type: ignore[attr-defined]
+        Config().cache_limit = 2
     assert caught.value.code == "SM003"
     assert "cache_size_limit" in caught.value.hint and "verbose" in caught.value.hint
 

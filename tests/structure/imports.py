@@ -40,7 +40,7 @@ LAYERS: dict[str, int] = {
 
 # A unit imports itself and the layers below it. What else it may import, its own layer included:
 ALSO: dict[str, frozenset[str]] = {
-    "runtime": frozenset({"device", "ir", "_native"}),  # it runs programs, which are ir data; it never sees the compiler
+    "runtime": frozenset({"device", "ir", "_native"}),  # programs are ir data; the compiler it never sees
     "api": frozenset({"cli", "__init__"}),
     "cli": frozenset({"api", "__init__"}),
     "__init__": frozenset({"api", "cli"}),
@@ -144,7 +144,8 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 found[alias.asname or alias.name] = f"{node.module}.{alias.name}"

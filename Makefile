@@ -1,0 +1,52 @@
+# make demo    train a small transformer eagerly and through smelt, side by side (PEER=1 adds torch.compile)
+# make test    the test suite            (ARGS="-k fuse" to choose)
+# make lint    ruff and mypy
+# make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
+#
+# Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+TORCH := torch==2.13.0
+
+NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/smelt
+	@$(PY) -m examples.demo $(if $(filter-out 0,$(PEER)),--peer) $(ARGS)
+
+test: $(VENV)/dev
+	@$(PY) -m pytest -q $(ARGS)
+
+lint: $(VENV)/dev
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+bench: $(VENV)/smelt
+	@$(PY) -m benchmarks.run $(ARGS)
+
+clean:
+	rm -rf $(VENV) build src/smelt/*.so
+
+# Each step leaves a stamp, so that nothing is installed twice.
+$(VENV)/torch:
+	@echo "smelt: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "smelt: installing $(TORCH) (a few minutes on a slow line)"
+	@$(PIP) $(TORCH)
+	@touch $@
+
+# Editable, so that edits to Python files count at once; a change to the C part or the metadata rebuilds.
+$(VENV)/smelt: $(VENV)/torch pyproject.toml $(wildcard setup.py) $(NATIVE)
+	@echo "smelt: building and installing smelt"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/smelt
+	@echo "smelt: installing the development tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
