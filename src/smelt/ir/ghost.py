@@ -8,8 +8,9 @@ under it yield ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
         x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
         y = torch.relu(x) + 1          # recorder.graph now holds aten.relu.default, aten.add.Tensor
 
-Metadata comes from PyTorch's meta kernels, many of which are Python and cost up to a millisecond; the answer is kept by
-operator and argument metadata, so the second layer of a model asks no more.
+Metadata comes from `ir.specrules` where it has a rule, otherwise from PyTorch's meta kernels, many of which are Python and
+cost up to a millisecond; their answer is kept by operator and argument metadata, so the second layer of a model asks no
+more.
 """
 
 import operator
@@ -20,6 +21,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
 
 _META = torch.device("meta")
@@ -62,6 +64,11 @@ class GhostTensor(torch.Tensor):
 class GhostMode(TorchDispatchMode):
     """Under this mode every operator, factories such as `torch.arange` included, yields ghosts."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise PyTorch wraps the handler below in a decorator that imports its compiler, seconds of it."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -71,10 +78,9 @@ class GhostMode(TorchDispatchMode):
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
     device = _result_device(args, kwargs)
-    key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
-    template = _known.get(key)
-    if template is None:
-        template = _known[key] = _ask_meta_kernel(func, args, kwargs)
+    template = describe(func, args, kwargs, device)
+    if template is NotImplemented:
+        template = _remembered(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
     if isinstance(template, TensorSpec):
         return written[0] if written and written[0] is not None else _ghost(template, device)
@@ -87,6 +93,19 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 _known: dict[Any, Any] = {}
+_KNOWN_LIMIT = 10_000  # a process that sees ever new shapes starts over instead of growing
+
+
+def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree."""
+    key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
+    template = _known.get(key)
+    if template is None:
+        template = _ask_meta_kernel(func, args, kwargs)
+        if len(_known) >= _KNOWN_LIMIT:
+            _known.clear()
+        _known[key] = template
+    return template
 
 
 def forget() -> None:
@@ -103,6 +122,8 @@ def _freeze(value: Any) -> Any:
         return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device)
     if isinstance(value, tuple | list):
         return tuple(_freeze(item) for item in value)
+    if type(value) is float:
+        return (float, repr(value))  # tells -0.0 from 0.0, and finds nan again
     return (type(value), value)
 
 
@@ -185,8 +206,9 @@ class Recorder(GhostMode):
     """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
 
     `decompositions` maps an operator to a function of the same arguments; calls of that operator are recorded as what
-    the function does instead. A decomposition may return `NotImplemented` to leave a particular call whole. Real
-    tensors that meet ghosts become constants: `get_attr` nodes, kept in `constants` by name.
+    the function does instead. A decomposition may return `NotImplemented` to leave a particular call whole. Composite
+    operators that a decomposition calls are taken apart as well. Real tensors that meet ghosts become constants:
+    `get_attr` nodes, kept in `constants` by name. Inputs stand at the head of the graph, whenever they are asked for.
     """
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
@@ -195,12 +217,18 @@ class Recorder(GhostMode):
         self.constants: dict[str, torch.Tensor] = {}
         self._constant_nodes: dict[int, fx.Node] = {}
         self._decompositions = decompositions or {}
+        self._last_input: fx.Node | None = None
 
     def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
-        """A new graph input."""
-        node = self.graph.placeholder(name)
+        """A new graph input, after those there are and before everything else."""
+        with self.graph.inserting_after(self._last_input) if self._last_input else self.graph.inserting_before(self._head()):
+            node = self._last_input = self.graph.placeholder(name)
         set_spec(node, spec)
         return GhostTensor(spec, node)
+
+    def constant(self, tensor: torch.Tensor) -> GhostTensor:
+        """A ghost of a real tensor, which the graph refers to by name."""
+        return GhostTensor(TensorSpec.of(tensor), self._constant(tensor))
 
     def node_of(self, value: Any) -> Any:
         """Graph arguments for a value: ghosts become their nodes, real tensors constants, containers are entered."""
@@ -223,12 +251,19 @@ class Recorder(GhostMode):
     ) -> Any:
         kwargs = kwargs or {}
         decomposition = self._decompositions.get(func)
+        if decomposition is None and _is_composite(func):
+            decomposition = func.decompose
         if decomposition is not None:
             with self:
                 result = decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
+        self.record(func, args, kwargs, result)
+        return result
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> fx.Node:
+        """Write one call into the graph and tie the ghosts in `result` to it."""
         node = self.graph.create_node(
             "call_function",
             func,
@@ -244,7 +279,10 @@ class Recorder(GhostMode):
                 if isinstance(item, GhostTensor):
                     item.node = self.graph.call_function(operator.getitem, (node, position))
                     set_spec(item.node, TensorSpec.of(item))
-        return result
+        return node
+
+    def _head(self) -> fx.Node:
+        return next(iter(self.graph.nodes), self.graph._root)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         node = self._constant_nodes.get(id(tensor))
@@ -255,3 +293,16 @@ class Recorder(GhostMode):
             set_spec(node, TensorSpec.of(tensor))
             self._constant_nodes[id(tensor)] = node
         return node
+
+
+_composites: dict[Any, bool] = {}
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether `func` is nothing but a combination of other operators. Asked of all calls, so the answer is kept."""
+    known = _composites.get(func)
+    if known is None:
+        implicit = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        has_own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+        known = _composites[func] = bool(implicit and not has_own)
+    return known

@@ -1,0 +1,200 @@
+"""Specs of operators that make tensors from numbers, copy one, or make another like it.
+
+    aten.zeros([2, 3])                                  → f32[2, 3]
+    aten.arange(0, 10, 3)                               → i64[4]
+    aten._to_copy(f32[2, 3]:(1, 2), dtype=float64)      → f64[2, 3]:(1, 2)
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, contiguous_stride
+from smelt.ir.specrules.layout import channels_last_stride, formatted_stride, is_contiguous, like_stride
+from smelt.ir.specrules.promotion import FLOATS, KNOWN, number_dtype
+from smelt.ir.tensorspec import TensorSpec
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+
+
+def _plain(layout: Any) -> bool:
+    return layout is None or layout is torch.strided
+
+
+def _contiguous(shape: Sequence[int], dtype: torch.dtype | None) -> Any:
+    sizes = tuple(shape)
+    if any(size < 0 for size in sizes):
+        return NotImplemented
+    return TensorSpec(sizes, contiguous_stride(sizes), dtype or torch.get_default_dtype(), CPU)
+
+
+def _sized(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    memory_format: torch.memory_format | None = None,
+    **rest: Any,
+) -> Any:
+    if not _plain(layout) or memory_format not in (None, torch.contiguous_format):
+        return NotImplemented
+    return _contiguous(size, dtype)
+
+
+def _random_sized(size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    if dtype is not None and dtype not in FLOATS:
+        return NotImplemented
+    return _sized(size, dtype=dtype, layout=layout)
+
+
+def _full(size: Sequence[int], fill: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    dtype = dtype or number_dtype(fill)
+    return NotImplemented if dtype is None or not _plain(layout) else _contiguous(size, dtype)
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    if not _plain(layout) or len(size) != len(stride) or any(n < 0 for n in (*size, *stride)):
+        return NotImplemented
+    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), CPU)
+
+
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _contiguous((), dtype) if _plain(layout) else NotImplemented
+
+
+def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, layout: Any) -> Any:
+    if any(type(number) not in (int, float) or not math.isfinite(number) for number in (start, end, step)):
+        return NotImplemented
+    if step == 0 or (end - start) * step < 0 or not _plain(layout):
+        return NotImplemented
+    whole = type(start) is int and type(end) is int and type(step) is int
+    dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    if dtype not in KNOWN - {torch.bool} or (not whole and dtype not in FLOATS):
+        return NotImplemented
+    count = -((start - end) // step) if whole else math.ceil((end - start) / step)
+    return _contiguous((count,), dtype)
+
+
+def _arange_end(end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _arange(0, end, 1, dtype, layout)
+
+
+def _arange_start(start: Any, end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _arange(start, end, 1, dtype, layout)
+
+
+def _arange_step(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    return _arange(start, end, step, dtype, layout)
+
+
+def _like(
+    value: Any,
+    *fill: Any,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    memory_format: torch.memory_format | None = None,
+    **rest: Any,
+) -> Any:
+    """`empty_like` and family, `clone`, `_to_copy`."""
+    shape = tuple(value.shape)
+    stride = formatted_stride(shape, value.stride(), memory_format)
+    if stride is None or not _plain(layout) or not _plain(value.layout):
+        return NotImplemented
+    return TensorSpec(shape, stride, dtype or value.dtype, CPU)
+
+
+def _random_like(value: Any, *, dtype: torch.dtype | None = None, **rest: Any) -> Any:
+    return _like(value, dtype=dtype, **rest) if (dtype or value.dtype) in FLOATS else NotImplemented
+
+
+def _bernoulli(value: Any, *rest: Any, **options: Any) -> Any:
+    return _contiguous(value.shape, value.dtype) if value.dtype in FLOATS else NotImplemented
+
+
+def _new(value: Any, size: Sequence[int], *fill: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _contiguous(size, dtype or value.dtype) if _plain(layout) else NotImplemented
+
+
+def _new_strided(
+    value: Any, size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    return _empty_strided(size, stride, dtype=dtype or value.dtype, layout=layout)
+
+
+def _triangle(value: Any, *diagonal: Any) -> Any:
+    return _contiguous(value.shape, value.dtype) if value.dim() >= 2 and value.is_contiguous() else NotImplemented
+
+
+def _copy(value: Any, source: Any, *rest: Any) -> Any:
+    """`source` written over all of `value`, as a new tensor laid out like `value`."""
+    shape = tuple(value.shape)
+    if len(source.shape) > len(shape) or value.dtype not in KNOWN or source.dtype not in KNOWN:
+        return NotImplemented
+    for size, have in zip(reversed(shape), reversed(source.shape), strict=False):
+        if have not in (1, size):
+            return NotImplemented
+    return TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+
+
+def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """All of one dtype and rank; the layout is the tensors' own where they agree on one."""
+    first = tensors[0] if tensors else None
+    if first is None or first.dim() == 0 or not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    axis = dim % first.dim()
+    shape: Shape = tuple(first.shape)
+    total = 0
+    for tensor in tensors:
+        have = tuple(tensor.shape)
+        same_rest = len(have) == len(shape) and have[:axis] == shape[:axis] and have[axis + 1 :] == shape[axis + 1 :]
+        if tensor.dtype is not first.dtype or not same_rest:
+            return NotImplemented
+        total += have[axis]
+    out = (*shape[:axis], total, *shape[axis + 1 :])
+    if all(is_contiguous(tensor.shape, tensor.stride()) for tensor in tensors):
+        ambiguous = len(out) in (4, 5) and any(
+            tensor.stride() == channels_last_stride(tensor.shape) for tensor in tensors
+        )
+        return NotImplemented if ambiguous else TensorSpec(out, contiguous_stride(out), first.dtype, CPU)
+    return NotImplemented
+
+
+RULES: dict[Any, Any] = {
+    aten.empty.memory_format: _sized,
+    aten.zeros.default: _sized,
+    aten.ones.default: _sized,
+    aten.rand.default: _random_sized,
+    aten.randn.default: _random_sized,
+    aten.full.default: _full,
+    aten.empty_strided.default: _empty_strided,
+    aten.scalar_tensor.default: _scalar_tensor,
+    aten.arange.default: _arange_end,
+    aten.arange.start: _arange_start,
+    aten.arange.start_step: _arange_step,
+    aten.empty_like.default: _like,
+    aten.zeros_like.default: _like,
+    aten.ones_like.default: _like,
+    aten.full_like.default: _like,
+    aten.rand_like.default: _random_like,
+    aten.randn_like.default: _random_like,
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
+    aten.clone.default: _like,
+    aten._to_copy.default: _like,
+    aten.copy.default: _copy,
+    aten.new_empty.default: _new,
+    aten.new_zeros.default: _new,
+    aten.new_ones.default: _new,
+    aten.new_full.default: _new,
+    aten.new_empty_strided.default: _new_strided,
+    aten.tril.default: _triangle,
+    aten.triu.default: _triangle,
+    aten.cat.default: _cat,
+}

@@ -1,0 +1,366 @@
+"""Specs of operators that stay library calls: matrix products, convolution, pooling, normalization, attention, lookup.
+
+    aten.addmm(f32[8], f32[4, 16], f32[16, 8])          → f32[4, 8]
+    aten.native_layer_norm(f32[4, 8], [8], w, b, eps)   → f32[4, 8], f32[4, 1], f32[4, 1]
+
+These describe the CPU's implementations. A rule answers only for layouts it knows (row-major, mostly) and for shapes
+it has checked; for all others it says `NotImplemented`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, product
+from smelt.ir.specrules.layout import broadcast, like_stride
+from smelt.ir.specrules.promotion import FLOATS
+from smelt.ir.specrules.reduction import row_major
+from smelt.ir.tensorspec import TensorSpec
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+
+
+def _like(value: Any) -> TensorSpec:
+    shape = tuple(value.shape)
+    return TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+
+
+def _one_dtype(*tensors: Any) -> bool:
+    first = tensors[0].dtype
+    return first in FLOATS and all(tensor is None or tensor.dtype is first for tensor in tensors)
+
+
+# matrix products
+
+
+def _mm(a: Any, b: Any) -> Any:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
+        return NotImplemented
+    return row_major((a.shape[0], b.shape[1]), a.dtype)
+
+
+def _bmm(a: Any, b: Any) -> Any:
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1] or not _one_dtype(a, b):
+        return NotImplemented
+    return row_major((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+
+
+def _addmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
+    found = _mm(a, b)
+    if found is NotImplemented or bias.dtype is not a.dtype or broadcast((found.shape, bias.shape)) != found.shape:
+        return NotImplemented
+    return found
+
+
+def _baddbmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
+    found = _bmm(a, b)
+    if found is NotImplemented or bias.dtype is not a.dtype or broadcast((found.shape, bias.shape)) != found.shape:
+        return NotImplemented
+    return found
+
+
+# normalization
+
+
+def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    inner = tuple(normalized)
+    outer_rank = value.dim() - len(inner)
+    shape = tuple(value.shape)
+    fits = outer_rank >= 0 and inner and shape[outer_rank:] == inner
+    for parameter in (weight, bias):
+        fits = fits and (parameter is None or tuple(parameter.shape) == inner)
+    if not fits or not _one_dtype(value, weight, bias) or 0 in shape:
+        return NotImplemented
+    moments = row_major(shape[:outer_rank] + (1,) * len(inner), value.dtype)
+    return row_major(shape, value.dtype), moments, moments
+
+
+def _layer_norm_backward(
+    grad: Any, value: Any, normalized: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
+) -> Any:
+    inner = tuple(normalized)
+    if not _one_dtype(grad, value, mean, rstd, weight, bias) or grad.shape != value.shape or 0 in value.shape:
+        return NotImplemented
+    if tuple(value.shape[value.dim() - len(inner) :]) != inner:
+        return NotImplemented
+    parameter = row_major(inner, value.dtype)
+    return (row_major(tuple(value.shape), value.dtype) if mask[0] else None, *(parameter if one else None for one in mask[1:]))
+
+
+def _batch_norm_parts(value: Any, *parameters: Any) -> tuple[Any, Any] | None:
+    """(result, per-channel) for a contiguous input whose parameters all fit its channels."""
+    if value.dim() < 2 or not _one_dtype(value, *parameters) or not value.is_contiguous() or 0 in value.shape:
+        return None
+    channels = (value.shape[1],)
+    if any(parameter is not None and tuple(parameter.shape) != channels for parameter in parameters):
+        return None
+    return row_major(tuple(value.shape), value.dtype), row_major(channels, value.dtype)
+
+
+def _batch_norm(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
+    parts = _batch_norm_parts(value, weight, bias, mean, var)
+    if parts is None or (not training and mean is None):
+        return NotImplemented
+    saved = parts[1] if training else row_major((0,), value.dtype)
+    return parts[0], saved, saved
+
+
+def _batch_norm_functional(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
+    found = _batch_norm(value, weight, bias, mean, var, training, *rest)
+    return NotImplemented if found is NotImplemented else (*found, _like(mean), _like(var))
+
+
+def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
+    return _batch_norm(value, weight, bias, None, None, training) if training else NotImplemented
+
+
+def _batch_norm_backward(
+    grad: Any, value: Any, weight: Any, mean: Any, var: Any, saved: Any, inverse: Any, training: bool, eps: float, mask: Any
+) -> Any:
+    parts = _batch_norm_parts(value, weight, mean, var)
+    if parts is None or not _one_dtype(grad, value) or grad.shape != value.shape or not grad.is_contiguous():
+        return NotImplemented
+    return (parts[0] if mask[0] else None, *(parts[1] if one else None for one in mask[1:]))
+
+
+def _group_norm(value: Any, weight: Any, bias: Any, n: int, c: int, inner: int, groups: int, eps: float) -> Any:
+    fits = value.dim() >= 2 and tuple(value.shape[:2]) == (n, c) and product(value.shape[2:]) == inner
+    if not fits or not _one_dtype(value, weight, bias) or not value.is_contiguous() or 0 in value.shape or c % groups:
+        return NotImplemented
+    moments = row_major((n, groups), value.dtype)
+    return row_major(tuple(value.shape), value.dtype), moments, moments
+
+
+# convolution and pooling
+
+
+def _spatial(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _convolution(
+    value: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    rank = value.dim() - 2
+    if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
+        return NotImplemented
+    if not value.is_contiguous() or not weight.is_contiguous() or _looks_channels_last(value) or _looks_channels_last(weight):
+        return NotImplemented
+    if 0 in value.shape or value.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        return NotImplemented
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        return NotImplemented
+    steps = [tuple(given) * rank if len(given) == 1 else tuple(given) for given in (stride, padding, dilation)]
+    if any(len(given) != rank for given in steps) or any(step < 1 for step in (*steps[0], *steps[2])):
+        return NotImplemented
+    sizes = tuple(
+        _spatial(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim]) for dim in range(rank)
+    )
+    if any(size < 1 for size in sizes):
+        return NotImplemented
+    return row_major((value.shape[0], weight.shape[0], *sizes), value.dtype)
+
+
+def _looks_channels_last(value: Any) -> bool:
+    """Contiguous and channels-last at once (one channel, or one pixel): which one wins depends on the library."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(value.dim())
+    return wanted is not None and bool(value.is_contiguous(memory_format=wanted))
+
+
+def _convolution_backward(
+    grad: Any, value: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> Any:
+    output_padding, groups, mask = rest
+    forward = _convolution(value, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+    if forward is NotImplemented or forward.shape != tuple(grad.shape) or not grad.is_contiguous() or _looks_channels_last(grad):
+        return NotImplemented
+    return (
+        row_major(tuple(value.shape), value.dtype) if mask[0] else None,
+        row_major(tuple(weight.shape), value.dtype) if mask[1] else None,
+        row_major((weight.shape[0],), value.dtype) if mask[2] else None,
+    )
+
+
+def _max_pool2d(
+    value: Any, kernel: Sequence[int], stride: Sequence[int] = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    if value.dim() not in (3, 4) or value.dtype not in FLOATS or ceil_mode or not value.is_contiguous():
+        return NotImplemented
+    if 0 in value.shape or _looks_channels_last(value):
+        return NotImplemented
+    kernels, paddings, dilations = _pair(kernel), _pair(padding), _pair(dilation)
+    strides = _pair(stride) if stride else kernels
+    if any(2 * pad > size for pad, size in zip(paddings, kernels, strict=True)) or min(*strides, *dilations, *kernels) < 1:
+        return NotImplemented
+    sizes = tuple(_spatial(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1))
+    if min(sizes) < 1 or min(paddings) < 0:
+        return NotImplemented
+    shape: Shape = (*value.shape[:-2], *sizes)
+    return row_major(shape, value.dtype), row_major(shape, torch.int64)
+
+
+def _pair(given: Any) -> tuple[int, int]:
+    values = (given,) if isinstance(given, int) else tuple(given)
+    return (values[0], values[-1])
+
+
+def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
+    if not _one_dtype(grad, value) or not value.is_contiguous() or _looks_channels_last(value) or grad.dim() != value.dim():
+        return NotImplemented
+    return row_major(tuple(value.shape), value.dtype)
+
+
+# attention
+
+
+def _attention_layout(query: Any) -> bool:
+    """Row-major [batch, heads, tokens, width], or the same stored as [batch, tokens, heads, width]."""
+    known = query.is_contiguous() or query.stride() == _tokens_first(query).stride
+    return bool(known) and 1 not in query.shape
+
+
+def _attention(
+    query: Any, key: Any, value: Any, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+) -> Any:
+    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or not _one_dtype(query, key, value):
+        return NotImplemented
+    batch, heads, tokens, width = query.shape
+    if (key.shape[0], key.shape[1], key.shape[3]) != (batch, heads, width) or 0 in (*query.shape, *key.shape):
+        return NotImplemented
+    if dropout != 0.0 or not _attention_layout(query):
+        return NotImplemented
+    sums = torch.float64 if query.dtype is torch.float64 else torch.float32
+    logsumexp = TensorSpec((batch, heads, tokens), (tokens * heads, 1, heads), sums, CPU)
+    return TensorSpec(tuple(query.shape), query.stride(), query.dtype, CPU), logsumexp
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *rest: Any, **options: Any) -> Any:
+    if not _one_dtype(grad, query, key, value) or query.dim() != 4 or grad.shape != query.shape or key.shape != value.shape:
+        return NotImplemented
+    if 0 in (*query.shape, *key.shape):
+        return NotImplemented
+    return _tokens_first(query), _tokens_first(key), _tokens_first(key)
+
+
+def _tokens_first(value: Any) -> TensorSpec:
+    """`[batch, heads, tokens, width]`, stored as `[batch, tokens, heads, width]`."""
+    _, heads, tokens, width = value.shape
+    return TensorSpec(tuple(value.shape), (tokens * heads * width, width, heads * width, 1), value.dtype, CPU)
+
+
+# lookup and loss
+
+
+def _embedding(table: Any, indices: Any, *rest: Any) -> Any:
+    if table.dim() != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    return row_major((*indices.shape, table.shape[1]), table.dtype)
+
+
+def _embedding_backward(grad: Any, indices: Any, rows: int, padding: int, by_frequency: bool) -> Any:
+    if grad.dtype not in FLOATS or indices.dtype not in (torch.int64, torch.int32) or grad.shape[:-1] != indices.shape:
+        return NotImplemented
+    return row_major((rows, grad.shape[-1]), grad.dtype)
+
+
+def _nll_loss(value: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    if not _nll_fits(value, target, weight):
+        return NotImplemented
+    scalar = row_major((), value.dtype)
+    return (row_major(tuple(target.shape), value.dtype) if reduction == 0 and value.dim() == 2 else scalar), scalar
+
+
+def _nll_fits(value: Any, target: Any, weight: Any) -> bool:
+    fits = value.dim() in (1, 2) and value.dtype in FLOATS and target.dtype is torch.int64
+    fits = fits and tuple(target.shape) == tuple(value.shape[:-1]) and 0 not in value.shape
+    return fits and (weight is None or (weight.dtype is value.dtype and tuple(weight.shape) == (value.shape[-1],)))
+
+
+def _nll_loss_backward(grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any) -> Any:
+    if not _nll_fits(value, target, weight) or grad.dtype is not value.dtype or not value.is_contiguous():
+        return NotImplemented
+    wanted = tuple(target.shape) if reduction == 0 else ()
+    return row_major(tuple(value.shape), value.dtype) if tuple(grad.shape) in (wanted, ()) else NotImplemented
+
+
+def _dropout(value: Any, probability: float, train: bool | None) -> Any:
+    if value.dtype not in FLOATS or not 0.0 <= probability <= 1.0 or not value.is_contiguous():
+        return NotImplemented
+    shape = tuple(value.shape)
+    return row_major(shape, value.dtype), row_major(shape, torch.bool)
+
+
+def _gather(value: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    rank = value.dim()
+    if index.dtype is not torch.int64 or index.dim() != rank or rank == 0 or not -rank <= dim < rank:
+        return NotImplemented
+    axis = dim % rank
+    if any(have > size for d, (have, size) in enumerate(zip(index.shape, value.shape, strict=True)) if d != axis):
+        return NotImplemented
+    return row_major(tuple(index.shape), value.dtype)
+
+
+def _index_select(value: Any, dim: int, index: Any) -> Any:
+    rank = value.dim()
+    if index.dim() != 1 or index.dtype not in (torch.int64, torch.int32) or rank == 0 or not -rank <= dim < rank:
+        return NotImplemented
+    axis = dim % rank
+    shape = tuple(value.shape)
+    return row_major((*shape[:axis], index.shape[0], *shape[axis + 1 :]), value.dtype)
+
+
+def _index(value: Any, indices: Sequence[Any]) -> Any:
+    """`value[rows]` with one integer index along the first dimension; anything richer goes to PyTorch."""
+    if len(indices) != 1 or indices[0] is None or indices[0].dtype is not torch.int64 or not value.is_contiguous():
+        return NotImplemented
+    if value.dim() == 0 or not indices[0].is_contiguous() or 0 in value.shape:
+        return NotImplemented
+    return row_major((*indices[0].shape, *value.shape[1:]), value.dtype)
+
+
+def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
+    """`slice_backward`, `select_backward`: zeros of the whole, with the gradient in its place."""
+    return row_major(tuple(sizes), grad.dtype)
+
+
+RULES: dict[Any, Any] = {
+    aten.mm.default: _mm,
+    aten.bmm.default: _bmm,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_no_stats,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices.default: _max_pool2d,
+    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.native_dropout.default: _dropout,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.index.Tensor: _index,
+    aten.slice_backward.default: _padded,
+    aten.select_backward.default: _padded,
+}

@@ -1,0 +1,124 @@
+"""Specs of the commonest views. They keep the memory and change only how it is walked.
+
+    aten.permute(f32[2, 3], [1, 0])     → f32[3, 2]:(1, 3)
+    aten.expand(f32[3], [2, 3])         → f32[2, 3]:(0, 1)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import contiguous_stride, product
+from smelt.ir.tensorspec import TensorSpec
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+
+
+def _view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> TensorSpec:
+    return TensorSpec(tuple(shape), tuple(stride), value.dtype, CPU, value.storage_offset() + step)
+
+
+def _same(value: Any) -> Any:
+    """`detach`, `alias`, `lift_fresh`."""
+    return _view_of(value, value.shape, value.stride())
+
+
+def _permute(value: Any, dims: Sequence[int]) -> Any:
+    rank = value.dim()
+    order = [dim + rank if dim < 0 else dim for dim in dims]
+    if sorted(order) != list(range(rank)):
+        return NotImplemented
+    shape, stride = value.shape, value.stride()
+    return _view_of(value, [shape[dim] for dim in order], [stride[dim] for dim in order])
+
+
+def _transpose(value: Any, first: int, second: int) -> Any:
+    rank = value.dim()
+    if not (-rank <= first < rank and -rank <= second < rank):
+        return NotImplemented
+    shape, stride = list(value.shape), list(value.stride())
+    shape[first], shape[second] = shape[second], shape[first]
+    stride[first], stride[second] = stride[second], stride[first]
+    return _view_of(value, shape, stride)
+
+
+def _t(value: Any) -> Any:
+    return _transpose(value, 0, 1) if value.dim() == 2 else NotImplemented
+
+
+def _expand(value: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
+    new = len(size) - value.dim()
+    if new < 0 or any(extent < 0 for extent in size[:new]):
+        return NotImplemented
+    shape, stride = list(size), [0] * len(size)
+    for dim, (have, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        wanted = size[new + dim]
+        if wanted in (-1, have):
+            shape[new + dim], stride[new + dim] = have, step
+        elif have != 1 or wanted < 0:
+            return NotImplemented
+    _expand_new_strides(shape, stride, new)
+    return _view_of(value, shape, stride)
+
+
+def _expand_new_strides(shape: list[int], stride: list[int], new: int) -> None:
+    """A new leading dimension of extent one is laid out as if it were stored; a repeated one has stride zero."""
+    for dim in range(new - 1, -1, -1):
+        if shape[dim] == 1:
+            stride[dim] = shape[dim + 1] * stride[dim + 1] if dim + 1 < len(shape) else 1
+
+
+def _unsqueeze(value: Any, dim: int) -> Any:
+    rank = value.dim() + 1
+    if not -rank <= dim < rank:
+        return NotImplemented
+    at = dim % rank
+    shape, stride = list(value.shape), list(value.stride())
+    step = shape[at] * stride[at] if at < rank - 1 else 1
+    return _view_of(value, (*shape[:at], 1, *shape[at:]), (*stride[:at], step, *stride[at:]))
+
+
+def _select(value: Any, dim: int, index: int) -> Any:
+    rank = value.dim()
+    if rank == 0 or not -rank <= dim < rank:
+        return NotImplemented
+    at = dim % rank
+    shape, stride = list(value.shape), list(value.stride())
+    if not -shape[at] <= index < shape[at]:
+        return NotImplemented
+    step = (index + shape[at] if index < 0 else index) * stride[at]
+    return _view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :], step)
+
+
+def _view(value: Any, size: Sequence[int]) -> Any:
+    """Of a contiguous tensor with elements; PyTorch knows about the rest."""
+    shape = list(size)
+    if not value.is_contiguous() or 0 in value.shape:
+        return NotImplemented
+    count = product(value.shape)
+    if shape.count(-1) == 1:
+        known = -product(shape)
+        if known <= 0 or count % known:
+            return NotImplemented
+        shape[shape.index(-1)] = count // known
+    if any(extent < 0 for extent in shape) or product(shape) != count:
+        return NotImplemented
+    if tuple(value.stride()) != contiguous_stride(value.shape):
+        return NotImplemented  # extents of one with odd strides, which a view may keep
+    return _view_of(value, shape, contiguous_stride(shape))
+
+
+RULES: dict[Any, Any] = {
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.lift_fresh.default: _same,
+    aten.permute.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.expand.default: _expand,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.select.int: _select,
+    aten.view.default: _view,
+}
