@@ -16,6 +16,7 @@ CODES: dict[str, str] = {
     "SM021": "a graph breaks the rules of its level",
     "SM022": "a kernel or program breaks the rules of the kernel form",
     "SM030": "generated code could not be built for the target",
+    "SM040": "a derivative of higher order through a compiled graph that cannot be computed again",
 }
 
 

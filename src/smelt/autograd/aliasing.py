@@ -1,0 +1,155 @@
+"""Outputs that share memory: with inputs, with each other, or with an intermediate nobody returns.
+
+    y = x + 1; return y.t(), y[0], x.view(-1)
+
+    results: (add,)   outputs: FromResult(0, (t,)), FromResult(0, (select,)), FromInput(0, (view,))
+
+Only values with memory of their own are computed by the graph; everything else is rebuilt outside as views of them or of
+the real inputs, so that aliasing, in-place writes afterwards and autograd's own view tracking are PyTorch's.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from smelt.autograd.trace import CannotTrace, settled, storage_id
+from smelt.ir.joint import FromInput, FromResult, Output, Plain, Repeat, Restride, Steps, ViewStep
+from smelt.ir.tensorspec import tensor_spec
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A value the graph computes for its caller: the tensor autograd knows, and the output that shows it.
+
+    `shown` is the position of an output that is this value or, with `beneath`, a view of it.
+    """
+
+    tensor: torch.Tensor
+    node: fx.Node
+    shown: int
+    beneath: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Every output accounted for, and the results that takes."""
+
+    outputs: tuple[Output, ...]
+    results: tuple[Result, ...]
+    copied: tuple[int, ...]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node yields memory of its first argument; `_unsafe_view` does without saying so."""
+    op = node.target
+    if op is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    return isinstance(op, torch._ops.OpOverload) and (bool(op.is_view) or op is aten._unsafe_view.default)
+
+
+def view_root(node: fx.Node) -> fx.Node:
+    """The node whose memory a chain of views shows."""
+    while is_view(node):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def view_steps(node: fx.Node, base: fx.Node) -> Steps | None:
+    """The views that lead from `base` to `node`, or None if no such chain was recorded."""
+    steps: list[ViewStep] = []
+    item: int | None = None
+    while node is not base:
+        source = node.args[0] if is_view(node) else None
+        if not isinstance(source, fx.Node):
+            return None
+        if node.target is operator.getitem:
+            item = node.args[1] if isinstance(node.args[1], int) else None
+        else:
+            if len(node.all_input_nodes) > 1:
+                return None
+            assert isinstance(node.target, torch._ops.OpOverload)
+            steps.append(ViewStep(node.target, tuple(node.args[1:]), tuple(node.kwargs.items()), item))
+            item = None
+        node = source
+    return tuple(reversed(steps))
+
+
+def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrangement:
+    """Sort a graph's outputs (functional tensors, plain values) by whose memory they show."""
+    input_of = {storage_id(tensor): index for index, tensor in enumerate(inputs)}
+    sharing: dict[int, list[int]] = {}
+    for position, output in enumerate(outputs):
+        if isinstance(output, torch.Tensor):
+            sharing.setdefault(storage_id(output), []).append(position)
+    recipes: list[Output] = [Plain(None if isinstance(output, torch.Tensor) else output) for output in outputs]
+    results: list[Result] = []
+    for storage, positions in sharing.items():
+        index = input_of.get(storage)
+        if index is not None:
+            for position in positions:
+                recipes[position] = FromInput(index, *_alias_of(outputs[position], inputs[index]))
+            continue
+        result = _result_for(outputs, positions)
+        for position in positions:
+            recipes[position] = FromResult(len(results), *_alias_of(outputs[position], result.tensor))
+        results.append(result)
+    first: dict[int, int] = {}
+    for position, output in enumerate(outputs):
+        seen = first.setdefault(id(output), position) if isinstance(output, torch.Tensor) else position
+        if seen != position:
+            recipes[position] = Repeat(seen)
+    return Arrangement(tuple(recipes), tuple(results), _copied(results))
+
+
+def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
+    """The tensor that all these outputs are, or are views of; one that gradients flow through, if there is one."""
+    candidates: list[tuple[torch.Tensor, int, bool]] = []
+    several = len({id(outputs[position]) for position in positions}) > 1
+    for position in positions:
+        output = outputs[position]
+        assert isinstance(output, torch.Tensor)
+        base = output._base if several and output._is_view() else None
+        candidates.append((output, position, False) if base is None else (base, position, True))
+    candidates.sort(key=lambda candidate: (not candidate[0].requires_grad, candidate[2]))
+    tensor, position, beneath = candidates[0]
+    node = settled(tensor).node
+    assert node is not None
+    return Result(tensor, node, position, beneath)
+
+
+def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool]:
+    """(steps, alias, detached) that make `output` of `base`."""
+    assert isinstance(output, torch.Tensor)
+    if output is base:
+        return (), False, False
+    detached = base.requires_grad and not output.requires_grad
+    node, base_node = settled(output).node, settled(base).node
+    assert node is not None and base_node is not None
+    steps = view_steps(node, base_node)
+    if steps is None:
+        shown, beneath = tensor_spec(node), tensor_spec(base_node)
+        if output.dtype != base.dtype:
+            raise CannotTrace("an output shows the memory of another value as a different dtype")
+        steps = (Restride(tuple(output.shape), tuple(output.stride()), shown.offset - beneath.offset),)
+    return steps, True, detached
+
+
+def _copied(results: Sequence[Result]) -> tuple[int, ...]:
+    """Results whose node shares memory with an input, a constant or an earlier result, though eager's does not."""
+    taken: set[fx.Node] = set()
+    found: list[int] = []
+    for index, result in enumerate(results):
+        root = view_root(result.node)
+        if root in taken or root.op in ("placeholder", "get_attr"):
+            found.append(index)
+        taken.add(root)
+    return tuple(found)

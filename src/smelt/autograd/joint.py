@@ -1,0 +1,265 @@
+"""The joint graph: a torch-level graph's forward and the backward the autograd engine runs for it, recorded as one.
+
+    x * w, both with requires_grad      joint:  primals_1, primals_2, tangents_1
+                                                mul   = mul(primals_1, primals_2)
+                                                mul_1 = mul(tangents_1, primals_1)
+                                                mul_2 = mul(tangents_1, primals_2)
+                                                return (mul, mul_2, mul_1)
+
+The engine itself runs on ghosts, so every operator that eager can differentiate is covered, and with its own formula.
+`trace_forward` is the same without gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.autograd.aliasing import Arrangement, Result, arrange
+from smelt.autograd.trace import (
+    CannotTrace,
+    Decompositions,
+    SharingRecorder,
+    draws,
+    functional,
+    functionalized,
+    interpret,
+    is_known_pure,
+    plain_spec,
+    settled,
+)
+from smelt.base import events
+from smelt.base.sizes import contiguous_stride
+from smelt.ir.ghost import GhostError
+from smelt.ir.graph import Level, Traced, format_graph, placeholders
+from smelt.ir.joint import Phase, Plan, Replay
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
+
+Eager = Callable[..., "tuple[object, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pure:
+    """A pure forward graph, and what is done round it. `eager` runs the original graph as PyTorch would."""
+
+    traced: Traced
+    plan: Plan
+    eager: Eager
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Forward and backward in one pure graph, before it is split.
+
+    Inputs are primals, then tangents; outputs are results, new values of written inputs, then gradients in the order of
+    `plan.gradients`. `replay` computes the results again, differentiably, or says why that would not be the same.
+    """
+
+    traced: Traced
+    plan: Plan
+    eager: Eager
+    replay: Replay | str
+
+
+@dataclass(slots=True)
+class _Run:
+    """A torch-level graph run on ghosts: what went in, what came out."""
+
+    recorder: SharingRecorder
+    primals: list[fx.Node]
+    inputs: list[torch.Tensor]
+    outputs: list[Any]
+
+
+def trace_forward(traced: Traced, decompositions: Decompositions | None = None) -> Pure:
+    """The pure graph of a torch-level graph whose gradients nobody needs."""
+    with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
+        run = _run(traced, recorder, with_gradients=False)
+        arrangement = arrange(run.outputs, run.inputs)
+        written, new_values = _written(traced, run)
+        recorder.output([*(result.node for result in arrangement.results), *new_values])
+    plan = _plan(run, arrangement, written)
+    pure = Pure(_finish(recorder), plan, eager(traced))
+    if events.wanted("forward"):
+        events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
+    return pure
+
+
+def trace_joint(traced: Traced, decompositions: Decompositions | None = None) -> Joint:
+    """The joint graph of a torch-level graph, with the gradients of those inputs whose specs require them.
+
+    With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
+    """
+    with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+        run = _run(traced, recorder, with_gradients=True)
+        arrangement = arrange(run.outputs, run.inputs)
+        written, new_values = _written(traced, run)
+        forward_nodes = [*(result.node for result in arrangement.results), *new_values]
+        differentiable = [index for index, result in enumerate(arrangement.results) if result.tensor.requires_grad]
+        recorder.phase = Phase.BACKWARD
+        tangents, gradients = _backward(run, [arrangement.results[index] for index in differentiable])
+        recorder.output([*forward_nodes, *gradients.values()])
+    plan = replace(
+        _plan(run, arrangement, written),
+        differentiable=tuple(differentiable),
+        tangents=tangents,
+        gradients=tuple(gradients),
+    )
+    joint = Joint(_finish(recorder), plan, eager(traced), _replay(traced, arrangement, differentiable, written, recorder))
+    events.count("joint_graphs")
+    if events.wanted("joint"):
+        events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
+    return joint
+
+
+class _untouched_state:
+    """The graph may switch grad mode; whatever happens, the caller's is restored. Autocast's casts are recorded."""
+
+    def __enter__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_grad_enabled(self._grad)
+
+
+def _run(traced: Traced, recorder: SharingRecorder, *, with_gradients: bool) -> _Run:
+    primals: list[fx.Node] = []
+    inputs: list[torch.Tensor] = []
+    for number, node in enumerate(placeholders(traced.graph), 1):
+        spec = tensor_spec(node)
+        ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
+        primals.append(recorder.node_of(ghost))
+        inputs.append(functional(ghost, requires_grad=with_gradients and spec.requires_grad))
+    constants = {name: functional(recorder.constant(tensor)) for name, tensor in traced.constants.items()}
+    before = {name: settled(tensor).node for name, tensor in constants.items()}
+    try:
+        outputs = interpret(traced, inputs, constants)
+    except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, CannotTrace):
+            raise
+        raise CannotTrace(f"the graph does not run without data: {type(error).__name__}: {error}") from error
+    for output in outputs:
+        if isinstance(output, tuple | list | dict):
+            raise CannotTrace("an output is a container")
+        if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):  # type: ignore[attr-defined]
+            raise CannotTrace("an output escaped functionalization")
+    for name, tensor in constants.items():
+        if settled(tensor).node is not before[name]:
+            raise CannotTrace(f"the graph writes its constant {name}")
+    return _Run(recorder, primals, inputs, outputs)
+
+
+def _written(traced: Traced, run: _Run) -> tuple[list[int], list[fx.Node]]:
+    """Inputs that the graph writes, with the nodes of their new values."""
+    found: list[int] = []
+    new_values: list[fx.Node] = []
+    for index, (node, tensor) in enumerate(zip(placeholders(traced.graph), run.inputs, strict=True)):
+        spec = tensor_spec(node)
+        ghost = settled(tensor)
+        if ghost.node is None or ghost.node is run.primals[index]:
+            continue
+        if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
+            raise CannotTrace(f"input {node.name} changes its shape or layout in place")
+        if tensor.grad_fn is not None:
+            raise CannotTrace(f"input {node.name} is written in place by an operation that gradients flow through")
+        found.append(index)
+        new_values.append(ghost.node)
+    return found, new_values
+
+
+def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node]]:
+    """Run the engine. Yields the specs of the tangents, and the gradient's node by input."""
+    specs = tuple(_tangent_spec(result) for result in results)
+    tangents = [
+        functional(run.recorder.placeholder(f"tangents_{number}", spec)) for number, spec in enumerate(specs, 1)
+    ]
+    wanted = [index for index, tensor in enumerate(run.inputs) if tensor.requires_grad]
+    if not results or not wanted:
+        return (), {}
+    try:
+        with torch._C._DisableAutocast():  # as when a training loop leaves autocast before it calls backward
+            gradients = torch.autograd.grad(
+                [result.tensor for result in results], [run.inputs[index] for index in wanted], tangents, allow_unused=True
+            )
+    except (GhostError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, CannotTrace):
+            raise
+        raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
+    found: dict[int, fx.Node] = {}
+    for index, gradient in zip(wanted, gradients, strict=True):
+        if gradient is None:
+            continue
+        if not torch._is_functional_tensor(gradient):  # type: ignore[attr-defined]
+            raise CannotTrace("a gradient escaped functionalization")
+        node = settled(gradient).node
+        assert node is not None
+        found[index] = node
+    return specs, found
+
+
+def _tangent_spec(result: Result) -> TensorSpec:
+    """Gradients are taken in the layout of their result, or row-major if that result overlaps itself or has gaps."""
+    spec = tensor_spec(result.node)
+    stride = spec.stride if _is_dense(spec) else contiguous_stride(spec.shape)
+    return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(spec.stride, spec.shape, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _plan(run: _Run, arrangement: Arrangement, written: Sequence[int]) -> Plan:
+    return Plan(
+        inputs=len(run.inputs),
+        outputs=arrangement.outputs,
+        results=len(arrangement.results),
+        copied=arrangement.copied,
+        written=tuple(written),
+    )
+
+
+def _finish(recorder: SharingRecorder) -> Traced:
+    """Drop what nobody uses. Random operators stay, so that the stream of random numbers is eager's."""
+    graph = recorder.graph
+    for node in reversed(list(graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload) or is_known_pure(node.target):
+            graph.erase_node(node)
+    used = {node.target for node in graph.nodes if node.op == "get_attr"}
+    constants = {name: tensor for name, tensor in recorder.constants.items() if name in used}
+    return Traced(graph, Level.PURE, constants)
+
+
+def eager(traced: Traced) -> Eager:
+    """The original graph as PyTorch runs it."""
+
+    def run(*inputs: torch.Tensor) -> tuple[object, ...]:
+        return tuple(interpret(traced, inputs, traced.constants))
+
+    return run
+
+
+def _replay(
+    traced: Traced, arrangement: Arrangement, differentiable: Sequence[int], written: Sequence[int], recorder: SharingRecorder
+) -> Replay | str:
+    if written:
+        return "the graph writes an input, and running it again would write it again"
+    random = next((node for node in recorder.graph.nodes if draws(node)), None)
+    if random is not None:
+        return f"the graph draws random numbers ({random.target}), and running it again would draw others"
+    places = [(arrangement.results[index].shown, arrangement.results[index].beneath) for index in differentiable]
+
+    def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        outputs = interpret(traced, inputs, traced.constants)
+        return [outputs[position]._base if beneath else outputs[position] for position, beneath in places]
+
+    return replay

@@ -1,0 +1,92 @@
+"""Minimum cut by maximum flow (Dinic): which edges to cut, at least total capacity, to part source from sink.
+
+    network = Network(); a = network.vertex(); ...
+    network.edge(network.source, a, 5); network.edge(a, network.sink, 3)
+    network.cut() → the vertices on the source's side, here {source, a}
+
+Of several minimum cuts, the one nearest the sink is taken: everything that does not have to be on the sink's side is not.
+"""
+
+from collections import deque
+
+INFINITE = 1 << 62
+
+
+class Network:
+    """A directed network with integer capacities. Edge `e` and its reverse `e ^ 1` lie side by side."""
+
+    def __init__(self) -> None:
+        self._heads: list[list[int]] = []
+        self._to: list[int] = []
+        self._left: list[int] = []
+        self.source = self.vertex()
+        self.sink = self.vertex()
+
+    def vertex(self) -> int:
+        self._heads.append([])
+        return len(self._heads) - 1
+
+    def edge(self, start: int, end: int, capacity: int) -> None:
+        for origin, target, left in ((start, end, capacity), (end, start, 0)):
+            self._heads[origin].append(len(self._to))
+            self._to.append(target)
+            self._left.append(left)
+
+    def cut(self) -> set[int]:
+        """Push as much as fits, then yield the source's side of the minimum cut nearest the sink."""
+        while (levels := self._levels())[self.sink] >= 0:
+            following = [0] * len(self._heads)
+            while self._push_one_path(levels, following):
+                pass
+        beyond = self._reaching_sink()
+        return {vertex for vertex in range(len(self._heads)) if vertex not in beyond}
+
+    def _levels(self) -> list[int]:
+        levels = [-1] * len(self._heads)
+        levels[self.source] = 0
+        queue = deque([self.source])
+        while queue:
+            vertex = queue.popleft()
+            for edge in self._heads[vertex]:
+                target = self._to[edge]
+                if self._left[edge] > 0 and levels[target] < 0:
+                    levels[target] = levels[vertex] + 1
+                    queue.append(target)
+        return levels
+
+    def _push_one_path(self, levels: list[int], following: list[int]) -> bool:
+        """One augmenting path along rising levels; `following` remembers edges that lead nowhere in this phase."""
+        path: list[int] = []
+        vertex = self.source
+        while vertex != self.sink:
+            edges = self._heads[vertex]
+            while following[vertex] < len(edges):
+                edge = edges[following[vertex]]
+                if self._left[edge] > 0 and levels[self._to[edge]] == levels[vertex] + 1:
+                    break
+                following[vertex] += 1
+            else:
+                if not path:
+                    return False
+                vertex = self._to[path.pop() ^ 1]
+                following[vertex] += 1
+                continue
+            path.append(edge)
+            vertex = self._to[edge]
+        amount = min(self._left[edge] for edge in path)
+        for edge in path:
+            self._left[edge] -= amount
+            self._left[edge ^ 1] += amount
+        return True
+
+    def _reaching_sink(self) -> set[int]:
+        found = {self.sink}
+        queue = deque([self.sink])
+        while queue:
+            vertex = queue.popleft()
+            for edge in self._heads[vertex]:
+                origin = self._to[edge]
+                if self._left[edge ^ 1] > 0 and origin not in found:
+                    found.add(origin)
+                    queue.append(origin)
+        return found

@@ -1,0 +1,231 @@
+"""Splitting the joint graph: what the forward saves, what the backward computes again.
+
+    joint(primals, tangents) → results, new values, gradients
+    forward(primals)         → results, new values, saved          backward(saved, tangents) → gradients
+
+`default` saves what the backward's formulas read, which is what eager saves. `min_cut` saves the fewest bytes from which
+cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
+
+    x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.autograd.aliasing import is_view
+from smelt.autograd.joint import Eager, Joint
+from smelt.autograd.maxflow import INFINITE, Network
+from smelt.autograd.recompute import narrowed, recomputable
+from smelt.autograd.trace import is_known_pure
+from smelt.base import events
+from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
+from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+
+# Bytes are weighed finely enough that, at equal bytes, inputs (which live anyway) go before values computed.
+_PER_BYTE = 8
+
+_CLONE = torch.ops.aten.clone.default
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable."""
+
+    forward: Traced
+    backward: Traced | None
+    plan: Plan
+    eager: Eager
+    replay: Replay | str
+
+
+def default(joint: Joint) -> Halves:
+    """Save what eager saves: every forward value that the backward's own formulas read."""
+    traced = joint.traced
+    late = _depending_on(_tangents(joint))
+    # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
+    own = {node for node in traced.graph.nodes if node in late or phase_of(node) is not Phase.FORWARD or is_view(node)}
+    needed = _needed(_gradients(joint), stop=lambda node: node not in own)
+    saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]
+    return split(joint, saved, {node: "read by the backward" for node in saved})
+
+
+def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves:
+    """Save the fewest bytes that cheap operators can rebuild the backward's inputs from.
+
+    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing.
+    """
+    joint = replace(joint, traced=narrowed(joint.traced))
+    late = _depending_on(_tangents(joint))
+    needed = _needed(_gradients(joint), stop=lambda node: False)
+    early = [node for node in joint.traced.graph.nodes if node in needed and node not in late and node.op != "output"]
+    saved = _fewest_bytes(joint, early, late, frozenset(parameters))
+    return split(joint, saved, {node: _why_saved(node) for node in saved})
+
+
+def _tangents(joint: Joint) -> list[fx.Node]:
+    return placeholders(joint.traced.graph)[joint.plan.inputs :]
+
+
+def _gradients(joint: Joint) -> list[fx.Node]:
+    returned = outputs(joint.traced.graph)[joint.plan.forward_outputs :]
+    return [node for node in returned if isinstance(node, fx.Node)]
+
+
+def _depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The given nodes and everything computed from them."""
+    found = set(nodes)
+    pending = list(nodes)
+    while pending:
+        for user in pending.pop().users:
+            if user not in found and user.op != "output":
+                found.add(user)
+                pending.append(user)
+    return found
+
+
+def _needed(wanted: Iterable[fx.Node], stop: Any) -> set[fx.Node]:
+    """`wanted` and all they are computed from; nodes for which `stop` holds are included, what lies behind them is not."""
+    found: set[fx.Node] = set()
+    pending = list(wanted)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if not stop(node):
+                pending.extend(node.all_input_nodes)
+    return found
+
+
+def _fewest_bytes(joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], parameters: frozenset[int]) -> list[fx.Node]:
+    """The cheapest set of early nodes that all ways from the forward into the backward go through.
+
+    Each node is an edge whose capacity is its bytes. What is not recomputable hangs on the source: the backward can have
+    it only by a cut below it. What a late node reads hangs on the sink.
+    """
+    network = Network()
+    ends = {node: (network.vertex(), network.vertex()) for node in early}
+    costs = {node: 1 for index, node in enumerate(placeholders(joint.traced.graph)) if index in parameters}
+    read = {node for node in early if any(user in late for user in node.users)}
+    read |= {node for node in _gradients(joint) if node in ends}
+    for node, (start, end) in ends.items():
+        network.edge(start, end, costs.get(node) or _cost(node))
+        if phase_of(node) is Phase.FORWARD and recomputable(node) is not None:
+            network.edge(network.source, start, INFINITE)
+        if node in read:
+            network.edge(end, network.sink, INFINITE)
+        for user in node.users:
+            if user in ends:
+                network.edge(end, ends[user][0], INFINITE)
+    source_side = network.cut()
+    return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
+
+
+def _cost(node: fx.Node) -> int:
+    """What saving `node` takes, in eighths of a byte. Views are not saved themselves: they would keep all of their base."""
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec) or node.op == "get_attr":
+        return INFINITE
+    if is_view(node):
+        return INFINITE
+    return spec.nbytes * _PER_BYTE + (1 if node.op == "placeholder" else 2)
+
+
+def _why_saved(node: fx.Node) -> str:
+    reason = recomputable(node)
+    return reason if reason is not None else "cheaper to keep than what it is computed from"
+
+
+def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) -> Halves:
+    """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph."""
+    plan = joint.plan
+    if not plan.tangents:
+        saved = ()
+    saved = [node for node in saved if node.op == "placeholder"] + [node for node in saved if node.op != "placeholder"]
+    primals = placeholders(joint.traced.graph)[: plan.inputs]
+    number = {node: index for index, node in enumerate(primals)}
+    forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
+    written = {primals[index] for index in plan.written}
+    late = _depending_on(_tangents(joint))
+    kept = [node for node in joint.traced.graph.nodes if _has_effect(node)]
+    forward = _extract(
+        joint.traced,
+        primals,
+        [*forward_values, *saved],
+        also=[node for node in kept if node not in late],
+        copied=written,
+        first_copied=plan.forward_outputs,
+    )
+    backward = None
+    if plan.tangents:
+        also = [node for node in kept if node in late]
+        backward = _extract(joint.traced, [*saved, *_tangents(joint)], _gradients(joint), also=also)
+    records = tuple(
+        Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
+    )
+    halves = Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
+    _report(halves)
+    return halves
+
+
+def _extract(
+    traced: Traced,
+    inputs: Sequence[fx.Node],
+    wanted: Sequence[object],
+    *,
+    also: Sequence[fx.Node],
+    copied: Collection[fx.Node] = (),
+    first_copied: int = 0,
+) -> Traced:
+    """The part of a graph that computes `wanted` from `inputs`, and `also` the nodes that run for their effect.
+
+    From position `first_copied` on, a node of `copied` is returned as a copy: its own memory is about to be written.
+    """
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        made[node] = graph.placeholder(node.name)
+        set_spec(made[node], spec_of(node))
+    needed = _needed([*(node for node in wanted if isinstance(node, fx.Node)), *also], stop=lambda node: node in made)
+    constants = {}
+    for node in traced.graph.nodes:
+        if node in needed and node not in made:
+            made[node] = graph.node_copy(node, made.__getitem__)
+            if node.op == "get_attr":
+                constants[str(node.target)] = traced.constants[str(node.target)]
+    returned: list[object] = []
+    for position, node in enumerate(wanted):
+        value = made[node] if isinstance(node, fx.Node) else node
+        if position >= first_copied and node in copied:
+            assert isinstance(value, fx.Node)
+            copy = graph.call_function(_CLONE, (value,))
+            set_spec(copy, spec_of(value))
+            value = copy
+        returned.append(value)
+    graph.output(tuple(returned))  # type: ignore[arg-type]
+    return Traced(graph, Level.PURE, constants)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a call must run even if nobody reads its result: it draws random numbers, or is not PyTorch's own."""
+    return isinstance(node.target, torch._ops.OpOverload) and not is_known_pure(node.target)
+
+
+def _report(halves: Halves) -> None:
+    plan = halves.plan
+    events.count("saved_bytes", plan.saved_bytes)
+    if events.wanted("forward"):
+        events.emit("forward", f"{format_graph(halves.forward.graph, 'forward')}\n{saved_text(plan)}", halves)
+    if halves.backward is not None and events.wanted("backward"):
+        events.emit("backward", format_graph(halves.backward.graph, "backward"), halves)
+
+
+def saved_text(plan: Plan) -> str:
+    """What is saved for the backward, a line each, with its bytes and why."""
+    lines = [f"saved for backward: {plan.saved_bytes} bytes"]
+    lines += [f"  {saved.name}: {saved.spec}, {saved.spec.nbytes} bytes, {saved.why}" for saved in plan.saved]
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""Running a torch-level graph on ghosts, with every write removed, into one recorder.
+
+    relu_(x.view(-1)); return x          view = view(primals_1, [-1]); relu = relu(view); view_1 = view(relu, [2, 3])
+
+PyTorch's own functionalization sits between autograd and the recorder: autograd sees writes and aliases as they are,
+the recorder sees pure operators. Values are shared while they are recorded: `sin(x)` asked for twice is one node, and
+`detach`, which means nothing to a pure graph, is none.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from smelt.base.errors import SmeltError
+from smelt.ir.ghost import GhostTensor, Recorder
+from smelt.ir.graph import Traced, output_node
+from smelt.ir.joint import Phase, phase_of, set_phase
+from smelt.ir.tensorspec import TensorSpec
+
+aten = torch.ops.aten
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+# Operators that yield the value they are given. Outside a pure graph they mean something, inside nothing.
+IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
+
+
+class CannotTrace(SmeltError):
+    """This graph cannot be made pure and be right; `reason` says why. The caller runs it eagerly."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("SM020", reason)
+        self.reason = reason
+
+
+def is_random(op: object) -> bool:
+    """Whether an operator draws random numbers (or may)."""
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether this call draws random numbers; attention without dropout does not."""
+    if not is_random(node.target):
+        return False
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
+def is_known_pure(op: object) -> bool:
+    """Whether two equal calls may be made one, and an unused call none: PyTorch's own, without randomness."""
+    return isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims") and not is_random(op)
+
+
+class SharingRecorder(Recorder):
+    """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
+
+    def __init__(self, decompositions: Decompositions | None = None) -> None:
+        super().__init__(decompositions)
+        self.phase = Phase.FORWARD
+        self._calls: dict[Any, tuple[fx.Node, tuple[fx.Node | None, ...]]] = {}
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> fx.Node:
+        if func in IDENTITIES:
+            result.node = same = self.node_of(args[0])
+            assert isinstance(same, fx.Node)
+            return same
+        if func._schema.is_mutable:
+            raise CannotTrace(f"{func} writes in place below functionalization")
+        key = self._key(func, args, kwargs) if is_known_pure(func) else None
+        known = self._calls.get(key) if key is not None else None
+        if known is not None:
+            self._take_again(known, result)
+            return known[0]
+        node = super().record(func, args, kwargs, result)
+        parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
+        for made in {node, *parts} - {None}:
+            set_phase(made, self.phase)
+        if key is not None:
+            self._calls[key] = (node, parts)
+        return node
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        key = (func, _hashable(self.node_of(args)), tuple((k, _hashable(self.node_of(v))) for k, v in kwargs.items()))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def _take_again(self, known: tuple[fx.Node, tuple[fx.Node | None, ...]], result: Any) -> None:
+        node, parts = known
+        for ghost, part in zip(_parts(result), parts, strict=True):
+            if isinstance(ghost, GhostTensor):
+                ghost.node = part
+        if self.phase is Phase.BACKWARD:
+            for again in {node, *parts} - {None}:
+                if phase_of(again) is Phase.FORWARD:
+                    set_phase(again, Phase.BOTH)
+
+
+def _parts(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def _hashable(value: Any) -> Any:
+    """Equal exactly when two arguments mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, tuple | list):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, fx.Node):
+        return value
+    return (type(value), value.hex() if isinstance(value, float) else value)
+
+
+def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
+    """Run a torch-level graph node by node. Values are dropped after their last use."""
+    values: dict[fx.Node, Any] = {}
+    waiting = {node: len(node.users) for node in traced.graph.nodes}
+    given = iter(inputs)
+
+    def look_up(node: fx.Node) -> Any:
+        return values[node]
+
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = constants[node.target]
+        elif node.op == "output":
+            break
+        else:
+            args = map_arg(node.args, look_up)
+            kwargs = map_arg(node.kwargs, look_up)
+            if node.op == "call_method":
+                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                values[node] = node.target(*args, **kwargs)
+            for used in node.all_input_nodes:
+                waiting[used] -= 1
+                if waiting[used] == 0:
+                    del values[used]
+    returned = map_arg(output_node(traced.graph).args[0], look_up)
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+@contextlib.contextmanager
+def functionalized() -> Iterator[None]:
+    """Within, operators on functional tensors reach the modes below without writes."""
+    torch._enable_functionalization(reapply_views=True)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()  # type: ignore[attr-defined]
+
+
+def functional(ghost: GhostTensor, *, requires_grad: bool = False) -> torch.Tensor:
+    """A tensor that functionalization follows, standing for `ghost`."""
+    wrapped: torch.Tensor = torch._to_functional_tensor(ghost)  # type: ignore[attr-defined]
+    return wrapped.requires_grad_() if requires_grad else wrapped
+
+
+def settled(tensor: torch.Tensor) -> GhostTensor:
+    """The ghost a functional tensor stands for now, after every write to it or to what it shares memory with."""
+    torch._sync(tensor)  # type: ignore[attr-defined]
+    ghost = torch._from_functional_tensor(tensor)  # type: ignore[attr-defined]
+    assert isinstance(ghost, GhostTensor)
+    return ghost
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for functional tensors that share memory in eager."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def plain_spec(spec: TensorSpec) -> TensorSpec:
+    """As a pure graph sees a tensor: without `requires_grad`."""
+    return replace(spec, requires_grad=False) if spec.requires_grad else spec

@@ -1,0 +1,145 @@
+"""What lies between a pure graph and the call it stands for: which results become which outputs, what is written back,
+what is saved, where gradients go.
+
+A pure graph neither writes nor aliases; the function it came from may do both. A `Plan` says, in plain data that an
+artifact can store, what the runtime does round the compiled graph so that the world looks as after eager:
+
+    def f(x, buffer):                pure forward(x, buffer) -> (add, mul, saved...)
+        buffer.add_(1)               Plan(outputs=(FromResult(0), FromInput(0, (view,))), results=1, written=(1,), ...)
+        return x * 2, x.view(-1)
+
+The flat results of a forward are, in order: `results` values, one new value per entry of `written`, then what is saved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import TensorSpec
+
+_PHASE = "smelt_phase"
+
+
+class Phase(Enum):
+    """When a node of the joint graph was recorded: as the forward ran, as the backward did, or in both."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BOTH = "both"  # the backward asked again for what the forward had computed; the two are one node
+
+
+def phase_of(node: fx.Node) -> Phase:
+    found: Phase = node.meta.get(_PHASE, Phase.FORWARD)
+    return found
+
+
+def set_phase(node: fx.Node, phase: Phase) -> None:
+    node.meta[_PHASE] = phase
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view operator to apply again; `item` picks one of several results (`split`, `unbind`)."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    item: int | None = None
+
+    def apply(self, tensor: torch.Tensor) -> Any:
+        made = self.op(tensor, *self.args, **dict(self.kwargs))
+        return made if self.item is None else made[self.item]
+
+
+@dataclass(frozen=True, slots=True)
+class Restride:
+    """A view described by its layout alone; `offset` counts elements from the tensor's own first one."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
+
+
+Steps = tuple[ViewStep | Restride, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromInput:
+    """The output is input number `index`, or an alias of it made by `steps`."""
+
+    index: int
+    steps: Steps = ()
+    alias: bool = False  # a new tensor object on the same memory, not that very object
+    detached: bool = False  # no gradient flows through the alias
+
+
+@dataclass(frozen=True, slots=True)
+class FromResult:
+    """The output is result number `index` of the forward, or an alias of it made by `steps`."""
+
+    index: int
+    steps: Steps = ()
+    alias: bool = False
+    detached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The output is the object that output number `index` is."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The output is no tensor: a number, a string, None."""
+
+    value: object
+
+
+Output = FromInput | FromResult | Repeat | Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A value kept from forward to backward; `source` is the input it is, or None for one the forward computes."""
+
+    name: str
+    spec: TensorSpec
+    source: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How compiled graphs are joined to their caller and to PyTorch's autograd."""
+
+    inputs: int
+    outputs: tuple[Output, ...]
+    results: int
+    copied: tuple[int, ...] = ()  # results that own their memory in eager and share it in the graph
+    written: tuple[int, ...] = ()  # inputs that get a new value, in the order of the forward's new values
+    differentiable: tuple[int, ...] = ()  # results that gradients arrive for, in the order of the tangents
+    tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result
+    gradients: tuple[int, ...] = ()  # the input that each result of the backward is the gradient of
+    saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
+
+    @property
+    def forward_outputs(self) -> int:
+        """How many values the forward returns before those it saves."""
+        return self.results + len(self.written)
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(saved.spec.nbytes for saved in self.saved)
+
+
+# Computes a graph's results again, differentiably, from its inputs: for derivatives of higher order.
+Replay = Callable[[list[torch.Tensor]], list[torch.Tensor]]

@@ -1,0 +1,284 @@
+"""Joining compiled graphs to their caller: write-backs, aliases, and PyTorch's autograd.
+
+    join(forward, backward, plan) : flat tensors → flat outputs, as eager would leave the world
+
+With tangents in the plan the forward runs inside one `torch.autograd.Function`. What it saves goes through
+`save_for_backward`, so PyTorch's version checks, saved-tensor hooks and freeing work as ever. A backward under
+`create_graph=True` does not run the compiled backward, whose own derivative nobody has: it computes the results again
+from the inputs, differentiably, and lets PyTorch differentiate that.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from smelt.base.errors import SmeltError
+from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
+from smelt.ir.tensorspec import TensorSpec
+
+Flat = Callable[..., "tuple[Any, ...]"]
+
+
+def join(
+    forward: Flat,
+    backward: Flat | None,
+    plan: Plan,
+    *,
+    replay: Replay | str = "no graph to compute the results from again was kept",
+    eager: Flat | None = None,
+) -> Flat:
+    """A callable from flat input tensors to flat outputs. `eager` is used when inputs that are written share memory."""
+    if not plan.tangents:
+        return _Forward(forward, plan, eager).__call__
+    if backward is None:
+        raise ValueError("a plan with tangents needs a backward")
+    return _Differentiable(forward, backward, plan, replay, eager).__call__
+
+
+def lazily(make: Callable[[], Flat]) -> Flat:
+    """A callable that is made when first called: for a backward that may never run."""
+    lock = threading.Lock()
+    made: list[Flat] = []
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0](*inputs)
+
+    return call
+
+
+class _Forward:
+    """A compiled graph without gradients."""
+
+    def __init__(self, forward: Flat, plan: Plan, eager: Flat | None) -> None:
+        self.forward = forward
+        self.plan = plan
+        self.eager = eager
+        self.finish = _finisher(plan)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        plan = self.plan
+        if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
+            return self.eager(*inputs)
+        grad = torch.is_grad_enabled()
+        if grad:
+            torch._C._set_grad_enabled(False)
+        try:
+            values = _without_autocast(self.forward, inputs)
+            if plan.copied:
+                values = _own(values, plan.copied)
+        finally:
+            if grad:
+                torch._C._set_grad_enabled(True)
+        if plan.written:
+            _write_back(plan.written, inputs, values[plan.results : plan.forward_outputs])
+        return tuple(values) if self.finish is None else self.finish(inputs, values)
+
+
+class _Differentiable:
+    """A compiled forward and backward."""
+
+    def __init__(self, forward: Flat, backward: Flat, plan: Plan, replay: Replay | str, eager: Flat | None) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.plan = plan
+        self.replay = replay
+        self.eager = eager
+        self.finish = _finisher(plan)
+        # Where each saved tensor comes from: an input's number, or a position among the forward's values.
+        self.kept = tuple(
+            (saved.source is not None, plan.forward_outputs + place if saved.source is None else saved.source)
+            for place, saved in enumerate(plan.saved)
+        )
+        saved_inputs = {saved.source for saved in plan.saved}
+        self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
+        self.only_results = plan.results == len(plan.differentiable) and not plan.written
+        self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        plan = self.plan
+        if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
+            return self.eager(*inputs)
+        box: list[Any] = []
+        differentiable = _Joined.apply(self, box, *inputs)  # type: ignore[no-untyped-call]
+        values = differentiable
+        if box:
+            values = box[0]
+            for position, result in zip(plan.differentiable, differentiable, strict=True):
+                values[position] = result
+            if plan.written:
+                _write_back(plan.written, inputs, values[plan.results :])
+        result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
+        return result
+
+    def saved_inputs(self, saved: Sequence[Any], others: Sequence[Any], versions: Sequence[int]) -> list[torch.Tensor]:
+        """All inputs of the forward: those saved, and those it only kept track of."""
+        inputs: list[Any] = [None] * self.plan.inputs
+        for (is_input, index), tensor in zip(self.kept, saved, strict=True):
+            if is_input:
+                inputs[index] = tensor
+        for index, other, version in zip(self.others, others, versions, strict=True):
+            tensor = other() if isinstance(other, TensorWeakRef) else other
+            if tensor is None:
+                raise SmeltError(
+                    "SM040",
+                    f"input {index} of the compiled graph is gone, and create_graph=True needs it to compute the graph again",
+                    hint="keep a reference to it until the backward has run",
+                )
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"input {index} of the compiled graph, needed again for create_graph=True, is at version "
+                    f"{tensor._version}; expected version {version} instead."
+                )
+            inputs[index] = tensor
+        return inputs
+
+
+class _Joined(torch.autograd.Function):
+    """The one node that a compiled graph is to PyTorch's autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, state: _Differentiable, box: list[Any], *inputs: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        plan = state.plan
+        values = _without_autocast(state.forward, inputs)
+        if plan.copied:
+            values = _own(values, plan.copied)
+        ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+        ctx.set_materialize_grads(False)
+        ctx.state = state
+        ctx.others = [_track(inputs[index]) for index in state.others]
+        ctx.versions = [inputs[index]._version for index in state.others]
+        ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        # A result that is a view would make PyTorch forbid writes to it, as it does for views from a multi-output node.
+        results = [values[index] for index in plan.differentiable]
+        results = [result.detach() if result._is_view() else result for result in results]
+        if not state.only_results:
+            box.append(list(values[: plan.forward_outputs]))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        state: _Differentiable = ctx.state
+        if torch.is_grad_enabled():
+            gradients: Sequence[Any] = _differentiable_backward(ctx, state, tangents)
+        else:
+            saved: Sequence[Any] = ctx.saved_tensors
+            if ctx.hooked:
+                saved = [_fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
+            given = [
+                tangent
+                if tangent is not None and tangent.layout is torch.strided and tangent.stride() == stride
+                else _fit(tangent, spec)
+                for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True)
+            ]
+            gradients = _without_autocast(state.backward, (*saved, *given))
+        placed: list[Any] = [None] * (state.plan.inputs + 2)
+        for index, gradient in zip(state.plan.gradients, gradients, strict=True):
+            placed[index + 2] = gradient
+        return tuple(placed)
+
+
+def _differentiable_backward(ctx: Any, state: _Differentiable, tangents: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(state.replay, str):
+        raise SmeltError(
+            "SM040",
+            f"create_graph=True through a compiled graph: {state.replay}",
+            hint="call this part under smelt.disable to differentiate it twice",
+        )
+    inputs = state.saved_inputs(ctx.saved_tensors, ctx.others, ctx.versions)
+    # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
+    inputs = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
+    with torch.enable_grad():
+        results = state.replay(inputs)
+    pairs = [(result, tangent) for result, tangent in zip(results, tangents, strict=True) if tangent is not None]
+    return torch.autograd.grad(
+        [result for result, _ in pairs],
+        [inputs[index] for index in state.plan.gradients],
+        [tangent for _, tangent in pairs],
+        create_graph=True,
+        allow_unused=True,
+    )
+
+
+def _track(tensor: torch.Tensor) -> Any:
+    """Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive by being tracked."""
+    return tensor if tensor.is_leaf and tensor.requires_grad else TensorWeakRef(tensor)
+
+
+def _without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
+    """The casts autocast asks for are in the graph already."""
+    if torch._C._is_any_autocast_enabled():
+        with torch._C._DisableAutocast():
+            return function(*inputs)
+    return function(*inputs)
+
+
+def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
+    fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    if tensor is None:
+        return fitted.zero_()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return fitted.copy_(tensor)
+
+
+def _own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
+    owned = list(values)
+    for index in copied:
+        owned[index] = owned[index].clone()
+    return owned
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a written input lies in the memory of another input: then the pure graph is not what eager does."""
+    places = [_memory(tensor) for tensor in inputs]
+    return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
+
+
+def _write_back(written: Sequence[int], inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor]) -> None:
+    """Give written inputs their new values. A new value that is some input's own memory is copied out first."""
+    places = {_memory(inputs[index]) for index in written}
+    safe = [value.clone() if _memory(value) in places else value for value in new_values]
+    with torch.no_grad():
+        for index, value in zip(written, safe, strict=True):
+            inputs[index].copy_(value)
+
+
+def _finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
+    """What makes outputs of inputs and results; None if the results are the outputs."""
+    if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.written:
+        return None
+    outputs = plan.outputs
+
+    def finish(inputs: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+        made: list[Any] = []
+        for output in outputs:
+            made.append(_make(output, inputs, values, made))
+        return tuple(made)
+
+    return finish
+
+
+def _make(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
+    if isinstance(output, FromResult | FromInput):
+        tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
+        if not output.alias:
+            return tensor
+        if output.detached or not output.steps:
+            tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
+        for step in output.steps:
+            tensor = step.apply(tensor)
+        return tensor
+    return output.value if isinstance(output, Plain) else made[output.index]
