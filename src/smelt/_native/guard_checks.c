@@ -1,0 +1,533 @@
+/* What a guard can demand of a value: one row per kind at the end of the file. */
+#include "guards.h"
+
+#include <string.h>
+
+static struct {
+    PyObject *dtype, *device, *shape, *stride, *requires_grad; /* interned */
+} names;
+
+int
+guard_checks_init(void)
+{
+    names.dtype = PyUnicode_InternFromString("dtype");
+    names.device = PyUnicode_InternFromString("device");
+    names.shape = PyUnicode_InternFromString("shape");
+    names.stride = PyUnicode_InternFromString("stride");
+    names.requires_grad = PyUnicode_InternFromString("requires_grad");
+    return names.dtype && names.device && names.shape && names.stride && names.requires_grad ? 0 : -1;
+}
+
+static PyObject *
+operand(const Check *check, Py_ssize_t i)
+{
+    return PyTuple_GET_ITEM(check->spec, i + 1);
+}
+
+/* repr(object), shortened: objects that guards meet can be whole models. New reference; never raises. */
+static PyObject *
+short_repr(PyObject *object)
+{
+    if (object == NULL) {
+        return PyUnicode_FromString("nothing: it is unbound");
+    }
+    PyObject *text = PyObject_Repr(object);
+    if (text == NULL) {
+        PyErr_Clear();
+        return PyUnicode_FromFormat("a %s", Py_TYPE(object)->tp_name);
+    }
+    if (PyUnicode_GET_LENGTH(text) > 120) {
+        PyObject *shortened = PyUnicode_FromFormat("%.117U...", text);
+        Py_DECREF(text);
+        return shortened;
+    }
+    return text;
+}
+
+/* "expected <what><object>, got <object>" */
+static PyObject *
+expected_got(const char *what, PyObject *expected, PyObject *got)
+{
+    PyObject *left = short_repr(expected);
+    PyObject *right = short_repr(got);
+    PyObject *text = left && right ? PyUnicode_FromFormat("expected %s%U, got %U", what, left, right) : NULL;
+    Py_XDECREF(left);
+    Py_XDECREF(right);
+    return text;
+}
+
+/* --- type, is, equals ----------------------------------------------------------------------------------------------- */
+
+static int
+type_prepare(Check *check)
+{
+    if (PyType_Check(operand(check, 0))) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "guard check \"type\" needs a type, not %R", operand(check, 0));
+    return -1;
+}
+
+static int
+type_holds(const Check *check, PyObject *value)
+{
+    return (PyObject *)Py_TYPE(value) == operand(check, 0);
+}
+
+static PyObject *
+type_explain(const Check *check, PyObject *value)
+{
+    return expected_got("type ", operand(check, 0), value ? (PyObject *)Py_TYPE(value) : NULL);
+}
+
+static int
+is_holds(const Check *check, PyObject *value)
+{
+    return value == operand(check, 0);
+}
+
+static PyObject *
+is_explain(const Check *check, PyObject *value)
+{
+    return expected_got("the very object ", operand(check, 0), value);
+}
+
+static int
+items_strictly_equal(PyObject *left, PyObject *right)
+{
+    /* Held and re-measured at every step: comparing may run code that shortens a list. */
+    for (Py_ssize_t i = 0;; i++) {
+        Py_ssize_t count = PySequence_Fast_GET_SIZE(left);
+        if (count != PySequence_Fast_GET_SIZE(right)) {
+            return 0;
+        }
+        if (i >= count) {
+            return 1;
+        }
+        PyObject *a = Py_NewRef(PySequence_Fast_GET_ITEM(left, i));
+        PyObject *b = Py_NewRef(PySequence_Fast_GET_ITEM(right, i));
+        int equal = strictly_equal(a, b);
+        Py_DECREF(a);
+        Py_DECREF(b);
+        if (equal != 1) {
+            return equal;
+        }
+    }
+}
+
+static int
+dicts_strictly_equal(PyObject *left, PyObject *right)
+{
+    PyObject *a = PyDict_Items(left);
+    PyObject *b = a ? PyDict_Items(right) : NULL;
+    int equal = b ? items_strictly_equal(a, b) : -1;
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    return equal;
+}
+
+int
+strictly_equal(PyObject *left, PyObject *right)
+{
+    if (left == right) {
+        return 1;
+    }
+    if (Py_TYPE(left) != Py_TYPE(right)) {
+        return 0;
+    }
+    if (PyFloat_CheckExact(left)) { /* by bits: == would confuse zeros and never accept nan */
+        double a = PyFloat_AS_DOUBLE(left), b = PyFloat_AS_DOUBLE(right);
+        return memcmp(&a, &b, sizeof a) == 0;
+    }
+    if (PyComplex_CheckExact(left)) {
+        Py_complex a = PyComplex_AsCComplex(left), b = PyComplex_AsCComplex(right);
+        return memcmp(&a, &b, sizeof a) == 0;
+    }
+    bool sequence = PyTuple_CheckExact(left) || PyList_CheckExact(left);
+    if (!sequence && !PyDict_CheckExact(left)) {
+        return PyObject_RichCompareBool(left, right, Py_EQ);
+    }
+    if (Py_EnterRecursiveCall(" in a guard")) {
+        return -1;
+    }
+    int equal = sequence ? items_strictly_equal(left, right) : dicts_strictly_equal(left, right);
+    Py_LeaveRecursiveCall();
+    return equal;
+}
+
+static int
+equals_holds(const Check *check, PyObject *value)
+{
+    return strictly_equal(value, operand(check, 0));
+}
+
+static PyObject *
+equals_explain(const Check *check, PyObject *value)
+{
+    if (value && Py_TYPE(value) != Py_TYPE(operand(check, 0))) {
+        PyObject *text = expected_got("", operand(check, 0), value);
+        PyObject *whole = text ? PyUnicode_FromFormat("%U (a %s)", text, Py_TYPE(value)->tp_name) : NULL;
+        Py_XDECREF(text);
+        return whole;
+    }
+    return expected_got("", operand(check, 0), value);
+}
+
+/* --- length, keys, lacks -------------------------------------------------------------------------------------------- */
+
+static int
+length_prepare(Check *check)
+{
+    check->number = PyNumber_AsSsize_t(operand(check, 0), PyExc_OverflowError);
+    return check->number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+length_holds(const Check *check, PyObject *value)
+{
+    Py_ssize_t length = PyObject_Size(value);
+    return length < 0 ? -1 : length == check->number;
+}
+
+static PyObject *
+length_explain(const Check *check, PyObject *value)
+{
+    Py_ssize_t length = value ? PyObject_Size(value) : -1;
+    if (length < 0) {
+        PyErr_Clear();
+        return expected_got("something of length ", operand(check, 0), value);
+    }
+    return PyUnicode_FromFormat("expected length %zd, got %zd", check->number, length);
+}
+
+static bool
+is_plain_dict(PyObject *value)
+{
+    return PyDict_CheckExact(value) || PyODict_CheckExact(value);
+}
+
+static int
+keys_prepare(Check *check)
+{
+    if (PyTuple_Check(operand(check, 0))) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "guard check \"keys\" needs a tuple, not %R", operand(check, 0));
+    return -1;
+}
+
+static int
+keys_hold(const Check *check, PyObject *value)
+{
+    PyObject *keys = operand(check, 0);
+    if (!is_plain_dict(value) || PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(keys)) {
+        return 0;
+    }
+    if (!PyDict_CheckExact(value)) { /* an OrderedDict's own order is not that of its dict */
+        PyObject *actual = PySequence_Tuple(value);
+        int equal = actual ? items_strictly_equal(actual, keys) : -1;
+        Py_XDECREF(actual);
+        return equal;
+    }
+    Py_ssize_t position = 0, i = 0;
+    PyObject *key;
+    while (PyDict_Next(value, &position, &key, NULL)) {
+        if (i == PyTuple_GET_SIZE(keys)) { /* grew while we compared */
+            return 0;
+        }
+        Py_INCREF(key);
+        int equal = strictly_equal(key, PyTuple_GET_ITEM(keys, i++));
+        Py_DECREF(key);
+        if (equal != 1) {
+            return equal;
+        }
+    }
+    return i == PyTuple_GET_SIZE(keys);
+}
+
+static PyObject *
+keys_explain(const Check *check, PyObject *value)
+{
+    if (value == NULL || !is_plain_dict(value)) {
+        return expected_got("a dict with keys ", operand(check, 0), value);
+    }
+    PyObject *keys = PySequence_Tuple(value);
+    PyObject *text = keys ? expected_got("keys ", operand(check, 0), keys) : NULL;
+    Py_XDECREF(keys);
+    return text;
+}
+
+static int
+lacks_holds(const Check *check, PyObject *value)
+{
+    if (!is_plain_dict(value)) {
+        return 0;
+    }
+    int contains = PyDict_Contains(value, operand(check, 0));
+    return contains < 0 ? -1 : !contains;
+}
+
+static PyObject *
+lacks_explain(const Check *check, PyObject *value)
+{
+    if (value && is_plain_dict(value)) {
+        return PyUnicode_FromFormat("expected no key %R, found one", operand(check, 0));
+    }
+    return expected_got("a dict without the key ", operand(check, 0), value);
+}
+
+/* --- tensor --------------------------------------------------------------------------------------------------------- */
+
+enum { TENSOR_TYPE, TENSOR_DTYPE, TENSOR_DEVICE, TENSOR_SHAPE, TENSOR_STRIDE, TENSOR_GRAD };
+
+static int
+sizes_prepare(PyObject *tuple, Py_ssize_t rank, int64_t *sizes)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != rank) {
+        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs shape and stride as tuples of one length, got %R", tuple);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < rank; i++) {
+        PyObject *size = PyTuple_GET_ITEM(tuple, i);
+        sizes[i] = size == Py_None ? ANY_SIZE : (int64_t)PyLong_AsLongLong(size);
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+tensor_prepare(Check *check)
+{
+    PyObject *shape = operand(check, TENSOR_SHAPE), *stride = operand(check, TENSOR_STRIDE);
+    if (!PyType_Check(operand(check, TENSOR_TYPE)) || !PyTuple_Check(shape)) {
+        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs a type and a shape, got %R", check->spec);
+        return -1;
+    }
+    Py_ssize_t rank = PyTuple_GET_SIZE(shape);
+    TensorSpec *spec = PyMem_Calloc(1, sizeof(TensorSpec) + 2 * (size_t)rank * sizeof(int64_t));
+    if (spec == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    check->tensor = spec; /* freed with the guards, whatever happens */
+    spec->type = operand(check, TENSOR_TYPE);
+    spec->dtype = operand(check, TENSOR_DTYPE);
+    spec->device = operand(check, TENSOR_DEVICE);
+    spec->requires_grad = PyObject_IsTrue(operand(check, TENSOR_GRAD));
+    spec->rank = rank;
+    spec->any_stride = stride == Py_None;
+    if (spec->requires_grad < 0 || sizes_prepare(shape, rank, spec->sizes) < 0) {
+        return -1;
+    }
+    return spec->any_stride ? 0 : sizes_prepare(stride, rank, spec->sizes + rank);
+}
+
+/* Takes the reference to `actual`. */
+static int
+sizes_equal(PyObject *actual, const int64_t *sizes, Py_ssize_t rank)
+{
+    if (actual == NULL) {
+        return -1;
+    }
+    bool equal = PyTuple_Check(actual) && PyTuple_GET_SIZE(actual) == rank;
+    for (Py_ssize_t i = 0; equal && i < rank; i++) {
+        PyObject *size = PyTuple_GET_ITEM(actual, i);
+        equal = PyLong_Check(size) && (sizes[i] == ANY_SIZE || PyLong_AsLongLong(size) == sizes[i]);
+    }
+    Py_DECREF(actual);
+    return PyErr_Occurred() ? -1 : equal;
+}
+
+static int
+attribute_is(PyObject *value, PyObject *name, PyObject *expected)
+{
+    PyObject *actual = PyObject_GetAttr(value, name);
+    Py_XDECREF(actual);
+    return actual ? actual == expected : -1;
+}
+
+static int
+device_equal(PyObject *value, PyObject *expected)
+{
+    PyObject *actual = PyObject_GetAttr(value, names.device);
+    int equal = actual ? PyObject_RichCompareBool(actual, expected, Py_EQ) : -1;
+    Py_XDECREF(actual);
+    return equal;
+}
+
+/* One property of a tensor, by its place in the check. */
+static int
+tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
+{
+    switch (property) {
+    case TENSOR_TYPE:
+        return (PyObject *)Py_TYPE(value) == spec->type;
+    case TENSOR_DTYPE:
+        return attribute_is(value, names.dtype, spec->dtype);
+    case TENSOR_DEVICE:
+        return device_equal(value, spec->device);
+    case TENSOR_SHAPE:
+        return sizes_equal(PyObject_GetAttr(value, names.shape), spec->sizes, spec->rank);
+    case TENSOR_STRIDE:
+        return spec->any_stride
+               || sizes_equal(PyObject_CallMethodNoArgs(value, names.stride), spec->sizes + spec->rank, spec->rank);
+    default:
+        return attribute_is(value, names.requires_grad, spec->requires_grad ? Py_True : Py_False);
+    }
+}
+
+static int
+tensor_holds(const Check *check, PyObject *value)
+{
+    int holds = 1;
+    for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_GRAD; property++) {
+        holds = tensor_property_holds(check->tensor, value, property);
+    }
+    return holds;
+}
+
+static PyObject *
+tensor_property(PyObject *value, int property)
+{
+    switch (property) {
+    case TENSOR_TYPE:
+        return Py_NewRef(Py_TYPE(value));
+    case TENSOR_DTYPE:
+        return PyObject_GetAttr(value, names.dtype);
+    case TENSOR_DEVICE:
+        return PyObject_GetAttr(value, names.device);
+    case TENSOR_SHAPE: {
+        PyObject *shape = PyObject_GetAttr(value, names.shape);
+        PyObject *plain = shape ? PySequence_Tuple(shape) : NULL; /* torch.Size prints its own name */
+        PyObject *sizes = plain ? PyTuple_GetSlice(plain, 0, PY_SSIZE_T_MAX) : NULL;
+        Py_XDECREF(shape);
+        Py_XDECREF(plain);
+        return sizes;
+    }
+    case TENSOR_STRIDE:
+        return PyObject_CallMethodNoArgs(value, names.stride);
+    default:
+        return PyObject_GetAttr(value, names.requires_grad);
+    }
+}
+
+static PyObject *
+tensor_explain(const Check *check, PyObject *value)
+{
+    static const char *const words[] = {"type ", "dtype ", "device ", "shape ", "stride ", "requires_grad "};
+    for (int property = TENSOR_TYPE; value && property <= TENSOR_GRAD; property++) {
+        int holds = tensor_property_holds(check->tensor, value, property);
+        if (holds == 1) {
+            continue;
+        }
+        PyErr_Clear();
+        PyObject *actual = tensor_property(value, property);
+        if (actual == NULL) {
+            PyErr_Clear();
+            return expected_got(words[property], operand(check, property), value);
+        }
+        PyObject *text = expected_got(words[property], operand(check, property), actual);
+        Py_DECREF(actual);
+        return text;
+    }
+    return expected_got("a tensor of type ", operand(check, TENSOR_TYPE), value);
+}
+
+/* --- unbound, calls, predicate -------------------------------------------------------------------------------------- */
+
+static int
+unbound_holds(const Check *Py_UNUSED(check), PyObject *value)
+{
+    return value == NULL;
+}
+
+static PyObject *
+unbound_explain(const Check *Py_UNUSED(check), PyObject *value)
+{
+    PyObject *got = short_repr(value);
+    PyObject *text = got ? PyUnicode_FromFormat("expected it unbound, got %U", got) : NULL;
+    Py_XDECREF(got);
+    return text;
+}
+
+static int
+callable_prepare(Check *check)
+{
+    if (PyCallable_Check(operand(check, 0))) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "guard check %R needs a callable, not %R", PyTuple_GET_ITEM(check->spec, 0),
+                 operand(check, 0));
+    return -1;
+}
+
+static int
+calls_hold(const Check *check, PyObject *Py_UNUSED(value))
+{
+    PyObject *actual = PyObject_CallNoArgs(operand(check, 0));
+    int equal = actual ? strictly_equal(actual, operand(check, 1)) : -1;
+    Py_XDECREF(actual);
+    return equal;
+}
+
+static PyObject *
+calls_explain(const Check *check, PyObject *Py_UNUSED(value))
+{
+    PyObject *actual = PyObject_CallNoArgs(operand(check, 0));
+    PyObject *text = actual ? expected_got("", operand(check, 1), actual) : NULL;
+    Py_XDECREF(actual);
+    return text;
+}
+
+static int
+predicate_holds(const Check *check, PyObject *value)
+{
+    PyObject *answer = PyObject_CallOneArg(operand(check, 0), value);
+    int holds = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return holds;
+}
+
+static PyObject *
+predicate_explain(const Check *check, PyObject *value)
+{
+    PyObject *name = PyObject_GetAttrString(operand(check, 0), "__qualname__");
+    if (name == NULL) {
+        PyErr_Clear();
+        name = short_repr(operand(check, 0));
+    }
+    PyObject *got = short_repr(value);
+    PyObject *text = name && got ? PyUnicode_FromFormat("%S does not hold for %U", name, got) : NULL;
+    Py_XDECREF(name);
+    Py_XDECREF(got);
+    return text;
+}
+
+static const CheckKind kinds[] = {
+    {"type", 1, type_prepare, type_holds, type_explain, false},
+    {"is", 1, NULL, is_holds, is_explain, false},
+    {"equals", 1, NULL, equals_holds, equals_explain, false},
+    {"length", 1, length_prepare, length_holds, length_explain, false},
+    {"keys", 1, keys_prepare, keys_hold, keys_explain, false},
+    {"lacks", 1, NULL, lacks_holds, lacks_explain, false},
+    {"tensor", 6, tensor_prepare, tensor_holds, tensor_explain, false},
+    {"unbound", 0, NULL, unbound_holds, unbound_explain, true},
+    {"calls", 2, callable_prepare, calls_hold, calls_explain, true},
+    {"predicate", 1, callable_prepare, predicate_holds, predicate_explain, false},
+};
+
+const CheckKind *
+find_check(PyObject *name)
+{
+    for (size_t i = 0; PyUnicode_Check(name) && i < Py_ARRAY_LENGTH(kinds); i++) {
+        if (PyUnicode_CompareWithASCIIString(name, kinds[i].name) == 0) {
+            return &kinds[i];
+        }
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, predicate",
+                 name);
+    return NULL;
+}

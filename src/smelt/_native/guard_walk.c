@@ -1,0 +1,212 @@
+/* Walking a guard tree: does all hold, and if not, what failed first. */
+#include "guards.h"
+
+enum { USUAL_DEPTH = 24, FEW_VALUES = 12 };
+
+Py_ssize_t
+guards_collected(const Guards *guards)
+{
+    return guards->collected;
+}
+
+/* Notes the failure, with the exception in flight, if any; leaves none. Always false. */
+static bool
+failed(GuardFailure *failure, const Node *node, const Check *check, PyObject *value)
+{
+    if (failure) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        *failure = (GuardFailure){.node = node, .check = check, .value = Py_XNewRef(value), .error = error};
+    }
+    PyErr_Clear();
+    return false;
+}
+
+static bool
+checks_hold(const Guards *guards, const Node *node, PyObject *value, GuardFailure *failure)
+{
+    for (Py_ssize_t i = node->first_check; i < node->end_check; i++) {
+        const Check *check = &guards->checks[i];
+        bool applies = value || check->kind->takes_unbound;
+        if (!applies || check->kind->holds(check, value) != 1) {
+            return failed(failure, node, check, value);
+        }
+    }
+    return true;
+}
+
+/* Visits one node. Leaves its value (a new reference or NULL) in *value even if something fails. */
+static bool
+visit(const Guards *guards, const Node *node, const GuardSource *source, PyObject *parent, PyObject **value,
+      GuardFailure *failure)
+{
+    *value = NULL;
+    bool reachable = parent || !node->access->wants_parent;
+    if (!reachable || node->access->read(node, source, parent, value) != 1) {
+        return failed(failure, node, NULL, NULL);
+    }
+    if (!checks_hold(guards, node, *value, failure)) {
+        return false;
+    }
+    return !node->collect || *value ? true : failed(failure, node, NULL, NULL);
+}
+
+/* Numbers and the like may be one object without anybody being able to tell. */
+static bool
+is_shared_value(PyObject *value)
+{
+    return value == Py_None || PyLong_CheckExact(value) || PyBool_Check(value) || PyFloat_CheckExact(value)
+           || PyUnicode_CheckExact(value) || PyComplex_CheckExact(value) || PyBytes_CheckExact(value);
+}
+
+/* Looks for a value that was seen before, in a table of at least twice as many places. Returns the place of the earlier
+   one in `values`, or -1 if this one is new (and now in the table). */
+static Py_ssize_t
+seen_before(PyObject **values, Py_ssize_t i, Py_ssize_t *table, size_t size)
+{
+    size_t place = ((uintptr_t)values[i] >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20 & (size - 1);
+    for (; table[place]; place = (place + 1) & (size - 1)) {
+        if (values[table[place] - 1] == values[i]) {
+            return table[place] - 1;
+        }
+    }
+    table[place] = i + 1;
+    return -1;
+}
+
+/* Two places in `values` with the same object: true. */
+static bool
+find_same(PyObject **values, Py_ssize_t count, Py_ssize_t *first, Py_ssize_t *second)
+{
+    Py_ssize_t few[4 * FEW_VALUES] = {0};
+    Py_ssize_t *table = few;
+    size_t size = 2;
+    while (size < 2 * (size_t)count) {
+        size *= 2;
+    }
+    if (size > Py_ARRAY_LENGTH(few)) {
+        table = PyMem_Calloc(size, sizeof *table);
+        if (table == NULL) {
+            *first = *second = 0;
+            return true; /* cannot tell: the guard does not hold */
+        }
+    }
+    bool same = false;
+    for (Py_ssize_t i = 0; i < count && !same; i++) {
+        Py_ssize_t earlier = is_shared_value(values[i]) ? -1 : seen_before(values, i, table, size);
+        if (earlier >= 0) {
+            *first = earlier;
+            *second = i;
+            same = true;
+        }
+    }
+    if (table != few) {
+        PyMem_Free(table);
+    }
+    return same;
+}
+
+static const Node *
+collecting_node(const Guards *guards, Py_ssize_t place)
+{
+    for (Py_ssize_t i = 0; i < guards->node_count; i++) {
+        if (guards->nodes[i].collect && place-- == 0) {
+            return &guards->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+static bool
+all_distinct(const Guards *guards, PyObject **collected, GuardFailure *failure)
+{
+    Py_ssize_t first, second;
+    if (!find_same(collected, guards->collected, &first, &second)) {
+        return true;
+    }
+    if (failure) {
+        *failure = (GuardFailure){.node = collecting_node(guards, first), .same = collecting_node(guards, second)};
+    }
+    return false;
+}
+
+/* `path` has room for the values from a root down to any node. */
+static bool
+walk(const Guards *guards, const GuardSource *source, PyObject **path, PyObject **collected, Py_ssize_t *count,
+     GuardFailure *failure)
+{
+    Py_ssize_t length = 0;
+    bool holds = true;
+    for (Py_ssize_t i = 0; i < guards->node_count && holds; i++) {
+        const Node *node = &guards->nodes[i];
+        while (length > node->depth) {
+            Py_XDECREF(path[--length]);
+        }
+        PyObject *parent = length ? path[length - 1] : NULL;
+        holds = visit(guards, node, source, parent, &path[length], failure);
+        PyObject *value = path[length++];
+        if (holds && node->collect) {
+            collected[(*count)++] = Py_NewRef(value);
+        }
+    }
+    while (length > 0) {
+        Py_XDECREF(path[--length]);
+    }
+    return holds;
+}
+
+bool
+guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure)
+{
+    if (guards->roots == NULL) {
+        return failed(failure, NULL, NULL, NULL);
+    }
+    PyObject *usual[USUAL_DEPTH];
+    PyObject **path = usual;
+    if (guards->depth > USUAL_DEPTH) {
+        path = PyMem_New(PyObject *, guards->depth);
+        if (path == NULL) {
+            return failed(failure, NULL, NULL, NULL);
+        }
+    }
+    Py_INCREF(guards); /* user code may drop the last other reference */
+    Py_ssize_t count = 0;
+    bool holds = walk(guards, source, path, collected, &count, failure);
+    if (holds && guards->distinct) {
+        holds = all_distinct(guards, collected, failure);
+    }
+    while (!holds && count > 0) {
+        Py_DECREF(collected[--count]);
+    }
+    if (path != usual) {
+        PyMem_Free(path);
+    }
+    Py_DECREF(guards);
+    return holds;
+}
+
+PyObject *
+explain_failure(const GuardFailure *failure)
+{
+    if (failure->node == NULL) {
+        return PyUnicode_FromString("the guards could not be checked");
+    }
+    PyObject *text = failure->node->text;
+    if (failure->same) {
+        return PyUnicode_FromFormat("%U and %U: expected different objects, got the same one", text, failure->same->text);
+    }
+    if (failure->error) {
+        return PyUnicode_FromFormat("%U: %s raised %s: %S", text, failure->check ? "checking it" : "reading it",
+                                    Py_TYPE(failure->error)->tp_name, failure->error);
+    }
+    if (failure->check == NULL) {
+        return PyUnicode_FromFormat("%U: not there any more", text);
+    }
+    PyObject *words = failure->check->kind->explain(failure->check, failure->value);
+    PyObject *sentence = words ? PyUnicode_FromFormat("%U: %U", text, words) : NULL;
+    Py_XDECREF(words);
+    return sentence;
+}

@@ -1,0 +1,124 @@
+/* Guards: a tree of values reached from a frame and what must hold of them, flattened into C structs.
+
+   A node says how to reach its value from its parent's (an Access), what must hold of it (Checks), and whether the value
+   is collected as an input of the compiled code. Nodes lie in preorder, so one loop with a short stack of values visits
+   the tree, however deep it is. Access kinds are the rows of one table (guard_access.c), check kinds of another
+   (guard_checks.c). */
+#ifndef SMELT_GUARDS_H
+#define SMELT_GUARDS_H
+
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* --- from outside --------------------------------------------------------------------------------------------------- */
+
+typedef struct Guards Guards;
+
+extern PyTypeObject GuardsType;
+
+/* Where ("slot", i) looks. The caller keeps it all alive and unchanged. */
+typedef struct {
+    PyObject *const *slots; /* NULL pointers, and the NULL object, are unbound locals */
+    Py_ssize_t count;
+    PyObject *function; /* the slot after the last; NULL if there is none */
+} GuardSource;
+
+/* What failed first. */
+typedef struct GuardFailure GuardFailure;
+
+/* How many values the tree collects. */
+Py_ssize_t guards_collected(const Guards *guards);
+
+/* Whether all holds. If so, `collected` has new references to the collected values, in tree order; if not, nothing, and
+   `failure`, where given, says what was wrong. Runs user code (properties, predicates); never leaves an exception. */
+bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure);
+
+/* --- the tree, for the guard_*.c files ------------------------------------------------------------------------------ */
+
+typedef struct Node Node;
+typedef struct Check Check;
+
+typedef struct {
+    const char *name;
+    enum { NO_OPERAND, INDEX_OPERAND, NAME_OPERAND, OBJECT_OPERAND } operand;
+    /* 1: *value has a new reference, or NULL for "unbound"; 0: it cannot be reached; -1: likewise, with an exception. */
+    int (*read)(const Node *node, const GuardSource *source, PyObject *parent, PyObject **value);
+    bool wants_parent;
+} AccessKind;
+
+typedef struct {
+    const char *name;
+    Py_ssize_t operands;
+    /* Turns the operands into what `holds` needs. 0, or -1 with an exception. May be NULL. */
+    int (*prepare)(Check *check);
+    /* 1, 0, or -1 with an exception. `value` is never NULL unless takes_unbound. */
+    int (*holds)(const Check *check, PyObject *value);
+    /* The failure in words, without the source: "expected True, got False". New reference. */
+    PyObject *(*explain)(const Check *check, PyObject *value);
+    bool takes_unbound;
+} CheckKind;
+
+struct Node {
+    const AccessKind *access;
+    PyObject *operand; /* owned (a name is interned here); NULL if the access has none or an index */
+    Py_ssize_t index;
+    Py_ssize_t depth;
+    Py_ssize_t first_check, end_check; /* in Guards.checks */
+    PyObject *text;                    /* borrowed from Guards.roots, like all that checks point at */
+    bool collect;
+};
+
+/* What a tensor must be, with the numbers taken out of their Python objects. */
+typedef struct {
+    PyObject *type, *dtype, *device; /* borrowed */
+    int requires_grad;
+    Py_ssize_t rank;
+    bool any_stride;
+    int64_t sizes[]; /* shape, then stride; ANY_SIZE where anything goes */
+} TensorSpec;
+
+#define ANY_SIZE INT64_MIN
+
+struct Check {
+    const CheckKind *kind;
+    PyObject *spec;     /* the whole tuple, borrowed: ("length", 3) */
+    TensorSpec *tensor; /* owned; only for "tensor" */
+    Py_ssize_t number;  /* only for "length" */
+};
+
+struct Guards {
+    PyObject_HEAD
+    PyObject *roots; /* NULL once the collector has cleared the guards: then nothing holds */
+    Node *nodes;
+    Py_ssize_t node_count;
+    Check *checks;
+    Py_ssize_t check_count;
+    Py_ssize_t depth; /* of the deepest node, plus one */
+    Py_ssize_t collected;
+    bool distinct;
+};
+
+struct GuardFailure {
+    const Node *node;   /* NULL: the guards were cleared, or memory ran out */
+    const Check *check; /* NULL: the value could not be reached, or two collected values are the same */
+    PyObject *value;    /* owned; what was found (NULL: unbound) */
+    PyObject *error;    /* owned; the exception that reading or checking it raised, or NULL */
+    const Node *same;   /* the other node, if two collected values are the same */
+};
+
+/* By name; NULL with an exception that lists the choices. */
+const AccessKind *find_access(PyObject *name);
+const CheckKind *find_check(PyObject *name);
+
+/* Same exact type and ==, all the way down: 1 is not True or 1.0, -0.0 is not 0.0, nan is nan. 1, 0, or -1 with an
+   exception. */
+int strictly_equal(PyObject *left, PyObject *right);
+
+/* Names that tensor checks look up. 0, or -1 with an exception. */
+int guard_checks_init(void);
+
+/* The failure as a sentence. New reference. */
+PyObject *explain_failure(const GuardFailure *failure);
+
+#endif

@@ -1,0 +1,299 @@
+/* The frame hook (PEP 523). See hook.h. */
+#include "frame.h"
+
+#include "entry.h"
+#include "guards.h"
+#include "hook.h"
+#include "null.h"
+#include "region.h"
+
+/* Under the GIL. */
+static struct {
+    _PyFrameEvalFunction next; /* what evaluates the frames that are left alone */
+    Py_ssize_t active_threads;
+    Py_ssize_t deep_threads; /* those that ran low on C stack: see evaluate_deep() */
+} hook = {.next = _PyEval_EvalFrameDefault};
+
+struct Pending;
+
+static _Thread_local struct {
+    Region *active;
+    struct Pending *pending;
+    uintptr_t stack_limit;
+} here;
+
+static PyObject *evaluate(PyThreadState *tstate, Frame *frame, int throwflag);
+
+static void
+install(PyInterpreterState *interpreter)
+{
+    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (current != evaluate) { /* may be another tool's: it goes on seeing the frames we leave alone */
+        hook.next = current;
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+    }
+}
+
+static void
+uninstall(PyInterpreterState *interpreter)
+{
+    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == evaluate) {
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, hook.next);
+    }
+}
+
+static void
+install_or_uninstall(void)
+{
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (hook.active_threads > 0 && hook.deep_threads == 0) {
+        install(interpreter);
+    }
+    else {
+        uninstall(interpreter);
+    }
+}
+
+Region *
+hook_activate(Region *region)
+{
+    Region *replaced = here.active;
+    here.active = region;
+    if ((replaced == NULL) != (region == NULL)) {
+        hook.active_threads += region ? 1 : -1;
+        if (hook.active_threads <= 1) {
+            install_or_uninstall();
+        }
+    }
+    return replaced;
+}
+
+Region *
+hook_active(void)
+{
+    return here.active;
+}
+
+bool
+hook_is_installed(void)
+{
+    return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate;
+}
+
+/* A hooked call uses C stack where a plain one does not. When that runs low, CPython goes on without the hook, so that a
+   deep recursion ends where it would have ended: at the recursion limit, not in a crash. */
+static PyObject *
+evaluate_deep(PyThreadState *tstate, Frame *frame)
+{
+    hook.deep_threads++;
+    install_or_uninstall();
+    PyObject *result = hook.next(tstate, frame, 0);
+    hook.deep_threads--;
+    install_or_uninstall();
+    return result;
+}
+
+/* Between run_from and the frame it makes. */
+struct Pending {
+    FrameContents *contents; /* NULL once the frame has them */
+    bool uninstall;          /* the hook was put in place for this alone */
+    bool enable_collection;  /* likewise collection switched off */
+};
+
+static void
+end_pending(struct Pending *pending)
+{
+    here.pending = NULL;
+    pending->contents = NULL;
+    if (pending->uninstall) {
+        uninstall(PyInterpreterState_Get());
+    }
+    if (pending->enable_collection) {
+        PyGC_Enable();
+    }
+}
+
+/* Fills a fresh frame with what run_from was given. Nothing here can fail or run other code. */
+static void
+take_pending(Frame *frame)
+{
+    FrameContents *contents = here.pending->contents;
+    int locals = frame_code(frame)->co_nlocalsplus;
+    for (Py_ssize_t i = 0; i < contents->count; i++) {
+        PyObject *dummy = i < locals ? frame->localsplus[i] : NULL;
+        frame->localsplus[i] = contents->values[i];
+        contents->values[i] = NULL;
+        Py_XDECREF(dummy);
+    }
+    frame->stacktop = (int)contents->count;
+    frame_set_next(frame, contents->unit);
+    end_pending(here.pending);
+}
+
+PyObject *
+hook_call_with(FrameContents *contents, PyObject *const *dummies, size_t positional, PyObject *names)
+{
+    /* From here to take_pending() CPython only builds the frame. Collection is off, so that no finalizer can run another
+       frame of the same function in between and be taken for ours. */
+    struct Pending pending = {
+        .contents = contents, .uninstall = !hook_is_installed(), .enable_collection = PyGC_Disable()};
+    here.pending = &pending;
+    install(PyInterpreterState_Get());
+    PyObject *result = PyObject_Vectorcall(contents->function, dummies, positional, names);
+    if (pending.contents == NULL) {
+        return result;
+    }
+    end_pending(&pending);
+    if (result) { /* a function whose vectorcall somebody replaced */
+        Py_DECREF(result);
+        PyErr_Format(PyExc_SystemError, "run_from: calling %R made no frame", contents->function);
+    }
+    return NULL;
+}
+
+/* Calls entry.run(*collected), with no region active. Steals the collected references. */
+static PyObject *
+run_entry(Entry *entry, PyObject **collected, Py_ssize_t count)
+{
+    PyObject *result = NULL;
+    if (!Py_EnterRecursiveCall(" in compiled code")) { /* it may come back here without any Python frame in between */
+        Region *region = hook_activate(NULL);
+        result = PyObject_Vectorcall(entry->run, collected, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        hook_activate(region);
+        Py_LeaveRecursiveCall();
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_DECREF(collected[i]);
+    }
+    return result;
+}
+
+enum { USUAL_COLLECTED = 32 };
+
+/* If the entry's guards hold for this frame: true, and its result (NULL: it raised). The caller holds the entry. */
+static bool
+try_entry(Entry *entry, Frame *frame, PyObject **result)
+{
+    if (entry->guards == NULL || entry->run == NULL) {
+        return false;
+    }
+    Guards *guards = entry->guards;
+    Py_ssize_t count = guards_collected(guards);
+    PyObject *usual[USUAL_COLLECTED + 1];
+    PyObject **room = usual; /* room[0] is scratch space for vectorcall */
+    if (count > USUAL_COLLECTED) {
+        room = PyMem_New(PyObject *, count + 1);
+        if (room == NULL) {
+            return false;
+        }
+    }
+    GuardSource source = {
+        .slots = frame->localsplus,
+        .count = frame_code(frame)->co_nlocalsplus,
+        .function = (PyObject *)frame_function(frame),
+    };
+    Region *region = hook_activate(NULL); /* properties and predicates are not the user's program */
+    bool holds = guards_hold(guards, &source, room + 1, NULL);
+    hook_activate(region);
+    if (holds) {
+        entry->hits++;
+        *result = run_entry(entry, room + 1, count);
+    }
+    if (room != usual) {
+        PyMem_Free(room);
+    }
+    return holds;
+}
+
+/* Asks the region's `missed`. 1: an entry (new reference); 0: none, evaluate the frame; -1: it raised. */
+static int
+ask_missed(Region *region, Frame *frame, Entry **entry)
+{
+    if (region->missed == NULL) {
+        return 0;
+    }
+    Py_ssize_t count = frame_code(frame)->co_nlocalsplus;
+    PyObject *slots = PyTuple_New(count);
+    if (slots == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyTuple_SET_ITEM(slots, i, slot_to_python(frame->localsplus[i]));
+    }
+    PyObject *arguments[] = {NULL, (PyObject *)frame_function(frame), slots};
+    hook_activate(NULL);
+    PyObject *answer = PyObject_Vectorcall(region->missed, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    hook_activate(region);
+    Py_DECREF(slots);
+    if (answer == NULL) {
+        return -1;
+    }
+    if (answer == Py_None) {
+        Py_DECREF(answer);
+        return 0;
+    }
+    if (!PyObject_TypeCheck(answer, &EntryType)) {
+        PyErr_Format(PyExc_TypeError, "missed must return an Entry or None, not %.200s", Py_TYPE(answer)->tp_name);
+        Py_DECREF(answer);
+        return -1;
+    }
+    *entry = (Entry *)answer;
+    return 1;
+}
+
+/* Looks for an entry that fits and runs it. 1: the frame has its result; 0: CPython is to evaluate it. */
+static int
+run_compiled(Region *region, Frame *frame, PyObject **result)
+{
+    PyCodeObject *code = frame_code(frame);
+    PyObject *entries; /* a tuple that nobody changes, whatever happens to the region meanwhile */
+    if (region_find(region, code, &entries)) {
+        return 0;
+    }
+    bool done = false;
+    for (Py_ssize_t i = 0; entries && !done && i < PyTuple_GET_SIZE(entries); i++) {
+        done = try_entry((Entry *)PyTuple_GET_ITEM(entries, i), frame, result);
+    }
+    Py_XDECREF(entries);
+    if (done) {
+        return 1;
+    }
+    Entry *entry;
+    int answer = ask_missed(region, frame, &entry);
+    if (answer == 1 && region_add(region, code, entry) < 0) {
+        Py_DECREF(entry);
+        answer = -1;
+    }
+    if (answer < 0) {
+        *result = NULL;
+        return 1;
+    }
+    if (answer == 0) {
+        return 0;
+    }
+    done = try_entry(entry, frame, result);
+    Py_DECREF(entry);
+    return done;
+}
+
+static PyObject *
+evaluate(PyThreadState *tstate, Frame *frame, int throwflag)
+{
+    if (here.pending && frame_function(frame) == (PyFunctionObject *)here.pending->contents->function) {
+        take_pending(frame);
+        return hook.next(tstate, frame, throwflag);
+    }
+    Region *region = here.active;
+    if (region == NULL || throwflag || !frame_is_fresh_call(frame)) {
+        return hook.next(tstate, frame, throwflag);
+    }
+    if (frame_stack_is_low(tstate, &here.stack_limit)) {
+        return evaluate_deep(tstate, frame);
+    }
+    PyObject *result = NULL;
+    if (!run_compiled(region, frame, &result)) {
+        return hook.next(tstate, frame, 0);
+    }
+    frame_dispose(tstate, frame);
+    return result;
+}

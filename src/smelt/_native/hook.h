@@ -1,0 +1,34 @@
+/* The frame hook: which region is active on this thread, and what becomes of each frame while one is.
+
+   CPython's evaluator is replaced only while some thread has an active region. Compiled code and `missed` run with no
+   region active, so for them CPython is untouched too, unless another thread needs the hook at that moment. */
+#ifndef SMELT_HOOK_H
+#define SMELT_HOOK_H
+
+#include <Python.h>
+#include <stdbool.h>
+
+typedef struct Region Region;
+
+/* Makes `region` (NULL: none) the active one on this thread; returns the one it replaces, to be given back later.
+   Borrowed references: the caller keeps both alive until then. */
+Region *hook_activate(Region *region);
+
+/* The region active on this thread, borrowed, or NULL. */
+Region *hook_active(void);
+
+/* Whether the hook is in place at this moment. */
+bool hook_is_installed(void);
+
+/* The contents for one frame of `function`. */
+typedef struct {
+    PyObject *function; /* borrowed */
+    PyObject **values;  /* `count` owned references or NULLs, localsplus first, then the stack; NULLed when taken */
+    Py_ssize_t count;
+    Py_ssize_t unit; /* code unit at which to start */
+} FrameContents;
+
+/* Calls `function` with arguments that only have to satisfy its signature; its frame gets `contents` before it runs. */
+PyObject *hook_call_with(FrameContents *contents, PyObject *const *dummies, size_t positional, PyObject *names);
+
+#endif

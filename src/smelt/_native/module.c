@@ -1,0 +1,95 @@
+/* The module smelt._native: see _native.pyi for what each name does. */
+#include <Python.h>
+
+#include "entry.h"
+#include "guards.h"
+#include "hook.h"
+#include "launcher.h"
+#include "null.h"
+#include "region.h"
+#include "resume.h"
+
+static PyObject *
+active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *region = (PyObject *)hook_active();
+    return Py_NewRef(region ? region : Py_None);
+}
+
+static PyObject *
+suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "suspended() needs the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate(NULL);
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+resumed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 2 || !PyObject_TypeCheck(args[0], &RegionType)) {
+        PyErr_SetString(PyExc_TypeError, "resumed() needs a Region and the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate((Region *)args[0]);
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(count - 2), names);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+hook_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(hook_is_installed());
+}
+
+static PyMethodDef functions[] = {
+    {"active", active, METH_NOARGS, PyDoc_STR("The region active on this thread, or None.")},
+    {"suspended", (PyCFunction)(void (*)(void))suspended, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with no region active on this thread.")},
+    {"resumed", (PyCFunction)(void (*)(void))resumed, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with the given region active.")},
+    {"run_from", (PyCFunction)(void (*)(void))run_from, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Run a function's code from a byte offset, with given slots and stack.")},
+    {"new_frame", (PyCFunction)(void (*)(void))new_frame, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("A frame object that stands at an offset, for building tracebacks.")},
+    {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "smelt._native",
+    .m_doc = PyDoc_STR("The C part: the frame hook, the guard checker, and the kernel launcher."),
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType};
+    if (guard_checks_init() < 0 || launcher_init() < 0) {
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) {
+        return NULL;
+    }
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++) {
+        if (PyModule_AddType(module, types[i]) < 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+    }
+    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,293 @@
+/* Region: the table of compiled entries, and the call that makes it active. */
+#include "region.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <structmember.h>
+
+#include "hook.h"
+
+static CodeRecord *
+place_of(CodeRecord *table, size_t size, PyCodeObject *code)
+{
+    size_t mask = size - 1;
+    size_t place = ((uintptr_t)code >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20;
+    for (place &= mask; table[place].code && table[place].code != code; place = (place + 1) & mask) {
+    }
+    return &table[place];
+}
+
+static int
+grow(Region *self)
+{
+    size_t size = self->size ? self->size * 2 : 16;
+    CodeRecord *table = PyMem_Calloc(size, sizeof(CodeRecord));
+    if (table == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < self->size; i++) {
+        if (self->table[i].code) {
+            *place_of(table, size, self->table[i].code) = self->table[i];
+        }
+    }
+    PyMem_Free(self->table);
+    self->table = table;
+    self->size = size;
+    return 0;
+}
+
+static CodeRecord *
+find_record(Region *self, PyCodeObject *code)
+{
+    if (self->size == 0) {
+        return NULL;
+    }
+    CodeRecord *record = place_of(self->table, self->size, code);
+    return record->code ? record : NULL;
+}
+
+static CodeRecord *
+find_or_make_record(Region *self, PyCodeObject *code)
+{
+    CodeRecord *record = find_record(self, code);
+    if (record) {
+        return record;
+    }
+    if (4 * (self->used + 1) > 3 * self->size && grow(self) < 0) {
+        return NULL;
+    }
+    record = place_of(self->table, self->size, code);
+    record->code = (PyCodeObject *)Py_NewRef(code);
+    self->used++;
+    return record;
+}
+
+bool
+region_find(Region *self, PyCodeObject *code, PyObject **entries)
+{
+    *entries = NULL;
+    CodeRecord *record = find_record(self, code);
+    if (record == NULL || record->never) {
+        return record != NULL;
+    }
+    *entries = Py_XNewRef(record->entries);
+    return false;
+}
+
+/* `entries` (a tuple or NULL) with the entry at its end; itself if the entry is in it. New reference. */
+static PyObject *
+with_entry(PyObject *entries, Entry *entry)
+{
+    Py_ssize_t count = entries ? PyTuple_GET_SIZE(entries) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyTuple_GET_ITEM(entries, i) == (PyObject *)entry) {
+            return Py_NewRef(entries);
+        }
+    }
+    PyObject *longer = PyTuple_New(count + 1);
+    if (longer == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyTuple_SET_ITEM(longer, i, Py_NewRef(PyTuple_GET_ITEM(entries, i)));
+    }
+    PyTuple_SET_ITEM(longer, count, Py_NewRef(entry));
+    return longer;
+}
+
+int
+region_add(Region *self, PyCodeObject *code, Entry *entry)
+{
+    CodeRecord *record = find_or_make_record(self, code);
+    if (record == NULL) {
+        return -1;
+    }
+    PyObject *old = Py_XNewRef(record->entries);
+    PyObject *entries = with_entry(old, entry);
+    record = entries ? find_or_make_record(self, code) : NULL; /* again: allocating may have run a finalizer */
+    bool changed_meanwhile = record && record->entries != old;
+    if (record && !changed_meanwhile) {
+        record->entries = Py_NewRef(entries);
+        Py_XDECREF(old); /* the record's own reference */
+    }
+    Py_XDECREF(old);
+    Py_XDECREF(entries);
+    if (changed_meanwhile) {
+        return region_add(self, code, entry);
+    }
+    return record ? 0 : -1;
+}
+
+/* --- the Python type ------------------------------------------------------------------------------------------------ */
+
+static PyObject *
+region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"missed", NULL};
+    PyObject *missed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Region", names, &missed)) {
+        return NULL;
+    }
+    if (!PyCallable_Check(missed)) {
+        PyErr_Format(PyExc_TypeError, "Region: missed must be callable, not %.200s", Py_TYPE(missed)->tp_name);
+        return NULL;
+    }
+    Region *self = (Region *)type->tp_alloc(type, 0);
+    if (self) {
+        self->missed = Py_NewRef(missed);
+    }
+    return (PyObject *)self;
+}
+
+static int
+region_traverse(Region *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->missed);
+    for (size_t i = 0; i < self->size; i++) {
+        Py_VISIT(self->table[i].code);
+        Py_VISIT(self->table[i].entries);
+    }
+    return 0;
+}
+
+/* The table is taken off first: dropping the entries may run code that uses the region. */
+static void
+drop_table(Region *self)
+{
+    CodeRecord *table = self->table;
+    size_t size = self->size;
+    self->table = NULL;
+    self->size = self->used = 0;
+    for (size_t i = 0; i < size; i++) {
+        Py_XDECREF(table[i].code);
+        Py_XDECREF(table[i].entries);
+    }
+    PyMem_Free(table);
+}
+
+static int
+region_clear_references(Region *self)
+{
+    Py_CLEAR(self->missed);
+    drop_table(self);
+    return 0;
+}
+
+static void
+region_dealloc(Region *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weakrefs) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
+    region_clear_references(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *
+region_call(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "Region.call() needs the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate((Region *)self);
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_activate(outer);
+    return result;
+}
+
+static int
+expect_code(PyObject *object, const char *method)
+{
+    if (PyCode_Check(object)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "Region.%s() needs a code object, not %.200s", method, Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+static PyObject *
+region_entries(Region *self, PyObject *code)
+{
+    if (expect_code(code, "entries") < 0) {
+        return NULL;
+    }
+    CodeRecord *record = find_record(self, (PyCodeObject *)code);
+    PyObject *entries = record ? Py_XNewRef(record->entries) : NULL;
+    PyObject *list = entries ? PySequence_List(entries) : PyList_New(0);
+    Py_XDECREF(entries);
+    return list;
+}
+
+static PyObject *
+region_add_method(Region *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "Region.add() needs a code object and an entry");
+        return NULL;
+    }
+    if (expect_code(args[0], "add") < 0) {
+        return NULL;
+    }
+    if (!PyObject_TypeCheck(args[1], &EntryType)) {
+        PyErr_Format(PyExc_TypeError, "Region.add() needs an Entry, not %.200s", Py_TYPE(args[1])->tp_name);
+        return NULL;
+    }
+    if (region_add(self, (PyCodeObject *)args[0], (Entry *)args[1]) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+region_never(Region *self, PyObject *code)
+{
+    if (expect_code(code, "never") < 0) {
+        return NULL;
+    }
+    CodeRecord *record = find_or_make_record(self, (PyCodeObject *)code);
+    if (record == NULL) {
+        return NULL;
+    }
+    record->never = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+region_clear(Region *self, PyObject *Py_UNUSED(unused))
+{
+    drop_table(self);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef region_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))region_call, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with this region active on the thread.")},
+    {"entries", (PyCFunction)region_entries, METH_O, PyDoc_STR("The entries kept for a code object, oldest first.")},
+    {"add", (PyCFunction)(void (*)(void))region_add_method, METH_FASTCALL, PyDoc_STR("Keep an entry for a code object.")},
+    {"never", (PyCFunction)region_never, METH_O, PyDoc_STR("Leave frames of this code object to CPython.")},
+    {"clear", (PyCFunction)region_clear, METH_NOARGS, PyDoc_STR("Forget every entry and every never().")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef region_members[] = {
+    {"missed", T_OBJECT, offsetof(Region, missed), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject RegionType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.Region",
+    .tp_basicsize = sizeof(Region),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_new = region_new,
+    .tp_dealloc = (destructor)region_dealloc,
+    .tp_traverse = (traverseproc)region_traverse,
+    .tp_clear = (inquiry)region_clear_references,
+    .tp_weaklistoffset = offsetof(Region, weakrefs),
+    .tp_methods = region_methods,
+    .tp_members = region_members,
+    .tp_doc = PyDoc_STR("All that was compiled for one `smelt.compile`."),
+};

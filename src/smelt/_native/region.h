@@ -1,0 +1,33 @@
+/* Region: all that was compiled for one `smelt.compile`, found by code object. */
+#ifndef SMELT_REGION_H
+#define SMELT_REGION_H
+
+#include <Python.h>
+#include <stdbool.h>
+#include "entry.h"
+
+/* What is known of one code object. */
+typedef struct {
+    PyCodeObject *code; /* NULL: a free place in the table */
+    PyObject *entries;  /* a tuple, replaced as a whole when an entry is added; NULL: none yet */
+    bool never;
+} CodeRecord;
+
+typedef struct Region {
+    PyObject_HEAD
+    PyObject *missed; /* NULL only once the collector has cleared the region */
+    PyObject *weakrefs;
+    CodeRecord *table; /* open addressing by identity: comparing code objects by value is slow */
+    size_t size;       /* of the table: zero or a power of two */
+    size_t used;
+} Region;
+
+extern PyTypeObject RegionType;
+
+/* Whether frames of `code` are never to be compiled; if not, also its entries (new reference, NULL: none). */
+bool region_find(Region *region, PyCodeObject *code, PyObject **entries);
+
+/* Appends the entry unless it is there already. -1 with an exception if out of memory. */
+int region_add(Region *region, PyCodeObject *code, Entry *entry);
+
+#endif
