@@ -10,7 +10,7 @@ The engine itself runs on ghosts, so every operator that eager can differentiate
 `trace_forward` is the same without gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,33 @@ from smelt.ir.joint import Phase, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 
 Eager = Callable[..., "tuple[object, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs."""
+
+    specs: tuple[TensorSpec, ...]
+    names: tuple[str, ...]
+    call: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+    constants: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of_graph(cls, traced: Traced) -> "Source":
+        inputs = placeholders(traced.graph)
+
+        def call(inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
+            return interpret(traced, inputs, constants)
+
+        return cls(tuple(tensor_spec(node) for node in inputs), tuple(node.name for node in inputs), call, traced.constants)
+
+    def eager(self) -> Eager:
+        """The original as PyTorch runs it."""
+
+        def run(*inputs: torch.Tensor) -> tuple[object, ...]:
+            return tuple(self.call(inputs, self.constants))
+
+        return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +100,31 @@ class _Run:
     outputs: list[Any]
 
 
-def trace_forward(traced: Traced, decompositions: Decompositions | None = None) -> Pure:
+def trace_forward(traced: Traced | Source, decompositions: Decompositions | None = None) -> Pure:
     """The pure graph of a torch-level graph whose gradients nobody needs."""
+    source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
     with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
-        run = _run(traced, recorder, with_gradients=False)
+        run = _run(source, recorder, with_gradients=False)
         arrangement = arrange(run.outputs, run.inputs)
-        written, new_values = _written(traced, run)
+        written, new_values = _written(source, run)
         recorder.output([*(result.node for result in arrangement.results), *new_values])
     plan = _plan(run, arrangement, written)
-    pure = Pure(_finish(recorder), plan, eager(traced))
+    pure = Pure(_finish(recorder), plan, source.eager())
     if events.wanted("forward"):
         events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
     return pure
 
 
-def trace_joint(traced: Traced, decompositions: Decompositions | None = None) -> Joint:
+def trace_joint(traced: Traced | Source, decompositions: Decompositions | None = None) -> Joint:
     """The joint graph of a torch-level graph, with the gradients of those inputs whose specs require them.
 
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
+    source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
     with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
-        run = _run(traced, recorder, with_gradients=True)
+        run = _run(source, recorder, with_gradients=True)
         arrangement = arrange(run.outputs, run.inputs)
-        written, new_values = _written(traced, run)
+        written, new_values = _written(source, run)
         forward_nodes = [*(result.node for result in arrangement.results), *new_values]
         differentiable = [index for index, result in enumerate(arrangement.results) if result.tensor.requires_grad]
         recorder.phase = Phase.BACKWARD
@@ -107,7 +136,7 @@ def trace_joint(traced: Traced, decompositions: Decompositions | None = None) ->
         tangents=tangents,
         gradients=tuple(gradients),
     )
-    joint = Joint(_finish(recorder), plan, eager(traced), _replay(traced, arrangement, differentiable, written, recorder))
+    joint = Joint(_finish(recorder), plan, source.eager(), _replay(source, arrangement, differentiable, written, recorder))
     events.count("joint_graphs")
     if events.wanted("joint"):
         events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
@@ -124,18 +153,17 @@ class _untouched_state:
         torch._C._set_grad_enabled(self._grad)
 
 
-def _run(traced: Traced, recorder: SharingRecorder, *, with_gradients: bool) -> _Run:
+def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> _Run:
     primals: list[fx.Node] = []
     inputs: list[torch.Tensor] = []
-    for number, node in enumerate(placeholders(traced.graph), 1):
-        spec = tensor_spec(node)
+    for number, spec in enumerate(source.specs, 1):
         ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
         primals.append(recorder.node_of(ghost))
         inputs.append(functional(ghost, requires_grad=with_gradients and spec.requires_grad))
-    constants = {name: functional(recorder.constant(tensor)) for name, tensor in traced.constants.items()}
+    constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
-        outputs = interpret(traced, inputs, constants)
+        outputs = source.call(inputs, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
@@ -151,19 +179,18 @@ def _run(traced: Traced, recorder: SharingRecorder, *, with_gradients: bool) -> 
     return _Run(recorder, primals, inputs, outputs)
 
 
-def _written(traced: Traced, run: _Run) -> tuple[list[int], list[fx.Node]]:
+def _written(source: Source, run: _Run) -> tuple[list[int], list[fx.Node]]:
     """Inputs that the graph writes, with the nodes of their new values."""
     found: list[int] = []
     new_values: list[fx.Node] = []
-    for index, (node, tensor) in enumerate(zip(placeholders(traced.graph), run.inputs, strict=True)):
-        spec = tensor_spec(node)
+    for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
         ghost = settled(tensor)
         if ghost.node is None or ghost.node is run.primals[index]:
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
-            raise CannotTrace(f"input {node.name} changes its shape or layout in place")
+            raise CannotTrace(f"input {name} changes its shape or layout in place")
         if tensor.grad_fn is not None:
-            raise CannotTrace(f"input {node.name} is written in place by an operation that gradients flow through")
+            raise CannotTrace(f"input {name} is written in place by an operation that gradients flow through")
         found.append(index)
         new_values.append(ghost.node)
     return found, new_values
@@ -180,8 +207,8 @@ def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, .
         return (), {}
     try:
         with torch._C._DisableAutocast():  # as when a training loop leaves autocast before it calls backward
-            gradients = torch.autograd.grad(
-                [result.tensor for result in results], [run.inputs[index] for index in wanted], tangents, allow_unused=True
+            gradients = _run_engine(
+                tuple(result.tensor for result in results), tuple(tangents), tuple(run.inputs[index] for index in wanted)
             )
     except (GhostError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, CannotTrace):
@@ -197,6 +224,17 @@ def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, .
         assert node is not None
         found[index] = node
     return specs, found
+
+
+def _run_engine(
+    outputs: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` without its checks of the tangents, which import sympy (half a second and more)."""
+    keep_graph, create_graph, allow_unused = False, False, True
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+        outputs, tangents, keep_graph, create_graph, inputs, allow_unused, accumulate_grad=False
+    )
+    return found
 
 
 def _tangent_spec(result: Result) -> TensorSpec:
@@ -239,17 +277,8 @@ def _finish(recorder: SharingRecorder) -> Traced:
     return Traced(graph, Level.PURE, constants)
 
 
-def eager(traced: Traced) -> Eager:
-    """The original graph as PyTorch runs it."""
-
-    def run(*inputs: torch.Tensor) -> tuple[object, ...]:
-        return tuple(interpret(traced, inputs, traced.constants))
-
-    return run
-
-
 def _replay(
-    traced: Traced, arrangement: Arrangement, differentiable: Sequence[int], written: Sequence[int], recorder: SharingRecorder
+    source: Source, arrangement: Arrangement, differentiable: Sequence[int], written: Sequence[int], recorder: SharingRecorder
 ) -> Replay | str:
     if written:
         return "the graph writes an input, and running it again would write it again"
@@ -259,7 +288,7 @@ def _replay(
     places = [(arrangement.results[index].shown, arrangement.results[index].beneath) for index in differentiable]
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        outputs = interpret(traced, inputs, traced.constants)
+        outputs = source.call(inputs, source.constants)
         return [outputs[position]._base if beneath else outputs[position] for position, beneath in places]
 
     return replay

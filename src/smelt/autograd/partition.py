@@ -22,6 +22,7 @@ from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.autograd.trace import is_known_pure
 from smelt.base import events
+from smelt.base.errors import SmeltError
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
@@ -229,3 +230,32 @@ def saved_text(plan: Plan) -> str:
     lines = [f"saved for backward: {plan.saved_bytes} bytes"]
     lines += [f"  {saved.name}: {saved.spec}, {saved.spec.nbytes} bytes, {saved.why}" for saved in plan.saved]
     return "\n".join(lines)
+
+
+def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Halves:
+    """Halves of a joint graph that somebody else split: the forward's values beyond its results are what is saved."""
+    plan = joint.plan
+    returned = outputs(forward.graph)[plan.forward_outputs :]
+    count = len(placeholders(backward.graph)) - len(plan.tangents)
+    if len(returned) != count:
+        raise SmeltError(
+            "SM020", f"the partition's forward saves {len(returned)} values, and its backward takes {count} before the tangents"
+        )
+    number = {node: index for index, node in enumerate(placeholders(forward.graph))}
+    written = {placeholders(forward.graph)[index] for index in plan.written}
+    records: list[Saved] = []
+    for node in returned:
+        if not isinstance(node, fx.Node):
+            raise SmeltError("SM020", f"the partition's forward saves {node!r}, which is not a tensor")
+        if node in written:
+            raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph writes")
+        records.append(Saved(node.name, tensor_spec(node), number.get(node), "chosen by the partition function"))
+    halves = Halves(
+        Traced(forward.graph, Level.PURE, joint.traced.constants),
+        Traced(backward.graph, Level.PURE, joint.traced.constants),
+        replace(plan, saved=tuple(records)),
+        joint.eager,
+        joint.replay,
+    )
+    _report(halves)
+    return halves

@@ -88,6 +88,11 @@ class SharingRecorder(Recorder):
             self._calls[key] = (node, parts)
         return node
 
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if tensor.requires_grad:
+            raise CannotTrace("a tensor that requires grad is used without being an input")
+        return super()._constant(tensor)
+
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         key = (func, _hashable(self.node_of(args)), tuple((k, _hashable(self.node_of(v))) for k, v in kwargs.items()))
         try:
