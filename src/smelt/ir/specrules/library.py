@@ -71,22 +71,37 @@ def _layer_norm(value: Any, normalized: Sequence[int], weight: Any, bias: Any, e
     fits = outer_rank >= 0 and inner and shape[outer_rank:] == inner
     for parameter in (weight, bias):
         fits = fits and (parameter is None or tuple(parameter.shape) == inner)
-    if not fits or not _one_dtype(value, weight, bias) or 0 in shape:
+    moments_dtype = _parameter_dtype(value, weight, bias)
+    if not fits or moments_dtype is None or 0 in shape:
         return NotImplemented
-    moments = row_major(shape[:outer_rank] + (1,) * len(inner), value.dtype)
+    moments = row_major(shape[:outer_rank] + (1,) * len(inner), moments_dtype)
     return row_major(shape, value.dtype), moments, moments
+
+
+def _parameter_dtype(value: Any, *parameters: Any) -> torch.dtype | None:
+    """The dtype of moments and parameters: the input's, or float32 where 16-bit inputs meet float32 parameters."""
+    found = {parameter.dtype for parameter in parameters if parameter is not None} or {value.dtype}
+    dtype = found.pop()
+    mixed = value.dtype in (torch.bfloat16, torch.float16) and dtype is torch.float32
+    return dtype if not found and value.dtype in FLOATS and (dtype is value.dtype or mixed) else None
 
 
 def _layer_norm_backward(
     grad: Any, value: Any, normalized: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> Any:
     inner = tuple(normalized)
-    if not _one_dtype(grad, value, mean, rstd, weight, bias) or grad.shape != value.shape or 0 in value.shape:
+    parameters = _parameter_dtype(value, weight, bias)
+    if parameters is None or grad.dtype is not value.dtype or {mean.dtype, rstd.dtype} != {parameters}:
+        return NotImplemented
+    if grad.shape != value.shape or 0 in value.shape:
         return NotImplemented
     if tuple(value.shape[value.dim() - len(inner) :]) != inner:
         return NotImplemented
-    parameter = row_major(inner, value.dtype)
-    return (row_major(tuple(value.shape), value.dtype) if mask[0] else None, *(parameter if one else None for one in mask[1:]))
+    parameter = row_major(inner, parameters)
+    return (
+        row_major(tuple(value.shape), value.dtype) if mask[0] else None,
+        *(parameter if one else None for one in mask[1:]),
+    )
 
 
 def _batch_norm_parts(value: Any, *parameters: Any) -> tuple[Any, Any] | None:
@@ -131,6 +146,18 @@ def _group_norm(value: Any, weight: Any, bias: Any, n: int, c: int, inner: int, 
         return NotImplemented
     moments = row_major((n, groups), value.dtype)
     return row_major(tuple(value.shape), value.dtype), moments, moments
+
+
+def _group_norm_backward(
+    grad: Any, value: Any, mean: Any, rstd: Any, weight: Any, n: int, c: int, inner: int, groups: int, mask: Any
+) -> Any:
+    forward = _group_norm(value, weight, None, n, c, inner, groups, 0.0)
+    if forward is NotImplemented or not _one_dtype(value, grad, mean, rstd) or not grad.is_contiguous():
+        return NotImplemented
+    if grad.shape != value.shape:
+        return NotImplemented
+    per_channel = row_major((c,), value.dtype)
+    return (forward[0] if mask[0] else None, *(per_channel if one else None for one in mask[1:]))
 
 
 # convolution and pooling
@@ -224,12 +251,6 @@ def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
 # attention
 
 
-def _attention_layout(query: Any) -> bool:
-    """Row-major [batch, heads, tokens, width], or the same stored as [batch, tokens, heads, width]."""
-    known = query.is_contiguous() or query.stride() == _tokens_first(query).stride
-    return bool(known) and 1 not in query.shape
-
-
 def _attention(
     query: Any, key: Any, value: Any, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None, scale: Any = None
 ) -> Any:
@@ -238,11 +259,11 @@ def _attention(
     batch, heads, tokens, width = query.shape
     if (key.shape[0], key.shape[1], key.shape[3]) != (batch, heads, width) or 0 in (*query.shape, *key.shape):
         return NotImplemented
-    if dropout != 0.0 or not _attention_layout(query):
+    if dropout != 0.0:
         return NotImplemented
     sums = torch.float64 if query.dtype is torch.float64 else torch.float32
     logsumexp = TensorSpec((batch, heads, tokens), (tokens * heads, 1, heads), sums, CPU)
-    return TensorSpec(tuple(query.shape), query.stride(), query.dtype, CPU), logsumexp
+    return _like(query), logsumexp
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *rest: Any, **options: Any) -> Any:
@@ -347,6 +368,7 @@ RULES: dict[Any, Any] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices.default: _max_pool2d,

@@ -92,6 +92,30 @@ def _select(value: Any, dim: int, index: int) -> Any:
     return _view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :], step)
 
 
+def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    rank = value.dim()
+    if rank == 0 or not -rank <= dim < rank or step < 1:
+        return NotImplemented
+    at = dim % rank
+    shape, stride = list(value.shape), list(value.stride())
+    first, last, _ = slice(start, end).indices(shape[at])
+    move = first * stride[at]
+    shape[at] = max(0, (last - first + step - 1) // step)
+    stride[at] *= step
+    return _view_of(value, shape, stride, move)
+
+
+def _squeeze(value: Any, dim: int) -> Any:
+    rank = value.dim()
+    if rank == 0 or not -rank <= dim < rank:
+        return NotImplemented
+    at = dim % rank
+    shape, stride = list(value.shape), list(value.stride())
+    if shape[at] != 1:
+        return _view_of(value, shape, stride)
+    return _view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :])
+
+
 def _view(value: Any, size: Sequence[int]) -> Any:
     """Of a contiguous tensor with elements; PyTorch knows about the rest."""
     shape = list(size)
@@ -120,5 +144,8 @@ RULES: dict[Any, Any] = {
     aten.expand.default: _expand,
     aten.unsqueeze.default: _unsqueeze,
     aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.squeeze.dim: _squeeze,
     aten.view.default: _view,
+    aten._unsafe_view.default: _view,
 }

@@ -1,0 +1,1 @@
+"""Decompositions by family; `smelt.ops.decompositions.DECOMPOSITIONS` is the whole table."""

@@ -1,0 +1,181 @@
+"""Activations and their gradients, in arithmetic, `exp`, `log1p`, `tanh`, `erf`, `sigmoid` and `where`.
+
+    gelu(x) → 0.5 · x · (1 + erf(x · √½))
+
+The formulas keep to the order of operations of PyTorch's CPU kernels where infinities and overflow would tell.
+"""
+
+import math
+
+import torch
+
+from smelt.ops.decompose.table import choose, decomposes, widen
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_ROOT_HALF = math.sqrt(0.5)
+_ROOT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
+_ONE_OVER_ROOT_TWO_PI = 1.0 / math.sqrt(2.0 * math.pi)
+_CUBIC = 0.044715
+
+
+@decomposes(aten.gelu.default)
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    wide = widen(x)
+    if approximate == "tanh":
+        inner = (wide + wide * wide * wide * _CUBIC) * _ROOT_TWO_OVER_PI
+        result = wide * 0.5 * (torch.tanh(inner) + 1.0)
+    else:
+        result = wide * 0.5 * (torch.erf(wide * _ROOT_HALF) + 1.0)
+    return result.to(x.dtype)
+
+
+@decomposes(aten.gelu_backward.default)
+def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    wide = widen(x)
+    if approximate == "tanh":
+        square = wide * wide
+        slope = torch.tanh((wide + square * wide * _CUBIC) * _ROOT_TWO_OVER_PI)
+        inner_slope = (square * (3.0 * _CUBIC) + 1.0) * _ROOT_TWO_OVER_PI
+        derivative = (slope + 1.0) * 0.5 + wide * 0.5 * (1.0 - slope * slope) * inner_slope
+    else:
+        below = (torch.erf(wide * _ROOT_HALF) + 1.0) * 0.5
+        derivative = below + wide * (torch.exp(wide * wide * -0.5) * _ONE_OVER_ROOT_TWO_PI)
+    return (widen(grad) * derivative).to(x.dtype)
+
+
+@decomposes(aten.silu_backward.default)
+def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    wide = widen(x)
+    gate = torch.sigmoid(wide)
+    return (widen(grad) * gate * (wide * (1.0 - gate) + 1.0)).to(x.dtype)
+
+
+@decomposes(aten.hardsigmoid.default)
+def hardsigmoid(x: Tensor) -> Tensor:
+    return (torch.clamp(widen(x) + 3.0, 0.0, 6.0) / 6.0).to(x.dtype)
+
+
+@decomposes(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    wide = widen(x)
+    inside = torch.logical_and(wide > -3.0, wide < 3.0)
+    return choose(inside, widen(grad) * (1.0 / 6.0), 0.0).to(x.dtype)
+
+
+@decomposes(aten.hardswish.default)
+def hardswish(x: Tensor) -> Tensor:
+    wide = widen(x)
+    return (wide * torch.clamp(wide + 3.0, 0.0, 6.0) / 6.0).to(x.dtype)
+
+
+@decomposes(aten.hardswish_backward.default)
+def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    wide, incoming = widen(x), widen(grad)
+    middle = incoming * (wide / 3.0 + 0.5)
+    return choose(wide <= -3.0, 0.0, choose(wide < 3.0, middle, incoming)).to(x.dtype)
+
+
+@decomposes(aten.hardtanh.default)
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    return torch.clamp(x, min_val, max_val)
+
+
+@decomposes(aten.hardtanh_backward.default)
+def hardtanh_backward(grad: Tensor, x: Tensor, min_val: float, max_val: float) -> Tensor:
+    outside = torch.logical_or(x <= min_val, x >= max_val)
+    return choose(outside, 0.0, grad)
+
+
+@decomposes(aten.elu.default)
+def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    wide = widen(x)
+    curved = torch.expm1(wide * float(input_scale)) * (float(alpha) * float(scale))
+    return choose(wide < 0.0, curved, wide * float(scale)).to(x.dtype)
+
+
+@decomposes(aten.elu_backward.default)
+def elu_backward(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, saved: Tensor
+) -> Tensor:
+    wide, incoming = widen(saved), widen(grad)
+    factor = float(alpha) * float(scale)
+    if is_result:
+        curved = incoming * float(input_scale) * (wide + factor)
+    else:
+        curved = incoming * (float(input_scale) * factor) * torch.exp(wide * float(input_scale))
+    return choose(wide <= 0.0, curved, incoming * float(scale)).to(grad.dtype)
+
+
+@decomposes(aten.softplus.default)
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    wide = widen(x)
+    scaled = wide * float(beta)
+    return choose(scaled > float(threshold), wide, torch.log1p(torch.exp(scaled)) / float(beta)).to(x.dtype)
+
+
+@decomposes(aten.softplus_backward.default)
+def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    scaled, incoming = widen(x) * float(beta), widen(grad)
+    grown = torch.exp(scaled)
+    return choose(scaled > float(threshold), incoming, incoming * grown / (grown + 1.0)).to(grad.dtype)
+
+
+@decomposes(aten.mish.default)
+def mish(x: Tensor) -> Tensor:
+    wide = widen(x)
+    return (wide * torch.tanh(torch.log1p(torch.exp(wide)))).to(x.dtype)
+
+
+@decomposes(aten.mish_backward.default)
+def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    wide = widen(x)
+    gate = torch.sigmoid(wide)
+    curve = torch.tanh(torch.log1p(torch.exp(wide)))
+    return (widen(grad) * (curve + wide * gate * (1.0 - curve * curve))).to(x.dtype)
+
+
+@decomposes(aten.log_sigmoid_forward.default)
+def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The second result is the kernel's own memory of exp(-|x|), which the gradient reads."""
+    wide = widen(x)
+    decay = torch.exp(-torch.abs(wide))
+    result = torch.clamp_max(wide, 0.0) - torch.log1p(decay)
+    return result.to(x.dtype), decay.to(x.dtype)
+
+
+@decomposes(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    wide = widen(x)
+    decay = torch.exp(-torch.abs(wide))
+    share = decay / (decay + 1.0)
+    slope = choose(wide < 0.0, 1.0 - share, share)
+    return (widen(grad) * slope).to(grad.dtype)
+
+
+@decomposes(aten.threshold.default)
+def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
+    return choose(x <= threshold, float(value), x)
+
+
+@decomposes(aten.softshrink.default)
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """A nan stays one: it is neither above nor below, and `x · 0` is nan as well."""
+    wide, width = widen(x), float(lambd)
+    return choose(wide > width, wide - width, choose(wide < -width, wide + width, wide * 0.0)).to(x.dtype)
+
+
+@decomposes(aten.lerp.Scalar)
+def lerp_number(start: Tensor, end: Tensor, weight: float) -> Tensor:
+    low, high = widen(start), widen(end)
+    if abs(weight) < 0.5:
+        return (low + (high - low) * float(weight)).to(start.dtype)
+    return (high - (high - low) * (1.0 - float(weight))).to(start.dtype)
+
+
+@decomposes(aten.lerp.Tensor)
+def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    low, high, share = widen(start), widen(end), widen(weight)
+    span = high - low
+    return choose(torch.abs(share) < 0.5, low + span * share, high - span * (1.0 - share)).to(start.dtype)

@@ -1,0 +1,219 @@
+"""Layer, group and batch normalization and their gradients: two-pass moments, then one multiply and add.
+
+    native_layer_norm(x, [n], w, b, eps) → mean = mean(x); c = x - mean; rstd = rsqrt(mean(c·c) + eps); c · rstd · w + b
+
+The gradient, with x̂ the normalized input and h = grad · w:  rstd · (h - mean(h) - x̂ · mean(h · x̂)).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import product
+from smelt.ops.decompose.table import decomposes, widen
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(mean, x - mean, variance, 1 / √(variance + eps)), keeping the dims."""
+    mean = torch.mean(x, dims, True)
+    centered = x - mean
+    variance = torch.mean(centered * centered, dims, True)
+    return mean, centered, variance, torch.rsqrt(variance + eps)
+
+
+def _input_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
+    along = torch.mean(scaled * normal, dims, True)
+    return (scaled - torch.mean(scaled, dims, True) - normal * along) * rstd
+
+
+def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        value = value * widen(weight)
+    return value if bias is None else value + widen(bias)
+
+
+@decomposes(aten.native_layer_norm.default)
+def layer_norm(
+    x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(x.dim() - len(normalized), x.dim()))
+    mean, centered, _, rstd = _moments(widen(x), dims, eps)
+    moments = x.dtype if weight is None and bias is None else (bias if weight is None else weight).dtype  # type: ignore[union-attr]
+    return _affine(centered * rstd, weight, bias).to(x.dtype), mean.to(moments), rstd.to(moments)
+
+
+@decomposes(aten.native_layer_norm_backward.default)
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    normalized: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    outer = x.dim() - len(normalized)
+    dims = list(range(outer, x.dim()))
+    incoming, inverse = widen(grad), widen(rstd)
+    normal = (widen(x) - widen(mean)) * inverse
+    scaled = incoming if weight is None else incoming * widen(weight)
+    to_x = _input_gradient(scaled, normal, inverse, dims).to(x.dtype) if mask[0] else None
+    to_weight = _over(incoming * normal, outer).to((weight if weight is not None else x).dtype) if mask[1] else None
+    to_bias = _over(incoming, outer).to((bias if bias is not None else x).dtype) if mask[2] else None
+    return to_x, to_weight, to_bias
+
+
+def _over(value: Tensor, outer: int) -> Tensor:
+    """Summed over the leading `outer` dims."""
+    return torch.sum(value, list(range(outer))) if outer else value
+
+
+@decomposes(aten.native_group_norm.default)
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, centered, _, rstd = _moments(widen(x).view(n, groups, c // groups * inner), [2], eps)
+    normal = (centered * rstd).view(x.shape)
+    along = [1, c] + [1] * (x.dim() - 2)
+    scale = None if weight is None else weight.view(along)
+    shift = None if bias is None else bias.view(along)
+    result = _affine(normal, scale, shift).to(x.dtype)
+    return result, mean.view(n, groups).to(x.dtype), rstd.view(n, groups).to(x.dtype)
+
+
+@decomposes(aten.native_group_norm_backward.default)
+def group_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    n: int,
+    c: int,
+    inner: int,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Seen as [n, groups, channels of a group, pixels]."""
+    grid = (n, groups, c // groups, inner)
+    inverse = widen(rstd).view(n, groups, 1, 1)
+    normal = (widen(x).view(grid) - widen(mean).view(n, groups, 1, 1)) * inverse
+    incoming = widen(grad).view(grid)
+    scaled = incoming if weight is None else incoming * widen(weight).view(1, groups, c // groups, 1)
+    to_x = _input_gradient(scaled, normal, inverse, [2, 3]).view(x.shape).to(x.dtype) if mask[0] else None
+    to_weight = torch.sum(incoming * normal, [0, 3]).view(c).to(x.dtype) if mask[1] else None
+    to_bias = torch.sum(incoming, [0, 3]).view(c).to(x.dtype) if mask[2] else None
+    return to_x, to_weight, to_bias
+
+
+def _per_channel(x: Tensor, value: Tensor) -> Tensor:
+    return widen(value).view([1, x.shape[1]] + [1] * (x.dim() - 2))
+
+
+def _batch_norm_training(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(result, mean, 1/√(variance + eps), variance), the last three per channel."""
+    channels = x.shape[1]
+    dims = [0, *range(2, x.dim())]
+    mean, centered, variance, rstd = _moments(widen(x), dims, eps)
+    scale = None if weight is None else _per_channel(x, weight)
+    shift = None if bias is None else _per_channel(x, bias)
+    result = _affine(centered * rstd, scale, shift).to(x.dtype)
+    return result, mean.view(channels), rstd.view(channels), variance.view(channels)
+
+
+def _batch_norm_evaluation(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rstd = torch.rsqrt(_per_channel(x, var) + eps)
+    normal = (widen(x) - _per_channel(x, mean)) * rstd
+    scale = None if weight is None else _per_channel(x, weight)
+    shift = None if bias is None else _per_channel(x, bias)
+    nothing = torch.empty([0], dtype=x.dtype, device=x.device)
+    return _affine(normal, scale, shift).to(x.dtype), nothing, nothing
+
+
+@decomposes(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """In training with running statistics the operator writes them, and is left whole."""
+    if training:
+        return NotImplemented if running_mean is not None else _batch_norm_training(x, weight, bias, eps)[:3]
+    if running_mean is None or running_var is None:
+        return NotImplemented
+    return _batch_norm_evaluation(x, weight, bias, running_mean, running_var, eps)
+
+
+@decomposes(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
+    return _batch_norm_training(x, weight, bias, eps)[:3] if training else NotImplemented
+
+
+@decomposes(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The new running statistics come out as results four and five."""
+    if not training:
+        results = _batch_norm_evaluation(x, weight, bias, running_mean, running_var, eps)
+        return (*results, running_mean.clone(), running_var.clone())
+    result, mean, rstd, variance = _batch_norm_training(x, weight, bias, eps)
+    count = product(x.shape) // x.shape[1]
+    if count < 2:
+        return NotImplemented  # the unbiased variance of one value
+    unbiased = variance * (count / (count - 1))
+    new_mean = running_mean * (1.0 - momentum) + mean * momentum
+    new_var = running_var * (1.0 - momentum) + unbiased * momentum
+    return result, mean, rstd, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
+
+
+@decomposes(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    training: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> Any:
+    mean, rstd = (save_mean, save_invstd) if training else (running_mean, None)
+    if mean is None or (training and rstd is None) or (not training and running_var is None):
+        return NotImplemented
+    dims = [0, *range(2, x.dim())]
+    inverse = _per_channel(x, rstd) if rstd is not None else torch.rsqrt(_per_channel(x, running_var) + eps)  # type: ignore[arg-type]
+    incoming = widen(grad)
+    normal = (widen(x) - _per_channel(x, mean)) * inverse
+    scaled = incoming if weight is None else incoming * _per_channel(x, weight)
+    to_x = None
+    if mask[0]:
+        to_x = (_input_gradient(scaled, normal, inverse, dims) if training else scaled * inverse).to(x.dtype)
+    to_weight = torch.sum(incoming * normal, dims).to(x.dtype) if mask[1] else None
+    to_bias = torch.sum(incoming, dims).to(x.dtype) if mask[2] else None
+    return to_x, to_weight, to_bias

@@ -1,0 +1,108 @@
+"""Views by their simplest name, joins, products with a bias, dropout.
+
+    t(x) → permute(x, [1, 0])        split(x, 2) → slices        addmm(b, x, w) → mm(x, w) + b
+
+`detach`, `alias` and `lift_fresh` are nothing at all in a pure graph: what follows uses their argument.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.ir.ghost import GhostTensor
+from smelt.ir.tensorspec import TensorSpec
+from smelt.ops.decompose.table import decomposes, rewrites
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@rewrites(aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+def same(x: Tensor) -> Any:
+    """Another ghost of the same node. Never `x` itself: autograd would take its `requires_grad` away."""
+    if not isinstance(x, GhostTensor) or x.node is None:
+        return NotImplemented
+    return GhostTensor(replace(TensorSpec.of(x), requires_grad=False), x.node)
+
+
+@rewrites(aten.t.default)
+def t(x: Tensor) -> Any:
+    return aten.permute.default(x, [1, 0]) if x.dim() == 2 else NotImplemented
+
+
+@rewrites(aten.transpose.int)
+def transpose(x: Tensor, first: int, second: int) -> Any:
+    rank = x.dim()
+    if not (-rank <= first < rank and -rank <= second < rank):
+        return NotImplemented
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return aten.permute.default(x, order)
+
+
+@rewrites(aten._unsafe_view.default)
+def unsafe_view(x: Tensor, size: Sequence[int]) -> Any:
+    return aten.view.default(x, list(size))
+
+
+@rewrites(aten.split.Tensor)
+def split(x: Tensor, size: int, dim: int = 0) -> Any:
+    if x.dim() == 0 or not -x.dim() <= dim < x.dim() or size <= 0:
+        return NotImplemented
+    extent = x.shape[dim]
+    sizes = [min(size, extent - start) for start in range(0, extent, size)] or [0]
+    return split_with_sizes(x, sizes, dim)
+
+
+@rewrites(aten.split_with_sizes.default)
+def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    if x.dim() == 0 or not -x.dim() <= dim < x.dim() or sum(sizes) != x.shape[dim] or any(size < 0 for size in sizes):
+        return NotImplemented
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(aten.slice.Tensor(x, dim, start, start + size))
+        start += size
+    return parts
+
+
+@rewrites(aten.unbind.int)
+def unbind(x: Tensor, dim: int = 0) -> Any:
+    if x.dim() == 0 or not -x.dim() <= dim < x.dim():
+        return NotImplemented
+    return [aten.select.int(x, dim, index) for index in range(x.shape[dim])]
+
+
+@rewrites(aten.stack.default)
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    first = tensors[0] if tensors else None
+    if first is None or not -first.dim() - 1 <= dim <= first.dim():
+        return NotImplemented
+    if any(one.shape != first.shape or not one.is_contiguous() for one in tensors):
+        return NotImplemented
+    return aten.cat.default([aten.unsqueeze.default(one, dim) for one in tensors], dim % (first.dim() + 1))
+
+
+@decomposes(aten.addmm.default)
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """The sum fuses with what follows; in 16 bits it would round twice, and stays inside the product."""
+    if beta != 1 or alpha != 1 or a.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return aten.mm.default(a, b) + bias
+
+
+@decomposes(aten.baddbmm.default)
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    if beta != 1 or alpha != 1 or a.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return aten.bmm.default(a, b) + bias
+
+
+@decomposes(aten.native_dropout.default)
+def native_dropout(x: Tensor, probability: float, train: bool | None) -> Any:
+    """Only the coin is random: the scaling is arithmetic that fuses."""
+    if train is False or not 0.0 < probability < 1.0:
+        return NotImplemented
+    kept = aten.bernoulli.p(x, 1.0 - probability).to(torch.bool)
+    return x * kept * (1.0 / (1.0 - probability)), kept

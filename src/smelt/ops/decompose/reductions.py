@@ -1,0 +1,115 @@
+"""Softmax, variance, norms: into keepdim reductions and pointwise arithmetic around them.
+
+    _softmax(x, 1) → e = exp(x - amax(x, [1], True)); e / sum(e, [1], True)
+    var(x, [1])    → c = x - mean(x, [1], True); sum(c·c, [1]) / (n - 1)
+"""
+
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import product
+from smelt.ops.decompose.table import choose, decomposes, widen
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """(x - max, exp of it): the maximum makes the largest term one, so nothing overflows."""
+    shifted = x - torch.amax(x, [dim], True)
+    return shifted, torch.exp(shifted)
+
+
+@decomposes(aten._softmax.default)
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    _, powers = _exponentials(widen(x), dim)
+    return (powers / torch.sum(powers, [dim], True)).to(x.dtype)
+
+
+@decomposes(aten._softmax_backward_data.default)
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    incoming, shares = widen(grad), widen(output)
+    return ((incoming - torch.sum(incoming * shares, [dim], True)) * shares).to(input_dtype)
+
+
+@decomposes(aten._log_softmax.default)
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    shifted, powers = _exponentials(widen(x), dim)
+    return (shifted - torch.log(torch.sum(powers, [dim], True))).to(x.dtype)
+
+
+@decomposes(aten._log_softmax_backward_data.default)
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    incoming = widen(grad)
+    return (incoming - torch.exp(widen(output)) * torch.sum(incoming, [dim], True)).to(input_dtype)
+
+
+@decomposes(aten.logsumexp.default)
+def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    wide = widen(x)
+    dims = _dims(x, dim)
+    peak = torch.amax(wide, dims, True)
+    peak = choose(torch.abs(peak) == float("inf"), 0.0, peak)  # inf - inf would be nan
+    total = torch.log(torch.sum(torch.exp(wide - peak), dims, keepdim))
+    return (total + (peak if keepdim else _dropped(peak, dims))).to(x.dtype)
+
+
+def _dims(x: Tensor, dim: Any) -> list[int]:
+    rank = x.dim()
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(rank))
+    given = [dim] if isinstance(dim, int) else list(dim)
+    return [one % rank for one in given] if rank else []
+
+
+def _dropped(value: Tensor, dims: list[int]) -> Tensor:
+    """Without the extents of one that a keepdim reduction left."""
+    return value.view([size for axis, size in enumerate(value.shape) if axis not in dims])
+
+
+def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor] | None:
+    """(variance, mean) in two passes: the second sees only differences from the mean, so nothing cancels."""
+    dims = _dims(x, dim)
+    count = product([x.shape[axis] for axis in dims])
+    freedom = count - (1.0 if correction is None else float(correction))
+    if freedom <= 0:
+        return None
+    wide = widen(x)
+    mean = torch.mean(wide, dims, True)
+    centered = wide - mean
+    variance = torch.sum(centered * centered, dims, keepdim) * (1.0 / freedom)
+    return variance, mean if keepdim else _dropped(mean, dims)
+
+
+@decomposes(aten.var.correction)
+def var(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    spread = _spread(x, dim, correction, keepdim)
+    return NotImplemented if spread is None else spread[0].to(x.dtype)
+
+
+@decomposes(aten.std.correction)
+def std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    spread = _spread(x, dim, correction, keepdim)
+    return NotImplemented if spread is None else torch.sqrt(spread[0]).to(x.dtype)
+
+
+@decomposes(aten.var_mean.correction)
+def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    spread = _spread(x, dim, correction, keepdim)
+    return NotImplemented if spread is None else (spread[0].to(x.dtype), spread[1].to(x.dtype))
+
+
+@decomposes(aten.linalg_vector_norm.default)
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Orders 1 and infinity. Squares of order 2 can overflow where the library's do not, so it is left whole."""
+    wide, dims = widen(x), _dims(x, dim)
+    if order == 1:
+        return torch.sum(torch.abs(wide), dims, keepdim).to(x.dtype)
+    if order == float("inf"):
+        return torch.amax(torch.abs(wide), dims, keepdim).to(x.dtype)
+    if order == -float("inf"):
+        return torch.amin(torch.abs(wide), dims, keepdim).to(x.dtype)
+    return NotImplemented

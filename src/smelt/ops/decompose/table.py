@@ -1,0 +1,95 @@
+"""The table of decompositions and how an entry gets into it.
+
+A decomposition is a function of an operator's own arguments that does the same with simpler operators. `decomposes` adds
+one together with a check: what comes out must have the shape, strides and dtype the operator itself would give, or the
+call is left whole.
+
+    @decomposes(aten.silu_backward.default)
+    def silu_backward(grad, x): ...
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from smelt.base.sizes import contiguous_stride
+from smelt.ir.specrules import describe
+from smelt.ir.tensorspec import TensorSpec
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_NARROW = frozenset({torch.bfloat16, torch.float16})
+
+
+def decomposes(*ops: Any) -> Callable[[Function], Function]:
+    """Use the function for `ops`, wherever the result can be given the operator's own layout."""
+
+    def enter(function: Function) -> Function:
+        for op in ops:
+            DECOMPOSITIONS[op] = _checked(op, function)
+        return function
+
+    return enter
+
+
+def rewrites(*ops: Any) -> Callable[[Function], Function]:
+    """Use the function for `ops` as it is: views that are another view by a second name."""
+
+    def enter(function: Function) -> Function:
+        for op in ops:
+            DECOMPOSITIONS[op] = function
+        return function
+
+    return enter
+
+
+def _checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposition(*args: Any, **kwargs: Any) -> Any:
+        tensor = next(value for value in args if isinstance(value, torch.Tensor))
+        expected = describe(op, args, kwargs, tensor.device)
+        if expected is NotImplemented or 0 in tensor.shape:
+            return NotImplemented
+        result = function(*args, **kwargs)
+        if result is NotImplemented:
+            return NotImplemented
+        if isinstance(expected, TensorSpec):
+            return _conformed(result, expected)
+        made = tuple(_conformed(value, spec) for value, spec in zip(result, expected, strict=True))
+        return NotImplemented if any(value is NotImplemented for value in made) else made
+
+    decomposition.__name__ = getattr(function, "__name__", str(op))
+    return decomposition
+
+
+def _conformed(value: Any, spec: TensorSpec | None) -> Any:
+    """The value laid out as `spec` says, or `NotImplemented` where it cannot be."""
+    if value is None or spec is None:
+        return value if value is spec else NotImplemented
+    if tuple(value.shape) != spec.shape or value.dtype is not spec.dtype:
+        return NotImplemented
+    if value.stride() == spec.stride:
+        return value
+    if spec.stride == contiguous_stride(spec.shape):
+        return torch.ops.aten.clone.default(value, memory_format=torch.contiguous_format)
+    return NotImplemented
+
+
+def widen(value: torch.Tensor) -> torch.Tensor:
+    """16-bit floats as float32: the operators compute so inside, and round once at the end."""
+    return value.to(torch.float32) if value.dtype in _NARROW else value
+
+
+def constant(value: float, like: torch.Tensor) -> torch.Tensor:
+    """A number as a tensor without dimensions, for operators that take no numbers."""
+    return torch.ops.aten.full.default([], value, dtype=like.dtype, device=like.device)
+
+
+def choose(condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor | float) -> torch.Tensor:
+    """`where` with numbers on one side."""
+    like = yes if isinstance(yes, torch.Tensor) else no
+    assert isinstance(like, torch.Tensor)
+    first = yes if isinstance(yes, torch.Tensor) else constant(yes, like)
+    second = no if isinstance(no, torch.Tensor) else constant(no, like)
+    return torch.ops.aten.where.self(condition, first, second)

@@ -1,0 +1,16 @@
+"""What operators are made of, applied while a graph is recorded: operator → function of the same arguments.
+
+    native_layer_norm(x, [n], w, b, eps)  →  mean, sub, mul, mean, add, rsqrt, mul, mul, add
+
+Everything becomes pointwise operators, keepdim reductions, views and library calls. Sixteen-bit floats are computed in
+float32 and rounded once, as the operators themselves do. A function answers `NotImplemented` to leave a call whole.
+Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `where`, …) are not taken apart.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt.ops.decompose import activations, losses, norms, rearrange, reductions  # noqa: F401  (they fill the table)
+from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
