@@ -9,12 +9,17 @@ NULL: object
 
 # One node of a guard tree: how to reach a value from its parent, what must hold of it, what lies below it.
 #   accessor  ("slot", i) of the frame's localsplus; the slot after the last is the function object itself
-#             ("attr", name) ("dict",) the instance __dict__ ("key", k) of an exact dict ("item", i) of a list or tuple
+#             ("attr", name) ("dict",) the instance __dict__ (of a type: its own dict)
+#             ("key", k) of an exact dict or OrderedDict ("item", i) of a list or tuple, i >= 0
 #             ("cell",) contents ("type",) ("globals",) ("builtins",) ("closure", i) of a function
 #             ("value", obj) a fixed object, whatever the parent (globals of other modules, for instance)
-#   checks    ("type", T) exact; ("is", obj); ("equals", v) same exact type and ==; ("length", n)
+#             Only ("slot", i) and ("value", obj) can stand at the root.
+#   checks    ("type", T) exact; ("is", obj); ("length", n)
+#             ("equals", v) same exact type and ==, all the way down tuples, lists and dicts (in order); floats by their
+#             bits: 1 is not True or 1.0, -0.0 is not 0.0, nan is nan
 #             ("keys", tuple) a dict's keys, in order; ("lacks", key) a dict has no such key
-#             ("tensor", type, dtype, device, shape, stride, requires_grad)
+#             ("tensor", type, dtype, device, shape, stride, requires_grad); None in shape or stride: any size there,
+#             None for the whole stride: any stride
 #             ("unbound",) an unbound local or empty cell
 #             ("calls", fn, value) fn() == value, whatever the parent: grad mode, autocast, default dtype, …
 #             ("predicate", fn) fn(value) is true: for what is rare enough to check in Python
@@ -24,11 +29,17 @@ GuardNode = tuple[
 ]  # (accessor, checks, children, collect, text)
 
 class Guards:
-    """A guard tree compiled to C structs. `distinct`: the collected tensors must all be different objects."""
+    """A guard tree compiled to C structs. `distinct`: the collected values must all be different objects (numbers,
+    strings and None apart)."""
 
     def __init__(self, roots: tuple[GuardNode, ...], distinct: bool = False) -> None: ...
+    @property
+    def roots(self) -> tuple[GuardNode, ...]: ...
     def check(self, slots: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The collected values in tree order, or None if a check fails. Never raises for a failed access."""
+        """The collected values in tree order, or None if a check fails. Never raises for a failed access.
+
+        `slots` is what `missed` got, with the function appended where the tree looks at it: `(*slots, function)`.
+        """
     def explain(self, slots: Sequence[Any]) -> str | None:
         """The first check that fails, in words: source, what was expected, what was found. None if all hold."""
 
@@ -36,24 +47,36 @@ class Entry:
     """One compiled version of a frame: if `guards` hold, the frame's result is `run(*collected)`."""
 
     def __init__(self, guards: Guards, run: Callable[..., Any]) -> None: ...
-    guards: Guards
-    run: Callable[..., Any]
-    hits: int
+    @property
+    def guards(self) -> Guards: ...
+    @property
+    def run(self) -> Callable[..., Any]: ...
+    @property
+    def hits(self) -> int: ...
 
 class Region:
     """All that was compiled for one `smelt.compile`. While `call` runs, frames of this thread are looked up here.
 
     `missed(function, slots)` is asked for a frame that no entry fits: it returns an `Entry` to run (and keep), or None
-    to run this frame in CPython; `never(code)` makes that answer final.
+    to run this frame in CPython; `never(code)` makes that answer final. `slots` are the frame's localsplus before its
+    first instruction: arguments in place, no cell made yet (a captured argument is still the bare value), free variables
+    NULL (they are in `function.__closure__`). Generators, coroutines, module and class bodies are never asked about.
+    Guards, `missed` and compiled code run with no region active. Where the C stack runs low (deep recursion) the hook
+    steps aside and CPython runs the frames below on its own.
     """
 
     def __init__(self, missed: Callable[[FunctionType, tuple[Any, ...]], Entry | None]) -> None: ...
+    @property
+    def missed(self) -> Callable[[FunctionType, tuple[Any, ...]], Entry | None]: ...
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active on the thread."""
-    def entries(self, code: CodeType) -> list[Entry]: ...
-    def add(self, code: CodeType, entry: Entry) -> None: ...
+    def entries(self, code: CodeType) -> list[Entry]:
+        """Oldest first, the order in which they are tried."""
+    def add(self, code: CodeType, entry: Entry) -> None:
+        """Keep an entry; adding one that is there already changes nothing."""
     def never(self, code: CodeType) -> None: ...
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget every entry and every `never`."""
 
 def active() -> Region | None:
     """The region active on this thread, if any (None while compiled code or `missed` runs)."""
@@ -64,14 +87,28 @@ def suspended(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 def resumed(region: Region, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call with `region` active again: for user code that a graph break runs."""
 
-def run_from(function: FunctionType, offset: int, slots: Sequence[Any], stack: Sequence[Any]) -> Any:
-    """Run `function`'s code in CPython from byte `offset`, with these localsplus and stack contents (`NULL` allowed)."""
+def run_from(
+    function: FunctionType,
+    offset: int,
+    slots: Sequence[Any],
+    stack: Sequence[Any],
+    handling: BaseException | None = None,
+) -> Any:
+    """Run `function`'s code in CPython from byte `offset`, with these localsplus and stack contents (`NULL` allowed).
 
-def new_frame(function: FunctionType, offset: int) -> FrameType:
-    """A frame object standing at `offset`, for building tracebacks."""
+    The region active now stays active. Past the function's first instructions, cell and free variables must be cells;
+    NULL there means an empty cell or the function's own closure. Inside an exception handler, `handling` is the exception
+    being handled (what a bare `raise` raises) and the stack holds what PUSH_EXC_INFO left there.
+    ValueError: not an instruction (or between KW_NAMES and CALL, where the names would be lost), contents that do not fit
+    the code, a generator. Beyond that the contents must be a state CPython itself could be in: it trusts the stack's
+    depth and, from 3.12 on, that a LOAD_FAST finds its variable bound.
+    """
+
+def new_frame(function: FunctionType, offset: int, slots: Sequence[Any] | None = None) -> FrameType:
+    """A frame object standing at `offset`, for building tracebacks; `slots` are what its f_locals show."""
 
 def hook_installed() -> bool:
-    """Whether the frame hook is in place now: only while some thread is inside `Region.call`."""
+    """Whether the frame hook is in place now: only while a region is active on some thread."""
 
 class Launcher:
     """Calls `void kernel(void **buffers, int64_t threads, void *workspace)` at `address`, without the GIL.

@@ -3,28 +3,7 @@
 
 #include <string.h>
 
-static struct {
-    PyObject *dtype, *device, *shape, *stride, *requires_grad; /* interned */
-} names;
-
-int
-guard_checks_init(void)
-{
-    names.dtype = PyUnicode_InternFromString("dtype");
-    names.device = PyUnicode_InternFromString("device");
-    names.shape = PyUnicode_InternFromString("shape");
-    names.stride = PyUnicode_InternFromString("stride");
-    names.requires_grad = PyUnicode_InternFromString("requires_grad");
-    return names.dtype && names.device && names.shape && names.stride && names.requires_grad ? 0 : -1;
-}
-
-static PyObject *
-operand(const Check *check, Py_ssize_t i)
-{
-    return PyTuple_GET_ITEM(check->spec, i + 1);
-}
-
-/* repr(object), shortened: objects that guards meet can be whole models. New reference; never raises. */
+/* repr(object), shortened: objects that guards meet can be whole models. New reference. */
 static PyObject *
 short_repr(PyObject *object)
 {
@@ -44,8 +23,7 @@ short_repr(PyObject *object)
     return text;
 }
 
-/* "expected <what><object>, got <object>" */
-static PyObject *
+PyObject *
 expected_got(const char *what, PyObject *expected, PyObject *got)
 {
     PyObject *left = short_repr(expected);
@@ -274,165 +252,6 @@ lacks_explain(const Check *check, PyObject *value)
         return PyUnicode_FromFormat("expected no key %R, found one", operand(check, 0));
     }
     return expected_got("a dict without the key ", operand(check, 0), value);
-}
-
-/* --- tensor --------------------------------------------------------------------------------------------------------- */
-
-enum { TENSOR_TYPE, TENSOR_DTYPE, TENSOR_DEVICE, TENSOR_SHAPE, TENSOR_STRIDE, TENSOR_GRAD };
-
-static int
-sizes_prepare(PyObject *tuple, Py_ssize_t rank, int64_t *sizes)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != rank) {
-        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs shape and stride as tuples of one length, got %R", tuple);
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < rank; i++) {
-        PyObject *size = PyTuple_GET_ITEM(tuple, i);
-        sizes[i] = size == Py_None ? ANY_SIZE : (int64_t)PyLong_AsLongLong(size);
-        if (PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-static int
-tensor_prepare(Check *check)
-{
-    PyObject *shape = operand(check, TENSOR_SHAPE), *stride = operand(check, TENSOR_STRIDE);
-    if (!PyType_Check(operand(check, TENSOR_TYPE)) || !PyTuple_Check(shape)) {
-        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs a type and a shape, got %R", check->spec);
-        return -1;
-    }
-    Py_ssize_t rank = PyTuple_GET_SIZE(shape);
-    TensorSpec *spec = PyMem_Calloc(1, sizeof(TensorSpec) + 2 * (size_t)rank * sizeof(int64_t));
-    if (spec == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    check->tensor = spec; /* freed with the guards, whatever happens */
-    spec->type = operand(check, TENSOR_TYPE);
-    spec->dtype = operand(check, TENSOR_DTYPE);
-    spec->device = operand(check, TENSOR_DEVICE);
-    spec->requires_grad = PyObject_IsTrue(operand(check, TENSOR_GRAD));
-    spec->rank = rank;
-    spec->any_stride = stride == Py_None;
-    if (spec->requires_grad < 0 || sizes_prepare(shape, rank, spec->sizes) < 0) {
-        return -1;
-    }
-    return spec->any_stride ? 0 : sizes_prepare(stride, rank, spec->sizes + rank);
-}
-
-/* Takes the reference to `actual`. */
-static int
-sizes_equal(PyObject *actual, const int64_t *sizes, Py_ssize_t rank)
-{
-    if (actual == NULL) {
-        return -1;
-    }
-    bool equal = PyTuple_Check(actual) && PyTuple_GET_SIZE(actual) == rank;
-    for (Py_ssize_t i = 0; equal && i < rank; i++) {
-        PyObject *size = PyTuple_GET_ITEM(actual, i);
-        equal = PyLong_Check(size) && (sizes[i] == ANY_SIZE || PyLong_AsLongLong(size) == sizes[i]);
-    }
-    Py_DECREF(actual);
-    return PyErr_Occurred() ? -1 : equal;
-}
-
-static int
-attribute_is(PyObject *value, PyObject *name, PyObject *expected)
-{
-    PyObject *actual = PyObject_GetAttr(value, name);
-    Py_XDECREF(actual);
-    return actual ? actual == expected : -1;
-}
-
-static int
-device_equal(PyObject *value, PyObject *expected)
-{
-    PyObject *actual = PyObject_GetAttr(value, names.device);
-    int equal = actual ? PyObject_RichCompareBool(actual, expected, Py_EQ) : -1;
-    Py_XDECREF(actual);
-    return equal;
-}
-
-/* One property of a tensor, by its place in the check. */
-static int
-tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
-{
-    switch (property) {
-    case TENSOR_TYPE:
-        return (PyObject *)Py_TYPE(value) == spec->type;
-    case TENSOR_DTYPE:
-        return attribute_is(value, names.dtype, spec->dtype);
-    case TENSOR_DEVICE:
-        return device_equal(value, spec->device);
-    case TENSOR_SHAPE:
-        return sizes_equal(PyObject_GetAttr(value, names.shape), spec->sizes, spec->rank);
-    case TENSOR_STRIDE:
-        return spec->any_stride
-               || sizes_equal(PyObject_CallMethodNoArgs(value, names.stride), spec->sizes + spec->rank, spec->rank);
-    default:
-        return attribute_is(value, names.requires_grad, spec->requires_grad ? Py_True : Py_False);
-    }
-}
-
-static int
-tensor_holds(const Check *check, PyObject *value)
-{
-    int holds = 1;
-    for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_GRAD; property++) {
-        holds = tensor_property_holds(check->tensor, value, property);
-    }
-    return holds;
-}
-
-static PyObject *
-tensor_property(PyObject *value, int property)
-{
-    switch (property) {
-    case TENSOR_TYPE:
-        return Py_NewRef(Py_TYPE(value));
-    case TENSOR_DTYPE:
-        return PyObject_GetAttr(value, names.dtype);
-    case TENSOR_DEVICE:
-        return PyObject_GetAttr(value, names.device);
-    case TENSOR_SHAPE: {
-        PyObject *shape = PyObject_GetAttr(value, names.shape);
-        PyObject *plain = shape ? PySequence_Tuple(shape) : NULL; /* torch.Size prints its own name */
-        PyObject *sizes = plain ? PyTuple_GetSlice(plain, 0, PY_SSIZE_T_MAX) : NULL;
-        Py_XDECREF(shape);
-        Py_XDECREF(plain);
-        return sizes;
-    }
-    case TENSOR_STRIDE:
-        return PyObject_CallMethodNoArgs(value, names.stride);
-    default:
-        return PyObject_GetAttr(value, names.requires_grad);
-    }
-}
-
-static PyObject *
-tensor_explain(const Check *check, PyObject *value)
-{
-    static const char *const words[] = {"type ", "dtype ", "device ", "shape ", "stride ", "requires_grad "};
-    for (int property = TENSOR_TYPE; value && property <= TENSOR_GRAD; property++) {
-        int holds = tensor_property_holds(check->tensor, value, property);
-        if (holds == 1) {
-            continue;
-        }
-        PyErr_Clear();
-        PyObject *actual = tensor_property(value, property);
-        if (actual == NULL) {
-            PyErr_Clear();
-            return expected_got(words[property], operand(check, property), value);
-        }
-        PyObject *text = expected_got(words[property], operand(check, property), actual);
-        Py_DECREF(actual);
-        return text;
-    }
-    return expected_got("a tensor of type ", operand(check, TENSOR_TYPE), value);
 }
 
 /* --- unbound, calls, predicate -------------------------------------------------------------------------------------- */

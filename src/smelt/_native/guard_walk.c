@@ -1,7 +1,7 @@
 /* Walking a guard tree: does all hold, and if not, what failed first. */
 #include "guards.h"
 
-enum { USUAL_DEPTH = 24, FEW_VALUES = 12 };
+enum { USUAL_DEPTH = 24, FEW_PLACES = 64 };
 
 Py_ssize_t
 guards_collected(const Guards *guards)
@@ -81,13 +81,13 @@ seen_before(PyObject **values, Py_ssize_t i, Py_ssize_t *table, size_t size)
 static bool
 find_same(PyObject **values, Py_ssize_t count, Py_ssize_t *first, Py_ssize_t *second)
 {
-    Py_ssize_t few[4 * FEW_VALUES] = {0};
+    Py_ssize_t few[FEW_PLACES] = {0};
     Py_ssize_t *table = few;
     size_t size = 2;
     while (size < 2 * (size_t)count) {
         size *= 2;
     }
-    if (size > Py_ARRAY_LENGTH(few)) {
+    if (size > FEW_PLACES) {
         table = PyMem_Calloc(size, sizeof *table);
         if (table == NULL) {
             *first = *second = 0;

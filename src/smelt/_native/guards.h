@@ -87,6 +87,13 @@ struct Check {
     Py_ssize_t number;  /* only for "length" */
 };
 
+/* The i-th thing after the check's name, borrowed. */
+static inline PyObject *
+operand(const Check *check, Py_ssize_t i)
+{
+    return PyTuple_GET_ITEM(check->spec, i + 1);
+}
+
 struct Guards {
     PyObject_HEAD
     PyObject *roots; /* NULL once the collector has cleared the guards: then nothing holds */
@@ -115,8 +122,14 @@ const CheckKind *find_check(PyObject *name);
    exception. */
 int strictly_equal(PyObject *left, PyObject *right);
 
-/* Names that tensor checks look up. 0, or -1 with an exception. */
-int guard_checks_init(void);
+/* "expected <what><repr>, got <repr>", reprs shortened; a NULL is said to be unbound. New reference. */
+PyObject *expected_got(const char *what, PyObject *expected, PyObject *got);
+
+/* The row for "tensor" (guard_tensor.c), and the names it looks up. */
+int tensor_prepare(Check *check);
+int tensor_holds(const Check *check, PyObject *value);
+PyObject *tensor_explain(const Check *check, PyObject *value);
+int guard_tensor_init(void); /* 0, or -1 with an exception */
 
 /* The failure as a sentence. New reference. */
 PyObject *explain_failure(const GuardFailure *failure);

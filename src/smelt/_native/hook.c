@@ -83,11 +83,11 @@ hook_is_installed(void)
 /* A hooked call uses C stack where a plain one does not. When that runs low, CPython goes on without the hook, so that a
    deep recursion ends where it would have ended: at the recursion limit, not in a crash. */
 static PyObject *
-evaluate_deep(PyThreadState *tstate, Frame *frame)
+evaluate_deep(PyThreadState *tstate, Frame *frame, int throwflag)
 {
     hook.deep_threads++;
     install_or_uninstall();
-    PyObject *result = hook.next(tstate, frame, 0);
+    PyObject *result = hook.next(tstate, frame, throwflag);
     hook.deep_threads--;
     install_or_uninstall();
     return result;
@@ -151,15 +151,13 @@ hook_call_with(FrameContents *contents, PyObject *const *dummies, size_t positio
     return NULL;
 }
 
-/* Calls entry.run(*collected), with no region active. Steals the collected references. */
+/* Calls entry.run(*collected). Steals the collected references. */
 static PyObject *
 run_entry(Entry *entry, PyObject **collected, Py_ssize_t count)
 {
     PyObject *result = NULL;
     if (!Py_EnterRecursiveCall(" in compiled code")) { /* it may come back here without any Python frame in between */
-        Region *region = hook_activate(NULL);
         result = PyObject_Vectorcall(entry->run, collected, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        hook_activate(region);
         Py_LeaveRecursiveCall();
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -192,9 +190,7 @@ try_entry(Entry *entry, Frame *frame, PyObject **result)
         .count = frame_code(frame)->co_nlocalsplus,
         .function = (PyObject *)frame_function(frame),
     };
-    Region *region = hook_activate(NULL); /* properties and predicates are not the user's program */
     bool holds = guards_hold(guards, &source, room + 1, NULL);
-    hook_activate(region);
     if (holds) {
         entry->hits++;
         *result = run_entry(entry, room + 1, count);
@@ -221,9 +217,7 @@ ask_missed(Region *region, Frame *frame, Entry **entry)
         PyTuple_SET_ITEM(slots, i, slot_to_python(frame->localsplus[i]));
     }
     PyObject *arguments[] = {NULL, (PyObject *)frame_function(frame), slots};
-    hook_activate(NULL);
     PyObject *answer = PyObject_Vectorcall(region->missed, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    hook_activate(region);
     Py_DECREF(slots);
     if (answer == NULL) {
         return -1;
@@ -241,38 +235,50 @@ ask_missed(Region *region, Frame *frame, Entry **entry)
     return 1;
 }
 
-/* Looks for an entry that fits and runs it. 1: the frame has its result; 0: CPython is to evaluate it. */
-static int
-run_compiled(Region *region, Frame *frame, PyObject **result)
+/* The first of the entries that fits, run. */
+static bool
+try_entries(PyObject *entries, Frame *frame, PyObject **result)
 {
-    PyCodeObject *code = frame_code(frame);
-    PyObject *entries; /* a tuple that nobody changes, whatever happens to the region meanwhile */
-    if (region_find(region, code, &entries)) {
-        return 0;
+    Py_ssize_t count = entries ? PyTuple_GET_SIZE(entries) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (try_entry((Entry *)PyTuple_GET_ITEM(entries, i), frame, result)) {
+            return true;
+        }
     }
-    bool done = false;
-    for (Py_ssize_t i = 0; entries && !done && i < PyTuple_GET_SIZE(entries); i++) {
-        done = try_entry((Entry *)PyTuple_GET_ITEM(entries, i), frame, result);
-    }
-    Py_XDECREF(entries);
-    if (done) {
-        return 1;
-    }
+    return false;
+}
+
+/* Asks for a new entry, keeps and runs it. False: CPython is to evaluate the frame. */
+static bool
+try_new_entry(Region *region, Frame *frame, PyObject **result)
+{
     Entry *entry;
     int answer = ask_missed(region, frame, &entry);
-    if (answer == 1 && region_add(region, code, entry) < 0) {
+    if (answer != 1) {
+        return answer < 0; /* raised: that is the frame's result */
+    }
+    if (region_add(region, frame_code(frame), entry) < 0) {
         Py_DECREF(entry);
-        answer = -1;
+        return true;
     }
-    if (answer < 0) {
-        *result = NULL;
-        return 1;
-    }
-    if (answer == 0) {
-        return 0;
-    }
-    done = try_entry(entry, frame, result);
+    bool done = try_entry(entry, frame, result);
     Py_DECREF(entry);
+    return done;
+}
+
+/* Whether a compiled entry, or an exception on the way to one, settled the frame; *result stays NULL for an exception.
+   Guards, `missed` and compiled code all run with no region active: they are not the user's program. */
+static bool
+run_compiled(Region *region, Frame *frame, PyObject **result)
+{
+    PyObject *entries; /* a tuple that nobody changes, whatever happens to the region meanwhile */
+    if (region_find(region, frame_code(frame), &entries)) {
+        return false;
+    }
+    hook_activate(NULL);
+    bool done = try_entries(entries, frame, result) || try_new_entry(region, frame, result);
+    hook_activate(region);
+    Py_XDECREF(entries);
     return done;
 }
 
@@ -283,12 +289,12 @@ evaluate(PyThreadState *tstate, Frame *frame, int throwflag)
         take_pending(frame);
         return hook.next(tstate, frame, throwflag);
     }
+    if (frame_stack_is_low(tstate, &here.stack_limit)) {
+        return evaluate_deep(tstate, frame, throwflag);
+    }
     Region *region = here.active;
     if (region == NULL || throwflag || !frame_is_fresh_call(frame)) {
         return hook.next(tstate, frame, throwflag);
-    }
-    if (frame_stack_is_low(tstate, &here.stack_limit)) {
-        return evaluate_deep(tstate, frame);
     }
     PyObject *result = NULL;
     if (!run_compiled(region, frame, &result)) {

@@ -209,11 +209,11 @@ call_handling(PyFunctionObject *function, FrameContents *contents, PyObject *exc
     if (exception == Py_None) {
         return call_with_dummies(function, contents);
     }
-    PyObject *outer = PyErr_GetHandledException();
-    PyErr_SetHandledException(exception);
+    _PyErr_StackItem *innermost = PyThreadState_Get()->exc_info;
+    PyObject *outer = innermost->exc_value;
+    innermost->exc_value = Py_NewRef(exception);
     PyObject *result = call_with_dummies(function, contents);
-    PyErr_SetHandledException(outer);
-    Py_XDECREF(outer);
+    Py_XSETREF(innermost->exc_value, outer);
     return result;
 }
 
