@@ -1,0 +1,416 @@
+"""Every decomposition against the operator it takes apart, on real tensors: the same spec, and error no worse than twice
+the operator's own against float64, plus a few ulp; NaN and infinities where the operator has them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.ops.decompositions import DECOMPOSITIONS
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+ULPS = 4
+
+
+def _extremes(dtype: torch.dtype) -> Tensor:
+    values = [0.0, -0.0, 1e-30, -1e-8, 0.3, -0.49, 0.5, 1.0, -1.0, 2.99, 3.0, -3.0, 3.01, 6.0, 19.9, 20.1, -20.0, 88.0]
+    values += [-88.0, 100.0, -100.0, 1e4, -1e4, float("inf"), float("-inf"), float("nan")]
+    return torch.tensor(values, dtype=dtype)
+
+
+def _normal(*shape: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    return (torch.randn(shape) * scale + shift).to(dtype)
+
+
+def _pointwise(*options: Any, **named: Any) -> Callable[[torch.dtype], Iterator[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    def calls(dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        yield (_extremes(dtype), *options), named
+        yield (_normal(5, 7, dtype=dtype, scale=4.0), *options), named
+        yield (_normal(7, 5, dtype=dtype, scale=4.0).t(), *options), named
+        yield (_normal(5, 14, dtype=dtype)[:, ::2], *options), named
+        yield (_normal(1, 7, dtype=dtype).expand(5, 7), *options), named
+        yield (_normal(2, 3, 4, 5, dtype=dtype).contiguous(memory_format=torch.channels_last), *options), named
+        yield (torch.tensor(0.7, dtype=dtype), *options), named
+
+    return calls
+
+
+def _with_gradient(*options: Any, **named: Any) -> Callable[[torch.dtype], Iterator[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    def calls(dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (x,), _ in _pointwise()(dtype):
+            yield (_normal(*x.shape, dtype=dtype), x, *options), named
+        column_major = _normal(7, 5, dtype=dtype).t()
+        yield (column_major, _normal(7, 5, dtype=dtype).t(), *options), named
+        yield (_normal(5, 7, dtype=dtype), column_major, *options), named
+
+    return calls
+
+
+def _chain(*parts: Callable[..., Any]) -> Callable[[torch.dtype], Iterator[Any]]:
+    return lambda dtype: (call for part in parts for call in part(dtype))
+
+
+def _not_double(calls: Callable[..., Any]) -> Callable[[torch.dtype], Iterator[Any]]:
+    return lambda dtype: iter(()) if dtype is torch.float64 else calls(dtype)
+
+
+def _softmax(backward: bool, log: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        rows = [_normal(4, 9, dtype=dtype, scale=5.0), _normal(9, 4, dtype=dtype).t(), _normal(2, 3, 4, dtype=dtype, scale=300.0)]
+        masked = _normal(3, 5, dtype=dtype)
+        masked[0] = float("-inf")
+        masked[1, 2:] = float("-inf")
+        masked[2, 1] = float("inf")
+        for x in (*rows, masked, torch.tensor(2.0, dtype=dtype)):
+            for dim in {-1, 0}:
+                if not backward:
+                    yield (x, dim, False), {}
+                elif torch.isfinite(x).all():
+                    out = torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
+                    yield (_normal(*x.shape, dtype=dtype), out, dim, dtype), {}
+
+    return calls
+
+
+def _layer_norm(backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        for x, inner in (
+            (_normal(6, 33, dtype=dtype, shift=3.0), [33]),
+            (_normal(2, 3, 8, dtype=dtype, scale=20.0), [8]),
+            (_normal(2, 3, 8, dtype=dtype), [3, 8]),
+            (_normal(3, 2, 8, dtype=dtype).transpose(0, 1), [8]),
+            (_normal(8, dtype=dtype), [8]),
+            (torch.full((2, 8), 3.0, dtype=dtype), [8]),
+        ):
+            for parameters in (dtype, torch.float32, None):
+                if parameters is torch.float32 and dtype is torch.float64:
+                    continue
+                weight = None if parameters is None else _normal(*inner, dtype=parameters, shift=1.0)
+                bias = None if parameters is None else _normal(*inner, dtype=parameters)
+                if not backward:
+                    yield (x, inner, weight, bias, 1e-5), {}
+                elif weight is not None:
+                    _, mean, rstd = aten.native_layer_norm.default(x, inner, weight, bias, 1e-5)
+                    yield (_normal(*x.shape, dtype=dtype), x, inner, mean, rstd, weight, bias, [True, True, True]), {}
+                    yield (_normal(*x.shape, dtype=dtype), x, inner, mean, rstd, weight, bias, [True, False, False]), {}
+
+    return calls
+
+
+def _group_norm(backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        for shape, groups in (((2, 6, 5, 4), 3), ((3, 4, 7), 2), ((2, 4), 1)):
+            x = _normal(*shape, dtype=dtype, shift=1.0)
+            n, c, inner = shape[0], shape[1], x.numel() // (shape[0] * shape[1])
+            for weight in (None, _normal(c, dtype=dtype)):
+                bias = None if weight is None else _normal(c, dtype=dtype)
+                if not backward:
+                    yield (x, weight, bias, n, c, inner, groups, 1e-5), {}
+                else:
+                    _, mean, rstd = aten.native_group_norm.default(x, weight, bias, n, c, inner, groups, 1e-5)
+                    mask = [True, weight is not None, weight is not None]
+                    yield (_normal(*shape, dtype=dtype), x, mean, rstd, weight, n, c, inner, groups, mask), {}
+
+    return calls
+
+
+def _batch_norm(kind: str, legit: bool = False) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        for shape in ((4, 3, 5, 6), (8, 3), (4, 3, 7)):
+            x = _normal(*shape, dtype=dtype, shift=2.0)
+            weight, bias = _normal(3, dtype=dtype), _normal(3, dtype=dtype)
+            mean, var = _normal(3, dtype=dtype), _normal(3, dtype=dtype).abs() + 0.5
+            for scale, shift in ((weight, bias), (None, None)):
+                if kind == "no_stats":
+                    yield (x, scale, shift, True, 0.1, 1e-5), {}
+                elif kind == "functional":
+                    for training in (True, False):
+                        yield (x, scale, shift, mean, var, training, 0.1, 1e-5), {}
+                elif kind == "evaluation":
+                    yield (x, scale, shift, mean, var, False, 0.1, 1e-5), {}
+                    if not legit:
+                        yield (x, scale, shift, None, None, True, 0.1, 1e-5), {}
+                else:
+                    for training in (True, False):
+                        _, saved, inverse = aten._native_batch_norm_legit.no_stats(x, scale, shift, True, 0.1, 1e-5)
+                        mask = [True, scale is not None, scale is not None]
+                        grad = _normal(*shape, dtype=dtype)
+                        yield (grad, x, scale, mean, var, saved, inverse, training, 1e-5, mask), {}
+
+    return calls
+
+
+def _reduction(*variants: dict[str, Any]) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        for x in (_normal(4, 9, dtype=dtype, shift=10.0), _normal(9, 4, dtype=dtype).t(), _normal(2, 3, 4, dtype=dtype)):
+            for dims in ([0], [-1], [0, 1], None):
+                for variant in variants:
+                    yield (x, dims), variant
+
+    return calls
+
+
+def _logsumexp(dtype: torch.dtype) -> Iterator[Any]:
+    infinite = torch.tensor([[float("inf"), 1.0], [float("-inf"), float("-inf")], [float("nan"), 1.0]], dtype=dtype)
+    for x in (_normal(4, 9, dtype=dtype, scale=200.0), _normal(9, 4, dtype=dtype).t(), infinite):
+        for keepdim in (False, True):
+            yield (x, [1], keepdim), {}
+            yield (x, [0, 1], keepdim), {}
+
+
+def _vector_norm(dtype: torch.dtype) -> Iterator[Any]:
+    for order in (1, float("inf"), float("-inf")):
+        for dim in (None, [0], [-1]):
+            yield (_normal(4, 9, dtype=dtype), order, dim, False), {}
+
+
+def _loss(*options: Any, backward: bool = False, probabilities: bool = False, extra: int = 0) -> Callable[..., Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        for reduction in (0, 1, 2):
+            x, target = _normal(4, 9, dtype=dtype), _normal(4, 9, dtype=dtype)
+            if probabilities:
+                x, target = torch.sigmoid(x), torch.sigmoid(target)
+            between = [None] * extra
+            if backward:
+                grad = _normal(*(() if reduction else (4, 9)), dtype=dtype)
+                yield (grad, x, target, *between, reduction, *options), {}
+            else:
+                yield (x, target, *between, reduction, *options), {}
+
+    return calls
+
+
+def _weighted_logits(dtype: torch.dtype) -> Iterator[Any]:
+    x, target = _normal(4, 9, dtype=dtype, scale=30.0), torch.rand(4, 9).to(dtype)
+    weight, positive = torch.rand(4, 9).to(dtype), torch.rand(4, 9).to(dtype) + 0.5
+    for reduction in (0, 1, 2):
+        yield (x, target, weight, positive, reduction), {}
+
+
+def _lerp(tensor: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        start, end = _normal(4, 9, dtype=dtype), _normal(4, 9, dtype=dtype)
+        for weight in (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, -0.7):
+            yield (start, end, torch.full((4, 9), weight, dtype=dtype) if tensor else weight), {}
+
+    return calls
+
+
+def _products(batched: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        lead = (3,) if batched else ()
+        a, b = _normal(*lead, 4, 6, dtype=dtype), _normal(*lead, 6, 5, dtype=dtype)
+        for bias in (_normal(5, dtype=dtype), _normal(4, 5, dtype=dtype), _normal(4, 1, dtype=dtype)):
+            if batched:
+                bias = bias.expand(3, 4, 5)
+            yield (bias, a, b), {}
+        yield (_normal(5, dtype=dtype).expand(*lead, 4, 5), a, _normal(*lead, 5, 6, dtype=dtype).transpose(-1, -2)), {}
+
+    return calls
+
+
+def _log_sigmoid_backward(dtype: torch.dtype) -> Iterator[Any]:
+    for x in (_extremes(dtype), _normal(5, 7, dtype=dtype, scale=4.0)):
+        yield (_normal(*x.shape, dtype=dtype), x, aten.log_sigmoid_forward.default(x)[1]), {}
+
+
+SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
+    aten.gelu.default: _chain(_pointwise(), _pointwise(approximate="tanh")),
+    aten.gelu_backward.default: _chain(_with_gradient(), _with_gradient(approximate="tanh")),
+    aten.silu_backward.default: _with_gradient(),
+    aten.hardsigmoid.default: _pointwise(),
+    aten.hardsigmoid_backward.default: _not_double(_with_gradient()),  # its 1/6 is a float32 in float64 as well
+    aten.hardswish.default: _pointwise(),
+    aten.hardswish_backward.default: _with_gradient(),
+    aten.hardtanh.default: _chain(_pointwise(), _pointwise(-0.5, 2)),
+    aten.hardtanh_backward.default: _with_gradient(-1.0, 1.0),
+    aten.elu.default: _chain(_pointwise(), _pointwise(1.67, 1.05, 1), _pointwise(0.5, 1, 2.0)),
+    aten.elu_backward.default: lambda dtype: (
+        ((grad, 1.5, 1.05, 2.0, is_result, x), {})
+        for is_result in (False, True)
+        for (grad, x), _ in _with_gradient()(dtype)
+    ),
+    aten.softplus.default: _chain(_pointwise(), _pointwise(2.0, 5.0)),
+    aten.softplus_backward.default: _with_gradient(2.0, 5.0),
+    aten.mish.default: _pointwise(),
+    aten.mish_backward.default: _with_gradient(),
+    aten.log_sigmoid_forward.default: _pointwise(),
+    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    aten.threshold.default: _pointwise(0.1, 20),
+    aten.softshrink.default: _pointwise(0.5),
+    aten.lerp.Scalar: _lerp(tensor=False),
+    aten.lerp.Tensor: _lerp(tensor=True),
+    aten._softmax.default: _softmax(backward=False, log=False),
+    aten._log_softmax.default: _softmax(backward=False, log=True),
+    aten._softmax_backward_data.default: _softmax(backward=True, log=False),
+    aten._log_softmax_backward_data.default: _softmax(backward=True, log=True),
+    aten.logsumexp.default: _logsumexp,
+    aten.var.correction: _reduction({}, {"correction": 0, "keepdim": True}, {"correction": 0.5}),
+    aten.std.correction: _reduction({}, {"correction": 0, "keepdim": True}),
+    aten.var_mean.correction: _reduction({}, {"correction": 0, "keepdim": True}),
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.native_layer_norm.default: _layer_norm(backward=False),
+    aten.native_layer_norm_backward.default: _layer_norm(backward=True),
+    aten.native_group_norm.default: _group_norm(backward=False),
+    aten.native_group_norm_backward.default: _group_norm(backward=True),
+    aten.native_batch_norm.default: _batch_norm("evaluation"),
+    aten._native_batch_norm_legit.default: _batch_norm("evaluation", legit=True),
+    aten._native_batch_norm_legit.no_stats: _batch_norm("no_stats"),
+    aten._native_batch_norm_legit_functional.default: _batch_norm("functional"),
+    aten.native_batch_norm_backward.default: _batch_norm("backward"),
+    aten.mse_loss.default: _loss(),
+    aten.mse_loss_backward.default: _loss(backward=True),
+    aten.smooth_l1_loss.default: _chain(_loss(0.7), _loss(0.0)),
+    aten.smooth_l1_loss_backward.default: _chain(_loss(0.7, backward=True), _loss(0.0, backward=True)),
+    aten.huber_loss.default: _loss(0.7),
+    aten.huber_loss_backward.default: _loss(0.7, backward=True),
+    aten.binary_cross_entropy_with_logits.default: _chain(_loss(extra=2), _weighted_logits),
+    aten.binary_cross_entropy_backward.default: _loss(backward=True, probabilities=True, extra=1),
+    aten.addmm.default: _products(batched=False),
+    aten.baddbmm.default: _products(batched=True),
+}
+
+
+# Calls that are left whole: products round once in 16 bits, batch norm there mixes dtypes.
+WHOLE = {(op, torch.bfloat16) for op in (aten.addmm.default, aten.baddbmm.default, aten._native_batch_norm_legit.no_stats)}
+WHOLE |= {(aten.hardsigmoid_backward.default, torch.float64)}
+
+FOLDING = frozenset(
+    {
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+        aten.var.correction,
+        aten.std.correction,
+        aten.var_mean.correction,
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_layer_norm_backward.default,
+        aten.native_group_norm_backward.default,
+        aten.native_batch_norm_backward.default,
+    }
+)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _reference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The operator itself in float64; operators that name a dtype are told about it."""
+    exact = [torch.float64 if isinstance(value, torch.dtype) else _double(value) for value in args]
+    return _listed(op(*exact, **kwargs))
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _spec(value: Any) -> Any:
+    return None if value is None else (tuple(value.shape), value.stride(), value.dtype)
+
+
+def _scale(exact: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """How large what was added up was, at each element: errors are counted in units in its last place."""
+    scale = exact.abs()
+    for value in args:
+        if isinstance(value, Tensor) and value.shape == exact.shape:
+            scale = torch.maximum(scale, value.double().abs().nan_to_num(0.0, 0.0, 0.0))
+    return scale
+
+
+def _assert_close(op: Any, args: tuple[Any, ...], made: Tensor, eager: Tensor, exact: Tensor) -> None:
+    odd = ~torch.isfinite(eager)
+    assert torch.equal(torch.isnan(made), torch.isnan(eager)), f"{op}: NaN in other places\n{made}\n{eager}"
+    assert torch.equal(made[odd].nan_to_num(7.0, 8.0, 9.0), eager[odd].nan_to_num(7.0, 8.0, 9.0)), f"{op}: infinities differ"
+    even = ~odd & torch.isfinite(exact)
+    if not even.any():
+        return
+    ours, theirs, best = (made.double() - exact)[even].abs(), (eager.double() - exact)[even].abs(), _scale(exact, args)[even]
+    if op in FOLDING:  # terms cancel, so errors are to be seen against the largest value, not each against its own
+        ours, theirs, best = ours.max(), theirs.max(), best.max()
+    info = torch.finfo(made.dtype)
+    worst = (ours - 2 * theirs - ULPS * (best * info.eps + info.tiny)).max().item()
+    assert worst <= 0, f"{op}: error {ours.max().item():.3g} where the operator has {theirs.max().item():.3g}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", SAMPLES, ids=str)
+def test_agrees_with_the_operator(op: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    taken_apart = 0
+    for args, kwargs in SAMPLES[op](dtype):
+        made = DECOMPOSITIONS[op](*args, **kwargs)
+        if made is NotImplemented:
+            continue
+        taken_apart += 1
+        eager, exact = _listed(op(*args, **kwargs)), _reference(op, args, kwargs)
+        for ours, theirs, best in zip(_listed(made), eager, exact, strict=True):
+            assert _spec(ours) == _spec(theirs), f"{op} of {[_spec(a) for a in args if isinstance(a, Tensor)]}"
+            if ours is not None:
+                _assert_close(op, args, ours, theirs, best)
+    assert taken_apart or (op, dtype) in WHOLE, "no sample was taken apart"
+
+
+VIEWS: dict[Any, list[tuple[Any, ...]]] = {
+    aten.t.default: [(torch.randn(3, 4),)],
+    aten.transpose.int: [(torch.randn(2, 3, 4), -1, 0), (torch.randn(3, 4).t(), 0, 1)],
+    aten._unsafe_view.default: [(torch.randn(3, 4), [2, 6]), (torch.randn(3, 4), [-1])],
+    aten.split.Tensor: [(torch.randn(7, 4), 3), (torch.randn(2, 6), 2, -1), (torch.randn(0, 3), 2)],
+    aten.split_with_sizes.default: [(torch.randn(7, 4), [3, 0, 4]), (torch.randn(2, 6), [2, 4], -1)],
+    aten.unbind.int: [(torch.randn(3, 4),), (torch.randn(3, 4), -1)],
+    aten.stack.default: [([torch.randn(3, 4)] * 2,), ([torch.randn(3, 4)] * 3, -1), ([torch.tensor(1.0)] * 2, 0)],
+}
+
+
+@pytest.mark.parametrize("op", VIEWS, ids=str)
+def test_views_by_another_name(op: Any) -> None:
+    for args in VIEWS[op]:
+        made, eager = _listed(DECOMPOSITIONS[op](*args)), _listed(op(*args))
+        for ours, theirs in zip(made, eager, strict=True):
+            assert (_spec(ours), ours.storage_offset()) == (_spec(theirs), theirs.storage_offset())
+            assert torch.equal(ours, theirs)
+
+
+def test_every_entry_is_tested() -> None:
+    identities = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}  # below
+    assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default}
+
+
+def test_identity_leaves_real_tensors_alone() -> None:
+    assert DECOMPOSITIONS[aten.detach.default](torch.ones(2)) is NotImplemented
+
+
+def test_dropout_keeps_what_its_mask_says() -> None:
+    x = torch.randn(1000)
+    scaled, kept = DECOMPOSITIONS[aten.native_dropout.default](x, 0.25, True)
+    assert _spec(kept) == ((1000,), (1,), torch.bool) and 650 < kept.sum() < 850
+    torch.testing.assert_close(scaled, torch.where(kept, x / 0.75, torch.zeros(())))
+
+
+def test_running_statistics_are_not_lost() -> None:
+    """In training `native_batch_norm` writes its running statistics although its schema does not say so."""
+    x, stats = torch.randn(4, 3), torch.zeros(3)
+    assert DECOMPOSITIONS[aten.native_batch_norm.default](x, None, None, stats, stats, True, 0.1, 1e-5) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.gelu_backward.default, (torch.ones(3), torch.ones(4))),
+        (aten.mse_loss.default, (torch.ones(3), torch.ones(4))),
+        (aten._softmax.default, (torch.ones(3), 2, False)),
+        (aten.native_layer_norm.default, (torch.ones(3, 4), [5], None, None, 1e-5)),
+        (aten.addmm.default, (torch.ones(3), torch.ones(2, 4), torch.ones(4, 5))),
+        (aten.gelu.default, (torch.ones(3, dtype=torch.int64),)),
+    ],
+    ids=lambda value: str(value) if not isinstance(value, tuple) else "",
+)
+def test_wrong_arguments_are_left_to_the_operator(op: Any, args: tuple[Any, ...]) -> None:
+    assert DECOMPOSITIONS[op](*args) is NotImplemented
