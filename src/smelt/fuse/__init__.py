@@ -1,0 +1,14 @@
+"""Fusion: a pure ATen graph becomes a planned kernel program.
+
+    build_program(Traced(graph, PURE), "forward0", options)  →  Program(kernels, library calls, buffers, arena)
+
+values.py     reads the graph: values, views dissolved, library calls
+grouping.py   decides which values share a kernel (groups.py: what may, and why not)
+pull.py       writes a group's scalar code (expressions.py), order.py puts it into passes, assemble.py into a kernel
+program.py    buffers, steps, operands · plan.py places buffers in the arena
+"""
+
+from smelt.fuse.grouping import why_not_fuse
+from smelt.fuse.program import build_program
+
+__all__ = ["build_program", "why_not_fuse"]

@@ -1,0 +1,216 @@
+"""The scalar code of one kernel before it is put in order: expressions over points, each written once.
+
+    load x at point · load m at row · sub · exp   →   four expressions, `exp` ready in pass 1 because `m` is a fold of pass 0
+
+A `Place` is an affine position over the kernel's axes. An expression `varies` if it differs between the cols of a row; its
+`ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, Size
+from smelt.fuse.values import Value
+from smelt.ir.kernel import Reduction
+from smelt.ops.promote import widened
+from smelt.ops.record import CHEAP, ROOT, TRANSCENDENTAL, Number, Scalar
+
+# Offset, then a stride per axis of the kernel, rows before cols.
+Place = tuple[Size, ...]
+
+_COSTS = {
+    **dict.fromkeys(("div", "floordiv", "truncdiv", "remainder", "fmod", "sqrt", "rsqrt", "reciprocal"), ROOT),
+    **dict.fromkeys(
+        ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow"), TRANSCENDENTAL
+    ),
+    "load": 1,
+    "const": 0,
+    "position": 1,
+}
+
+
+class Unbuildable(Exception):
+    """A group whose members' indices cannot be expressed; the text says why."""
+
+
+class NeedsCut(Exception):
+    """The axes are too coarse: the point numbers must also be cut at `cut`."""
+
+    def __init__(self, cut: Size) -> None:
+        super().__init__(f"needs a cut at {cut}")
+        self.cut = cut
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The axes of a kernel: extents, the distance of neighbours in point numbers, and how many axes are rows."""
+
+    sizes: Shape
+    steps: Shape
+    row_axes: int
+    cols: Size
+
+    @classmethod
+    def cut(cls, points: Size, cols: Size, cuts: set[Size]) -> "Space":
+        """Axes between neighbouring cuts, outermost first."""
+        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), reverse=True)
+        sizes, steps, above = [], [], points
+        for bound in [*bounds, 1]:
+            if above % bound:
+                raise Unbuildable(f"{above} points cannot be cut at {bound}")
+            if above > bound or (bound == 1 and not sizes):
+                sizes.append(above // bound)
+                steps.append(bound)
+            above = bound
+        rows = sum(step >= cols and size > 1 for size, step in zip(sizes, steps, strict=True))
+        return cls(tuple(sizes), tuple(steps), rows, cols)
+
+    @property
+    def point(self) -> Place:
+        """The number of a point."""
+        return (0, *self.steps)
+
+    @property
+    def row(self) -> Place:
+        """The number of a row."""
+        inner = len(self.steps) - self.row_axes
+        return (0, *(step // self.cols for step in self.steps[: self.row_axes]), *([0] * inner))
+
+    def varies(self, place: Place) -> bool:
+        return any(place[1 + self.row_axes :])
+
+    def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
+        """The index along each dim of a dense value, from a position in its memory."""
+        rest = list(place)
+        found: list[Place] = [(0,) * len(place)] * len(shape)
+        dims = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: -stride[d])
+        for dim in dims:
+            step = stride[dim]
+            found[dim] = tuple(part // step for part in rest)
+            rest = [part % step for part in rest]
+            reach = rest[0] + sum(part * (size - 1) for part, size in zip(rest[1:], self.sizes, strict=True))
+            if reach >= step:
+                raise self._finer(rest, step)
+        return found
+
+    def _finer(self, rest: list[Size], step: Size) -> Exception:
+        for part, size, own in zip(rest[1:], self.sizes, self.steps, strict=True):
+            if part and step % part == 0 and size > step // part and size % (step // part) == 0:
+                return NeedsCut(own * (step // part))
+        return Unbuildable("an index is not affine in the axes of the kernel")
+
+
+def combine(indices: list[Place], stride: Shape, offset: Size, axes: int) -> Place:
+    """The position in memory of the element at `indices` under strides."""
+    total = [0] * (axes + 1)
+    total[0] = offset
+    for index, step in zip(indices, stride, strict=True):
+        if step:
+            for axis, part in enumerate(index):
+                if part:
+                    total[axis] += part * step
+    return tuple(total)
+
+
+@dataclass(slots=True)
+class Expr:
+    """One scalar value. `op` is a scalar operation or const, load, position, cast, reduce."""
+
+    id: int
+    op: str
+    args: "tuple[Expr, ...]"
+    dtype: torch.dtype
+    number: Number = 0
+    source: Value | None = None
+    place: Place = ()
+    fold: Reduction = "sum"
+    varies: bool = False
+    ready: int = 0
+    cost: int = CHEAP
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Expressions:
+    """All expressions of a kernel; equal ones are one."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.list: list[Expr] = []
+        self._known: dict[Any, Expr] = {}
+
+    def _intern(self, key: Any, **fields: Any) -> Expr:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Expr(len(self.list), **fields)
+            self.list.append(found)
+        return found
+
+    def const(self, number: Number, dtype: torch.dtype) -> Expr:
+        number = _fitted(number, dtype)
+        key = ("const", repr(number), dtype)
+        return self._intern(key, op="const", args=(), dtype=dtype, number=number, cost=0)
+
+    def load(self, source: Value, place: Place) -> Expr:
+        """The element at a place, widened for computing."""
+        varies, dtype = self.space.varies(place), source.spec.dtype
+        loaded = self._intern(
+            ("load", source.id, place), op="load", args=(), dtype=dtype, source=source, place=place, varies=varies
+        )
+        return self.cast(loaded, widened(dtype))
+
+    def position(self, place: Place) -> Expr:
+        if not any(place[1:]):
+            return self.const(place[0], torch.int64)
+        varies = self.space.varies(place)
+        return self._intern(("position", place), op="position", args=(), dtype=torch.int64, place=place, varies=varies)
+
+    def cast(self, value: Expr, dtype: torch.dtype) -> Expr:
+        if value.dtype is dtype:
+            return value
+        if value.op == "const":
+            return self.const(value.number, dtype)
+        if value.op == "cast" and value.args[0].dtype is dtype and widened(dtype) is value.dtype:
+            return value.args[0]  # widening and narrowing back changes nothing
+        return self._intern(
+            ("cast", value.id, dtype), op="cast", args=(value,), dtype=dtype, varies=value.varies, ready=value.ready
+        )
+
+    def compute(self, op: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
+        return self._intern(
+            (op, tuple(arg.id for arg in args)),
+            op=op,
+            args=args,
+            dtype=dtype,
+            varies=any(arg.varies for arg in args),
+            ready=max(arg.ready for arg in args),
+            cost=_COSTS.get(op, CHEAP),
+        )
+
+    def reduce(self, fold: Reduction, value: Expr) -> Expr:
+        """The fold of a value over the cols of its row."""
+        return self._intern(
+            ("reduce", fold, value.id), op="reduce", args=(value,), dtype=value.dtype, fold=fold, ready=value.ready + 1
+        )
+
+    def scalar(self, expr: Expr) -> Scalar:
+        return Scalar(expr.id, expr.dtype)
+
+
+def _fitted(number: Number, dtype: torch.dtype) -> Number:
+    """A number as a constant of `dtype`: narrow floats rounded, integers wrapped as PyTorch wraps them."""
+    if dtype is torch.bool:
+        return bool(number)
+    if dtype in (torch.float16, torch.bfloat16):
+        return float(torch.tensor(float(number), dtype=dtype).item())
+    if dtype.is_floating_point:
+        return float(number)
+    whole, limits = int(number), torch.iinfo(dtype)
+    span = limits.max - limits.min + 1
+    return (whole - limits.min) % span + limits.min

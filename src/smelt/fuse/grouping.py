@@ -1,0 +1,153 @@
+"""Forming the groups: values in, groups out, greedily and in order.
+
+    for each value to compute, in graph order:
+        a group of its own, merged with the groups of what it reads          producer → consumer
+        then taking in what only it reads, at whatever index it reads it     transposes, small broadcasts
+    then groups that read the same memory at the same points                 siblings
+
+Each step is optional and burns one unit of fuel; without fuel every operation is a kernel of its own. Why two groups
+stayed apart is said on the "fusion" channel.
+"""
+
+
+
+from smelt.base import events
+from smelt.fuse.groups import Group, Groups, Level, merge, why_not_merge
+from smelt.fuse.limits import Limits
+from smelt.fuse.values import Call, Kind, Lowered, Value
+
+
+class Fuel:
+    """Counts optional rewrites down; a negative tank never runs dry."""
+
+    def __init__(self, amount: int) -> None:
+        self.left = amount
+
+    def burn(self) -> bool:
+        """Whether one more rewrite may be made."""
+        if self.left == 0:
+            return False
+        self.left -= 1
+        return True
+
+
+def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
+    """Group the values of a graph. Values whose ids are in `alone` get kernels of their own and are never inlined."""
+    groups = Groups(limits)
+    for item in lowered.items:
+        if isinstance(item, Call):
+            groups.add_call(item)
+        elif item.is_computed and (item.users or item.needed):
+            if item.id not in alone and _is_inlined(groups, item, fuel):
+                groups.inlined.add(item)
+                continue
+            groups.add_value(item)
+            if item.id not in alone:
+                _join_producers(groups, item, fuel, alone)
+                _take_in(groups, groups.by_value[item], item, fuel, alone)
+    _join_siblings(groups, lowered, fuel, alone)
+    return groups
+
+
+def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
+    """Whether a value is so cheap that every reader computes it anew: made from nothing, or from one tensor in memory
+    with many readers."""
+    if value.kind is not Kind.POINTWISE or value.needed:
+        return False
+    if not value.readings:
+        return fuel.burn()
+    big = {r.value for r in value.readings if r.value not in groups.inlined}
+    in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in big)
+    several = len(set(value.users)) > 1
+    return in_memory and several and len(big) <= 1 and value.cost <= 1 and fuel.burn()
+
+
+def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[int]) -> None:
+    for source in dict.fromkeys(groups.sources(value)):
+        ours, theirs = groups.by_value[value], groups.group_of(source)
+        if theirs is None or theirs is ours or theirs.call is not None:
+            continue
+        if any(member.id in alone for member in theirs.members):
+            continue
+        plan = why_not_merge(groups, theirs, ours)
+        if isinstance(plan, str):
+            _report(theirs, ours, plan)
+        elif fuel.burn():
+            merge(groups, theirs, ours, plan)
+
+
+def _take_in(groups: Groups, group: Group, value: Value, fuel: Fuel, alone: frozenset[int]) -> None:
+    """Compute inside `group` what nobody else reads, at the places it is read."""
+    for source in dict.fromkeys(groups.sources(value)):
+        theirs = groups.group_of(source)
+        if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
+            continue
+        reason = why_not_take_in(groups, group, theirs)
+        if reason is None and fuel.burn():
+            for member in theirs.members:
+                group.levels[member] = Level.FREE
+            groups.absorb(group, theirs)
+            group.members.sort(key=lambda member: member.id)
+
+
+def why_not_take_in(groups: Groups, group: Group, source: Group) -> str | None:
+    """Why `source` cannot be computed wherever `group` reads it, or None."""
+    if source.call is not None or not source.is_plain:
+        return f"{source} is more than element-wise"
+    if len(group.members) + len(source.members) > groups.limits.values:
+        return f"the kernel would have more than {groups.limits.values} operations"
+    cost = 0
+    for member in source.members:
+        cost += member.cost
+        if member.needed or any(_reader(groups, user) not in (group, source) for user in member.users):
+            return f"{member.name} is read elsewhere too"
+    if group.points > source.points and cost > groups.limits.spread_cost:
+        return f"{source} would be computed {group.points // source.points} times over"
+    if group.successors & source.mask or groups.closes_cycle(group, source):
+        return "something between them needs the one and is needed by the other"
+    return None
+
+
+def _reader(groups: Groups, user: Value) -> Group | None:
+    """The group that computes a user; None for one not reached yet or inlined into several."""
+    return groups.by_value.get(user)
+
+
+def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
+    """Merge groups that read the same big value point by point."""
+    for value in lowered.values:
+        if len(value.users) < 2 or value.numel < 2:
+            continue
+        first: Group | None = None
+        for user in sorted(set(value.users), key=lambda user: user.id):
+            group = groups.by_value.get(user)
+            if group is None or user.id in alone or group.points != value.numel or group is first:
+                continue
+            if first is None or first.points != group.points:
+                first = group
+                continue
+            plan = why_not_merge(groups, first, group)
+            if isinstance(plan, str):
+                _report(first, group, plan)
+            elif fuel.burn():
+                merge(groups, first, group, plan)
+                first.members.sort(key=lambda member: member.id)
+
+
+def _report(a: Group, b: Group, reason: str) -> None:
+    if events.wanted("fusion"):
+        events.emit("fusion", f"{a} and {b} stay apart: {reason}")
+
+
+def why_not_fuse(groups: Groups, a: Value, b: Value) -> str | None:
+    """Why the groups of two values do not become one kernel, or None when they are or could be one."""
+    first, second = groups.group_of(a), groups.group_of(b)
+    if first is None or second is None:
+        outside = a if first is None else b
+        return f"{outside.name} is not computed here"
+    if first is second:
+        return None
+    plan = why_not_merge(groups, first, second)
+    return plan if isinstance(plan, str) else None
+
+

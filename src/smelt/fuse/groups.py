@@ -1,0 +1,367 @@
+"""Which values share a kernel.
+
+    relu(mm + bias) · sum over rows  →  one group {add, relu, sum}
+
+A group's points are numbered 0 … `points`-1 in the order its values lie in memory. Where something is folded or spread
+along rows, the numbers are cut into rows of `cols` points. Each member stands at a level:
+
+    FULL  one element per point            ROW    one element per row
+    FREE  computed wherever it is read     TOTAL  folded over rows, in memory when the kernel has ended
+
+Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do not.
+Merging must not close a cycle through a third group or a library call, which ancestor sets kept as bit masks decide.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from smelt.base.sizes import Size
+from smelt.fuse.limits import Limits
+from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, Value, references
+
+
+class Level(Enum):
+    FULL = "full"
+    ROW = "row"
+    FREE = "free"
+    TOTAL = "total"
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Values to be computed by one kernel, or a single library call (`call`), which nothing joins."""
+
+    id: int
+    points: Size = 0
+    cols: Size | None = None  # None: no member asks for rows
+    firm: bool = False  # whether `cols` may no longer change
+    members: list[Value] = field(default_factory=list)
+    levels: dict[Value, Level] = field(default_factory=dict)
+    cuts: set[Size] = field(default_factory=set)  # extents at which the point numbers must be divisible into axes
+    call: Call | None = None
+    mask: int = 0
+    ancestors: int = 0
+    successors: int = 0
+
+    @property
+    def folds(self) -> list[FoldRule]:
+        """Folds over rows, which restrict how the points may be cut into rows."""
+        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is Level.TOTAL]
+
+    @property
+    def is_plain(self) -> bool:
+        """Only element-wise members at full level: it can become anything."""
+        return self.cols is None and all(level in (Level.FULL, Level.FREE) for level in self.levels.values())
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(value.name for value in self.members) + "}"
+
+
+@dataclass(slots=True)
+class Groups:
+    """All groups of a program, and who belongs where."""
+
+    limits: Limits
+    by_value: dict[Value, Group] = field(default_factory=dict)
+    by_id: dict[int, Group] = field(default_factory=dict)  # by the id of any member or call, kept through merges
+    inlined: set[Value] = field(default_factory=set)  # computed in every kernel that reads them
+
+    def all(self) -> list[Group]:
+        """Each group once, in the order of its first member."""
+        return sorted(set(self.by_id.values()), key=lambda group: group.id)
+
+    def sources(self, value: Value) -> Iterator[Value]:
+        """The values in memory or in groups that `value` is computed from, looking through inlined ones."""
+        for reading in value.readings:
+            if reading.value in self.inlined:
+                yield from self.sources(reading.value)
+            else:
+                yield reading.value
+
+    def group_of(self, value: Value) -> Group | None:
+        """The group or library call that yields a value; None for inputs and constants."""
+        if value.kind is Kind.LIBRARY:
+            assert value.call is not None
+            return self.by_id[value.call.id]
+        return self.by_value.get(value)
+
+    # Building.
+
+    def add_call(self, call: Call) -> Group:
+        group = Group(call.id, call=call, mask=1 << call.id)
+        self.by_id[call.id] = group
+        refs: list[Ref] = [*references(call.args), *references(call.kwargs)]
+        before = [self.group_of(ref.value) for ref in refs if ref.value not in self.inlined]
+        if call.after is not None:
+            before.append(self.by_id[call.after.id])
+        self._depend(group, before)
+        return group
+
+    def add_value(self, value: Value) -> Group:
+        """A group of its own for a value to be computed."""
+        group = Group(value.id, members=[value], mask=1 << value.id)
+        if isinstance(value.rule, FoldRule):
+            _settle_fold(group, value, value.rule, self.limits)
+        else:
+            group.points = value.numel
+            group.levels[value] = Level.FULL
+        group.cuts = needed_cuts(value)
+        self.by_id[value.id] = self.by_value[value] = group
+        self._depend(group, [self.group_of(source) for source in self.sources(value)])
+        return group
+
+    def _depend(self, group: Group, before: "list[Group | None]") -> None:
+        for source in before:
+            if source is not None and source is not group:
+                source.successors |= group.mask
+                group.ancestors |= source.ancestors | source.mask
+
+    # Merging.
+
+    def closes_cycle(self, a: Group, b: Group) -> bool:
+        """Whether something outside depends on one of them while the other depends on it."""
+        both = a.mask | b.mask
+        return bool((a.successors & ~both) & b.ancestors or (b.successors & ~both) & a.ancestors)
+
+    def absorb(self, keep: Group, gone: Group) -> None:
+        """Make one group of two. Levels, points and cuts are the caller's to settle."""
+        for value in gone.members:
+            self.by_value[value] = keep
+        for number in _bits(gone.mask):
+            self.by_id[number] = keep
+        keep.members.extend(gone.members)
+        keep.id = min(keep.id, gone.id)
+        keep.mask |= gone.mask
+        keep.successors |= gone.successors
+        keep.ancestors = (keep.ancestors | gone.ancestors) & ~keep.mask
+        self._spread(keep)
+
+    def _spread(self, group: Group) -> None:
+        """Tell all that come after `group` what now comes before them."""
+        waiting = [group]
+        while waiting:
+            source = waiting.pop()
+            known = source.ancestors | source.mask
+            for number in _bits(source.successors & ~source.mask):
+                after = self.by_id[number]
+                if after is not source and known & ~after.ancestors & ~after.mask:
+                    after.ancestors |= known & ~after.mask
+                    waiting.append(after)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _settle_fold(group: Group, value: Value, rule: FoldRule, limits: Limits) -> None:
+    """A fold alone: over the cols of rows where its dims allow, else over rows with the inner dims as cols."""
+    group.points = 1
+    for size in rule.shape:
+        group.points *= size
+    everything = rule.count == group.points
+    if rule.is_rows and not (everything and group.points > limits.whole_elements):
+        group.levels[value] = Level.ROW
+        group.cols, group.firm = rule.inner, True
+        return
+    group.levels[value] = Level.TOTAL
+    if not everything:
+        group.cols = rule.inner if rule.inner > 1 else rule.kept_inner
+
+
+def needed_cuts(value: Value) -> set[Size]:
+    """Extents at which the points of `value` must be cut so that its readings, folds included, can be addressed."""
+    shape, stride = value.loop
+    cuts: set[Size] = set()
+    bent = any(any(reading.stride) and not is_straight(value, reading) for reading in value.readings)
+    if bent or isinstance(value.rule, FoldRule):
+        for size, step in zip(shape, stride, strict=True):
+            if size != 1:
+                cuts.update((step, step * size))
+    return cuts
+
+
+def is_straight(value: Value, reading: Reading) -> bool:
+    """Whether `value` reads at each of its points the element of the same number."""
+    shape, stride = value.loop
+    return reading.offset == 0 and all(
+        size == 1 or have == want for size, have, want in zip(shape, reading.stride, stride, strict=True)
+    )
+
+
+def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
+    """Whether `value` reads at each of its points the element with the number of the point's row."""
+    if reading.offset != 0:
+        return False
+    shape, stride = value.loop
+    for size, step, have in zip(shape, stride, reading.stride, strict=True):
+        if size == 1:
+            continue
+        if step * size <= cols:
+            if have != 0:
+                return False
+        elif step % cols or have * cols != step:
+            return False
+    return True
+
+
+def forms_chain(cuts: set[Size]) -> bool:
+    """Whether each cut divides the next, so that axes can be laid between them."""
+    ordered = sorted(cuts)
+    return all(large % small == 0 for small, large in zip(ordered, ordered[1:], strict=False))
+
+
+def fold_fits(rule: FoldRule, cols: Size) -> bool:
+    """Whether a fold over rows works on rows of `cols`: each row folds to one number, or no col is folded."""
+    return rule.inner % cols == 0 or (rule.inner == 1 and rule.kept_inner % cols == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How two groups would become one: the cut into rows, and the level of members of `lowered` (None: none)."""
+
+    cols: Size | None
+    firm: bool
+    lowered: Group | None = None
+    loosened: Value | None = None  # a fold that was to give row values and gives totals instead
+
+
+def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
+    """How groups `a` and `b` can share a kernel, or the reason why they cannot."""
+    limits = groups.limits
+    if a.call is not None or b.call is not None:
+        call = a.call or b.call
+        assert call is not None
+        return f"{call.name} is a library call: it {call.why}"
+    if len(a.members) + len(b.members) > limits.values:
+        return f"the kernel would have more than {limits.values} operations"
+    plan = _common_rows(a, b)
+    if isinstance(plan, str):
+        return plan
+    reason = _why_not_cut(a, b, plan) or _why_not_aligned(groups, a, b, plan)
+    if reason is not None:
+        return reason
+    if groups.closes_cycle(a, b):
+        return "something between them needs the one and is needed by the other"
+    return plan
+
+
+def _common_rows(a: Group, b: Group) -> str | Merge:
+    """The cut into rows that both can live with."""
+    if a.points == b.points:
+        return _common_cols(a, b)
+    small, large = (a, b) if a.points < b.points else (b, a)
+    if not small.is_plain:
+        return f"{small} has {small.points} points and {large} has {large.points}, and both are fixed"
+    if large.cols is not None and small.points * large.cols == large.points:
+        return Merge(large.cols, True, lowered=small)
+    if large.is_plain and large.points % small.points == 0 and small.points > 1:
+        return Merge(large.points // small.points, True, lowered=small)
+    return f"{small} has {small.points} points, which are not the rows of {large}"
+
+
+def _common_cols(a: Group, b: Group) -> str | Merge:
+    folds = a.folds + b.folds
+    if a.firm and b.firm:
+        if a.cols == b.cols:
+            return Merge(a.cols, True)
+        return _loosened(a, b) or f"rows of {a.cols} and rows of {b.cols} differ"
+    if a.firm or b.firm:
+        cols = a.cols if a.firm else b.cols
+        assert cols is not None
+        fits = all(fold_fits(rule, cols) for rule in folds)
+        return Merge(cols, True) if fits else f"a fold over rows does not fit rows of {cols}"
+    for candidate in (a.cols, b.cols):
+        if candidate is not None and all(fold_fits(rule, candidate) for rule in folds):
+            return Merge(candidate, False)
+    if a.cols is None and b.cols is None:
+        return Merge(None, False)
+    return "their folds over rows ask for different rows"
+
+
+def _loosened(a: Group, b: Group) -> Merge | None:
+    """A lone fold over longer rows can fold the shorter rows of the other first, then those over rows."""
+    for alone, other in ((a, b), (b, a)):
+        rule = alone.members[0].rule
+        if len(alone.members) == 1 and isinstance(rule, FoldRule) and other.cols is not None:
+            if fold_fits(rule, other.cols):
+                return Merge(other.cols, True, loosened=alone.members[0])
+    return None
+
+
+def _why_not_cut(a: Group, b: Group, plan: Merge) -> str | None:
+    cuts = merged_cuts(a, b, plan)
+    return None if forms_chain(cuts) else f"their shapes cut the points at {sorted(cuts)}, which do not nest"
+
+
+def merged_cuts(a: Group, b: Group, plan: Merge) -> set[Size]:
+    """The cuts of both, in the numbering of the merged group."""
+    cuts: set[Size] = {plan.cols} if plan.cols is not None else set()
+    for group in (a, b):
+        scale = plan.cols if group is plan.lowered and plan.cols is not None else 1
+        cuts.update(cut * scale for cut in group.cuts)
+    return cuts
+
+
+def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | None:
+    """Every reading between the two must be of the reader's own point or row."""
+    small, other = (a, b) if len(a.members) <= len(b.members) else (b, a)
+
+    def level(value: Value) -> Level:
+        if value is plan.loosened:
+            return Level.TOTAL
+        group = groups.by_value[value]
+        own = group.levels[value]
+        return Level.ROW if group is plan.lowered and own is Level.FULL else own
+
+    for member in small.members:
+        for reading in member.readings:
+            if groups.by_value.get(reading.value) is other:
+                reason = _misread(member, level(member), reading, level(reading.value), plan.cols)
+                if reason:
+                    return reason
+        for user in member.users:
+            if groups.by_value.get(user) is not other:
+                continue
+            for reading in user.readings:
+                if reading.value is member:
+                    reason = _misread(user, level(user), reading, level(member), plan.cols)
+                    if reason:
+                        return reason
+    return None
+
+
+def _misread(reader: Value, level: Level, reading: Reading, source: Level, cols: Size | None) -> str | None:
+    name = reading.value.name
+    if source is Level.TOTAL:
+        return f"{reader.name} reads {name}, which is complete only after all rows"
+    if source is Level.FREE:
+        return None
+    at_row = level is Level.ROW and not isinstance(reader.rule, FoldRule)
+    if level is Level.FREE:
+        return f"{reader.name} is computed wherever it is read, {name} at one place"
+    if source is Level.ROW and not at_row:
+        aligned = cols is not None and reads_row(reader, reading, cols)
+        return None if aligned else f"{reader.name} does not read {name} row by row"
+    if source is Level.FULL and at_row:
+        return f"{reader.name} has one element per row and reads {name} at points"
+    return None if is_straight(reader, reading) else f"{reader.name} reads {name} at other points than its own"
+
+
+def merge(groups: Groups, keep: Group, gone: Group, plan: Merge) -> None:
+    """Carry out a merge that `why_not_merge` allowed."""
+    cuts = merged_cuts(keep, gone, plan)
+    for value, level in gone.levels.items():
+        keep.levels[value] = level
+    if plan.lowered is not None:
+        for value in plan.lowered.members:
+            keep.levels[value] = Level.ROW if keep.levels[value] is Level.FULL else keep.levels[value]
+    if plan.loosened is not None:
+        keep.levels[plan.loosened] = Level.TOTAL
+    keep.points = max(keep.points, gone.points)
+    keep.cols, keep.firm, keep.cuts = plan.cols, plan.firm, cuts
+    groups.absorb(keep, gone)
+

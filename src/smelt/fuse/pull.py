@@ -1,0 +1,204 @@
+"""From a group to scalar code: every element is pulled from where it is stored or computed.
+
+    store y at point ← mul ← load x at point · load w at (point mod cols)
+
+A value in memory becomes a load; a member of the group is computed at the asked-for place from what it reads there; a fold
+over cols becomes a `reduce`. Members other than FREE ones are only ever asked for at their own point or row.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, Size
+from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
+from smelt.fuse.groups import Group, Groups, Level, is_straight
+from smelt.fuse.limits import Limits
+from smelt.fuse.values import FoldRule, PointRule, Reading, Slot, Value
+from smelt.ir.kernel import Reduction
+from smelt.ir.scalar import SCALAR_OPS
+from smelt.ops.promote import widened
+from smelt.ops.record import Number, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something a kernel leaves in memory: `value[place] = expr`, or with `fold` the fold of it over rows left out."""
+
+    value: Value
+    place: Place
+    expr: Expr
+    looped: bool  # once per point, else once per row
+    fold: Reduction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The scalar code of a kernel, unordered."""
+
+    space: Space
+    effects: list[Effect]
+
+
+def pull(groups: Groups, group: Group, stored: set[Value]) -> Pulled:
+    """The scalar code of `group`, which leaves the values in `stored` in memory."""
+    cuts = set(group.cuts)
+    cols = _cols(group, groups.limits)
+    while True:
+        space = Space.cut(group.points, cols, cuts)
+        try:
+            return Pulled(space, _Puller(groups, group, space).run(stored))
+        except NeedsCut as finer:
+            if finer.cut in cuts:
+                raise Unbuildable(str(finer)) from None
+            cuts.add(finer.cut)
+
+
+def _cols(group: Group, limits: Limits) -> Size:
+    """Points per row. Without folds all points are alike; to fold everything any cut will do, so a handy one."""
+    if group.cols is not None:
+        return group.cols
+    if not group.folds or group.points <= limits.row_elements:
+        return group.points
+    bounds = sorted({*group.cuts, group.points})
+    fitting = [cut for cut in bounds if cut <= limits.row_elements]
+    best = max(fitting, default=1)
+    above = next(cut for cut in bounds if cut > best)
+    ratio = above // best
+    grown = max((d for d in range(1, limits.row_elements // best + 1) if ratio % d == 0), default=1)
+    return best * grown if best * grown >= 64 else group.points
+
+
+class _Puller:
+    def __init__(self, groups: Groups, group: Group, space: Space) -> None:
+        self.groups = groups
+        self.group = group
+        self.space = space
+        self.exprs = Expressions(space)
+        self.members = set(group.members)
+        self._memo: dict[tuple[Value, Place], Expr] = {}
+        self._splits: dict[tuple[Place, Shape, Shape], list[Place]] = {}
+
+    def run(self, stored: set[Value]) -> list[Effect]:
+        effects: list[Effect] = []
+        for value in sorted(self.group.members, key=lambda value: value.id):
+            level = self.group.levels[value]
+            if level is Level.TOTAL:
+                effects.append(self._total(value))
+                continue
+            if level is Level.FREE:
+                continue
+            place = self.space.row if level is Level.ROW else self.space.point
+            expr = self.element(value, place)
+            if value in stored:
+                looped = level is Level.FULL
+                effects.append(Effect(value, place, self.exprs.cast(expr, value.spec.dtype), looped))
+        return effects
+
+    def element(self, value: Value, place: Place) -> Expr:
+        """The element of `value` at a position in its memory."""
+        found = self._memo.get((value, place))
+        if found is None:
+            found = self._memo[(value, place)] = self._element(value, place)
+        return found
+
+    def _element(self, value: Value, place: Place) -> Expr:
+        if value not in self.members and value not in self.groups.inlined:
+            return self.exprs.load(value, place)
+        if isinstance(value.rule, FoldRule):
+            if self.group.levels[value] is not Level.ROW or place != self.space.row:
+                raise Unbuildable(f"{value.name} is read at other places than its row")
+            folded = self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
+            return self._divided(folded, value.rule)
+        assert isinstance(value.rule, PointRule)
+        emitter = _Emitter(self, value, value.rule, place)
+        return emitter.run()
+
+    def _folded(self, value: Value, rule: FoldRule) -> Expr:
+        """What a fold folds, at each point."""
+        reading = value.readings[0]
+        found = self.element(reading.value, self.moved(value, reading, self.space.point))
+        return self.exprs.cast(found, rule.call.dtype)
+
+    def _divided(self, expr: Expr, rule: FoldRule) -> Expr:
+        if not rule.call.divide:
+            return expr
+        return self.exprs.compute("div", (expr, self.exprs.const(rule.count, expr.dtype)), expr.dtype)
+
+    def _total(self, value: Value) -> Effect:
+        """A fold over rows: of each row's own fold, or of what stands in each col."""
+        rule = value.rule
+        assert isinstance(rule, FoldRule)
+        folded, fold = self._folded(value, rule), rule.call.fold
+        indices = self.split(self.space.point, *value.loop)
+        place = combine(indices, rule.result, 0, len(self.space.sizes))
+        looped = self.space.varies(place)
+        if not looped:
+            folded = self.exprs.reduce(fold, folded)
+        folded = self._divided(folded, rule)
+        rows = zip(place[1:], self.space.sizes[: self.space.row_axes], strict=False)
+        if all(step or size == 1 for step, size in rows):
+            return Effect(value, place, self.exprs.cast(folded, value.spec.dtype), looped)
+        return Effect(value, place, folded, looped, fold)
+
+    def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
+        key = (place, shape, stride)
+        found = self._splits.get(key)
+        if found is None:
+            found = self._splits[key] = self.space.split(place, shape, stride)
+        return found
+
+    def moved(self, value: Value, reading: Reading, place: Place) -> Place:
+        """Where `reading` finds what `value` needs for its element at `place`."""
+        if not any(reading.stride):
+            return (reading.offset, *([0] * len(self.space.sizes)))
+        if is_straight(value, reading):
+            return place
+        indices = self.split(place, *value.loop)
+        return combine(indices, reading.stride, reading.offset, len(self.space.sizes))
+
+
+class _Emitter:
+    """The `ops.record.Emitter` of one element of one value."""
+
+    def __init__(self, puller: _Puller, value: Value, rule: PointRule, place: Place) -> None:
+        self.puller = puller
+        self.exprs = puller.exprs
+        self.value = value
+        self.rule = rule
+        self.place = place
+        self.dtype = value.spec.dtype
+        self.result = widened(self.dtype)
+        self.common = rule.common
+        self.shape = value.spec.shape
+
+    def run(self) -> Expr:
+        elements = [
+            Scalar(found.id, found.dtype)
+            for reading in self.value.readings
+            for found in [self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))]
+        ]
+        args = [_filled(argument, elements) for argument in self.rule.args]
+        kwargs = {name: _filled(argument, elements) for name, argument in self.rule.kwargs.items()}
+        made = self.rule.lowering.emit(self, *args, **kwargs)
+        return self.exprs.cast(self.exprs.list[made.id], self.result)
+
+    def const(self, value: Number, dtype: torch.dtype) -> Scalar:
+        return self.exprs.scalar(self.exprs.const(value, dtype))
+
+    def op(self, name: str, *args: Scalar) -> Scalar:
+        given = tuple(self.exprs.list[arg.id] for arg in args)
+        dtype = torch.bool if SCALAR_OPS[name].result == "bool" else given[-1].dtype
+        return self.exprs.scalar(self.exprs.compute(name, given, dtype))
+
+    def cast(self, value: Scalar, dtype: torch.dtype) -> Scalar:
+        return self.exprs.scalar(self.exprs.cast(self.exprs.list[value.id], dtype))
+
+    def position(self, dim: int) -> Scalar:
+        index = self.puller.split(self.place, self.value.spec.shape, self.value.spec.stride)[dim]
+        return self.exprs.scalar(self.exprs.position(index))
+
+
+def _filled(argument: Any, elements: list[Scalar]) -> Any:
+    return elements[argument.number] if isinstance(argument, Slot) else argument

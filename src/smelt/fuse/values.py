@@ -1,0 +1,371 @@
+"""A pure graph as the fuser sees it: values in memory or to be computed, and library calls; views dissolved.
+
+    x: f32[4, 8]; t = t(x); y = mul(t, 2); z = mm(y, x)
+    →  leaf x · pointwise y reads x at strides (1, 8) · call mm(y, x) → z
+
+A `Value` owns (or would own) dense memory laid out by its strides. Whoever uses it reads it through strides over his own
+dimensions, so views, broadcasts and transposes are all the same thing: a `Reading`.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.sizes import Shape, Size, product
+from smelt.ir.graph import Traced, output_node, outputs
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
+from smelt.ops.promote import promoted
+from smelt.ops.record import Emitter, FoldCall, Layout, LibraryCall, OpRecord, Pointwise, Reduce, Scalar, View, Views
+from smelt.ops.registry import is_dense, record_of, why_not_lower
+from smelt.ops.views import expand, squeeze
+
+
+class Kind(Enum):
+    LEAF = "leaf"  # an input or a constant
+    LIBRARY = "library"  # a result of a library call
+    POINTWISE = "pointwise"
+    REDUCE = "reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Where a user finds the element for each point of his dimensions: strides and offset in the value's memory."""
+
+    value: "Value"
+    stride: Shape
+    offset: Size
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """Something with elements. `id` orders values and calls as the graph does."""
+
+    id: int
+    name: str
+    kind: Kind
+    spec: TensorSpec
+    numel: Size
+    readings: tuple[Reading, ...] = ()
+    rule: "PointRule | FoldRule | None" = None
+    cost: int = 0
+    users: "list[Value]" = field(default_factory=list)
+    needed: bool = False  # must be in memory: returned, or read by a library call
+    call: "Call | None" = None  # what yields it, for results of library calls
+
+    @property
+    def is_computed(self) -> bool:
+        return self.kind is Kind.POINTWISE or self.kind is Kind.REDUCE
+
+    @property
+    def loop(self) -> "tuple[Shape, Shape]":
+        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over."""
+        if isinstance(self.rule, FoldRule):
+            return self.rule.shape, self.rule.stride
+        return self.spec.shape, self.spec.stride
+
+
+@dataclass(frozen=True, slots=True)
+class PointRule:
+    """How an element follows from its readings: the record's rule and the call's arguments, tensors as `Slot`s."""
+
+    lowering: Pointwise
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    common: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """In a rule's arguments: the element of the `number`-th reading."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRule:
+    """A fold over `dims` of points `shape`, visited in the order of dense `stride`. `result` are the strides of the
+    folded value's own memory over those dims, zero where a dim is folded away."""
+
+    call: FoldCall
+    shape: Shape
+    stride: Shape
+    result: Shape
+    count: Size  # how many elements fold into one
+    inner: Size  # extent of the innermost run of folded dims, in visiting order
+    kept_inner: Size  # extent of the innermost run of dims that stay
+    is_rows: bool  # folds exactly the innermost run, into results that lie in the order of the rows
+
+    @classmethod
+    def of(cls, call: FoldCall, shape: Shape, stride: Shape, result: Shape) -> "FoldRule":
+        inside_out = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: stride[d])
+        folded = [dim in call.dims for dim in inside_out]
+        sizes = [shape[dim] for dim in inside_out]
+        inner = product(size for size, _ in zip(sizes, takewhile(bool, folded), strict=False))
+        kept_inner = product(size for size, _ in zip(sizes, takewhile(operator.not_, folded), strict=False))
+        count = product(shape[dim] for dim in call.dims)
+        is_rows = inner == count and all(
+            result[dim] * inner == stride[dim] for dim in inside_out if dim not in call.dims
+        )
+        return cls(call, shape, stride, result, count, inner, kept_inner, is_rows)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` are its values, None where unused."""
+
+    id: int
+    name: str
+    op: torch._ops.OpOverload
+    lowering: LibraryCall
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Value | None]
+    why: str
+    after: "Call | None" = None  # a call that must come first: random numbers are drawn in order
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of the graph: a strided view of a value."""
+
+    value: Value
+    layout: Layout
+
+
+@dataclass(slots=True)
+class Lowered:
+    """The whole graph: values and calls in order, and what it returns (`Ref`s and plain values)."""
+
+    items: list[Value | Call] = field(default_factory=list)
+    returns: list[Any] = field(default_factory=list)
+    constants: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def values(self) -> Iterator[Value]:
+        return (item for item in self.items if isinstance(item, Value))
+
+
+def lower(traced: Traced) -> Lowered:
+    """Read a pure graph."""
+    return _Lowerer(traced).run()
+
+
+def references(value: Any) -> Iterator[Ref]:
+    """Every `Ref` in arguments, lists included."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+
+
+class _Lowerer:
+    """One pass over the graph, node by node."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.lowered = Lowered()
+        self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
+        self.last_random: Call | None = None
+
+    def run(self) -> Lowered:
+        graph = self.traced.graph
+        live = _live_nodes(graph)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._leaf(node, str(node.name))
+            elif node in live and node.op == "get_attr":
+                self.lowered.constants.append((str(node.name), self.traced.constants[str(node.target)]))
+                self._leaf(node, str(node.name))
+            elif node in live and node.op == "call_function":
+                self._call_function(node)
+        for returned in outputs(graph):
+            self.lowered.returns.append(self._resolve(returned))
+        for ref in references(self.lowered.returns):
+            ref.value.needed = True
+        return self.lowered
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return self.refs[argument]
+        if isinstance(argument, tuple | list):
+            return type(argument)(self._resolve(item) for item in argument)
+        return argument
+
+    def _new(self, node: fx.Node, name: str, kind: Kind, spec: TensorSpec, **rest: Any) -> Value:
+        value = Value(len(self.lowered.items), name, kind, spec, spec.numel, **rest)
+        self.lowered.items.append(value)
+        for reading in value.readings:
+            reading.value.users.append(value)
+        return value
+
+    def _leaf(self, node: fx.Node, name: str) -> None:
+        spec = tensor_spec(node)
+        self.refs[node] = _whole(self._new(node, name, Kind.LEAF, spec))
+
+    def _call_function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            several, position = node.args
+            self.refs[node] = self.refs[several][position]  # type: ignore[index]
+            return
+        record = record_of(node.target)
+        why = why_not_lower(node)
+        if why is not None:
+            self._library(node, record, why)
+        elif isinstance(record.lowering, View):
+            self._view(node, record.lowering)
+        elif isinstance(record.lowering, Views):
+            base: Ref = self.refs[node.args[0]]  # type: ignore[index]
+            layouts = record.lowering.move(base.layout, *node.args[1:], **node.kwargs)
+            self.refs[node] = [Ref(base.value, layout) for layout in layouts]
+        elif isinstance(record.lowering, Pointwise):
+            self._pointwise(node, record)
+        elif isinstance(record.lowering, Reduce):
+            self._reduce(node, record.lowering)
+
+    def _view(self, node: fx.Node, lowering: View) -> None:
+        base: Ref = self.refs[node.args[0]]  # type: ignore[index]
+        layout = lowering.move(base.layout, *node.args[1:], **node.kwargs)
+        spec = tensor_spec(node)
+        if layout is None:
+            why = "reshapes what no strides can describe"
+            self._library(node, OpRecord(torch.ops.aten.reshape.default, LibraryCall(), 0), why)
+            return
+        if layout.shape != spec.shape:
+            raise AssertionError(f"{node.format_node()}: shape {layout.shape}, but its spec says {spec.shape}")
+        self.refs[node] = Ref(base.value, layout)
+
+    def _pointwise(self, node: fx.Node, record: OpRecord) -> None:
+        spec = tensor_spec(node)
+        readings: list[Reading] = []
+
+        def place(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                ref: Ref = self.refs[argument]
+                spread = expand(ref.layout, spec.shape)
+                readings.append(Reading(ref.value, spread.stride, spread.offset))
+                return Slot(len(readings) - 1)
+            return argument
+
+        lowering = record.lowering
+        assert isinstance(lowering, Pointwise)
+        args = tuple(None if lowering.template and i == 0 else place(argument) for i, argument in enumerate(node.args))
+        kwargs = {name: place(argument) for name, argument in node.kwargs.items()}
+        rule = PointRule(lowering, args, kwargs, promoted(_operand_specs(node)))
+        value = self._new(
+            node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost
+        )
+        self.refs[node] = _whole(value)
+
+    def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
+        call = lowering.read(node)
+        base: Ref = self.refs[node.args[0]]  # type: ignore[index]
+        spec = tensor_spec(node)
+        shape = base.layout.shape
+        if product(shape[dim] for dim in call.dims) == 1:
+            self._fold_nothing(node, call, base)
+            return
+        own = iter(spec.stride)
+        result = []
+        for dim in range(len(shape)):
+            stride = next(own) if call.keepdim or dim not in call.dims else 0
+            result.append(0 if dim in call.dims else stride)
+        rule = FoldRule.of(call, shape, _dense_order(base.layout), tuple(result))
+        reading = Reading(base.value, base.layout.stride, base.layout.offset)
+        value = self._new(node, node.name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+        self.refs[node] = _whole(value)
+
+    def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
+        """A fold over extents of one is the element itself."""
+        kept = base.layout if call.keepdim else squeeze(base.layout, call.dims)
+        reading = Reading(base.value, kept.stride, kept.offset)
+        rule = PointRule(Pointwise(_itself), (Slot(0),), {}, tensor_spec(node).dtype)
+        value = self._new(node, node.name, Kind.POINTWISE, tensor_spec(node), readings=(reading,), rule=rule, cost=1)
+        self.refs[node] = _whole(value)
+
+    def _library(self, node: fx.Node, record: OpRecord, why: str) -> None:
+        args = self._resolve(node.args)
+        kwargs = {name: self._resolve(argument) for name, argument in node.kwargs.items()}
+        lowering = record.lowering if isinstance(record.lowering, LibraryCall) else LibraryCall()
+        target = record.op if isinstance(record.lowering, LibraryCall) else node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        for ref in references((args, kwargs)):
+            ref.value.needed = True
+        call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why)
+        self.lowered.items.append(call)
+        if is_random(target):
+            call.after, self.last_random = self.last_random, call
+        spec = spec_of(node)
+        if isinstance(spec, TensorSpec):
+            value = self._new(node, node.name, Kind.LIBRARY, spec, call=call)
+            call.results.append(value)
+            self.refs[node] = _whole(value)
+        elif isinstance(spec, tuple):
+            self.refs[node] = self._several(node, call, spec)
+
+    def _several(self, node: fx.Node, call: Call, specs: tuple[TensorSpec | None, ...]) -> list[Ref | None]:
+        used = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        found: list[Ref | None] = []
+        for position, spec in enumerate(specs):
+            if spec is None or position not in used:
+                call.results.append(None)
+                found.append(None)
+                continue
+            value = self._new(node, used[position].name, Kind.LIBRARY, spec, call=call)
+            call.results.append(value)
+            found.append(_whole(value))
+        return found
+
+
+def _itself(e: Emitter, x: Scalar) -> Scalar:
+    return e.cast(x, e.result)
+
+
+def is_random(op: torch._ops.OpOverload) -> bool:
+    """Whether the operator draws from a random number generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """What the outputs need, and whatever moves the random number generator."""
+    live = {output_node(graph)}
+    for node in reversed(graph.nodes):
+        random = isinstance(node.target, torch._ops.OpOverload) and is_random(node.target)
+        if node in live or random:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _whole(value: Value) -> Ref:
+    return Ref(value, Layout(value.spec.shape, value.spec.stride))
+
+
+def _operand_specs(node: fx.Node) -> Iterator[Any]:
+    for argument in node.args:
+        if isinstance(argument, fx.Node):
+            yield tensor_spec(argument)
+        elif isinstance(argument, bool | int | float):
+            yield argument
+
+
+def _dense_order(layout: Layout) -> Shape:
+    """Dense strides that visit the elements in the order they lie in memory; the layout's own where it is dense."""
+    if is_dense(layout):
+        return layout.stride
+    order = sorted(range(len(layout.shape)), key=lambda dim: (layout.stride[dim], -dim))
+    strides, step = [0] * len(order), 1
+    # Broadcast dims (stride 0) have no place in memory: visit them outermost.
+    for dim in [d for d in order if layout.stride[d]] + [d for d in order if not layout.stride[d]]:
+        strides[dim] = step
+        step *= layout.shape[dim]
+    return tuple(strides)

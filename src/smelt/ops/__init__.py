@@ -1,0 +1,4 @@
+"""Layer 2: what the compiler knows of operators, one record each: lowering, cost, samples.
+
+`registry.record_of(op)` finds a record; `registry.why_not_lower(node)` says why a call stays a library call.
+"""

@@ -1,0 +1,72 @@
+"""Records of activations and their gradients that autograd writes as one operator each.
+
+    threshold_backward(g, x, 0)  →  where x <= 0 then 0 else g
+"""
+
+import torch
+
+from smelt.ops import samples
+from smelt.ops.pointwise import declare, rounded, value, why_not_bool, why_not_integer
+from smelt.ops.record import TRANSCENDENTAL, Emitter, Number, Scalar
+
+aten = torch.ops.aten
+
+
+def _relu(e: Emitter, x: Scalar) -> Scalar:
+    found = value(e, x, e.result)
+    return e.op("maximum", found, e.const(0, e.result))
+
+
+def _leaky_relu(e: Emitter, x: Scalar, negative_slope: Number = 0.01) -> Scalar:
+    sloped = e.op("mul", x, e.const(negative_slope, e.result))
+    return e.op("where", e.op("gt", x, e.const(0, e.result)), x, sloped)
+
+
+def _leaky_relu_backward(e: Emitter, grad: Scalar, x: Scalar, negative_slope: Number, self_is_result: bool) -> Scalar:
+    left = value(e, grad, e.result)
+    sloped = e.op("mul", left, e.const(negative_slope, e.result))
+    return e.op("where", e.op("gt", rounded(e, x, e.common), e.const(0, x.dtype)), left, sloped)
+
+
+def _threshold_backward(e: Emitter, grad: Scalar, x: Scalar, threshold: Number) -> Scalar:
+    passed = value(e, grad, e.result)
+    blocked = e.op("le", rounded(e, x, e.common), rounded(e, threshold, e.common))
+    return e.op("where", blocked, e.const(0, e.result), passed)
+
+
+def _sigmoid_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
+    rest = e.op("sub", e.const(1, e.result), value(e, y, e.result))
+    return e.op("mul", e.op("mul", value(e, grad, e.result), rest), value(e, y, e.result))
+
+
+def _tanh_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
+    square = e.op("mul", value(e, y, e.result), value(e, y, e.result))
+    return e.op("mul", value(e, grad, e.result), e.op("sub", e.const(1, e.result), square))
+
+
+declare(aten.relu.default, emit=_relu, samples=samples.unary, why_not=why_not_bool)
+declare(
+    aten.leaky_relu.default, emit=_leaky_relu, cost=2, samples=samples.with_numbers(0.1, 2), why_not=why_not_integer
+)
+declare(
+    aten.leaky_relu_backward.default,
+    emit=_leaky_relu_backward,
+    cost=2,
+    samples=samples.call(0.1, False, tensors=2),
+    why_not=why_not_integer,
+)
+declare(
+    aten.threshold_backward.default,
+    emit=_threshold_backward,
+    samples=samples.chain(samples.call(0, tensors=2), samples.call(0.1, tensors=2)),
+    why_not=why_not_integer,
+)
+declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, samples=samples.call(tensors=2), why_not=why_not_integer)
+declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, samples=samples.call(tensors=2), why_not=why_not_integer)
+
+
+def _silu(e: Emitter, x: Scalar) -> Scalar:
+    return e.op("mul", x, e.op("sigmoid", x))
+
+
+declare(aten.silu.default, emit=_silu, cost=TRANSCENDENTAL, samples=samples.unary, why_not=why_not_integer)

@@ -1,0 +1,137 @@
+"""Records of tensors made from nothing but numbers and positions.
+
+    full([4], 2.0)     →  v0 = const 2.0
+    arange(2, 10, 3)   →  v0 = position [j] ; v1 = mul v0, 3 ; v2 = add v1, 2
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.pointwise import declare
+from smelt.ops.record import Emitter, Number, Sample, Scalar
+from smelt.ops.samples import fixed
+
+aten = torch.ops.aten
+
+
+def _full(e: Emitter, size: Any, number: Number, **_: Any) -> Scalar:
+    return e.cast(e.const(number, e.dtype), e.result)
+
+
+def _full_new(e: Emitter, like: None, size: Any, number: Number, **_: Any) -> Scalar:
+    return e.cast(e.const(number, e.dtype), e.result)
+
+
+def _filled(number: int) -> Any:
+    def emit(e: Emitter, *_: Any, **__: Any) -> Scalar:
+        return e.const(number, e.result)
+
+    return emit
+
+
+def _why_not_hold(position: int) -> Any:
+    """A number the dtype cannot hold is PyTorch's to refuse or wrap."""
+
+    def why_not(node: fx.Node) -> str | None:
+        number, dtype = node.args[position], tensor_spec(node).dtype
+        if not isinstance(number, bool | int | float):
+            return "is filled with a value that is no number"
+        if dtype.is_floating_point or dtype is torch.bool:
+            return None
+        if isinstance(number, float) or not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
+            return "is filled with a number its dtype cannot hold"
+        return None
+
+    return why_not
+
+
+def _like(*extra: Any) -> Any:
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        yield Sample((samples.tensor(dtype, (3, 4)), *extra))
+        yield Sample((samples.tensor(dtype, (3, 4)).t(), *extra), {"dtype": torch.float32})
+
+    return generate
+
+
+declare(aten.full.default, emit=_full, samples=fixed((([2, 3], 2), {}), (([], True), {})), why_not=_why_not_hold(1))
+declare(aten.full_like.default, template=True, emit=_full, samples=_like(1), why_not=_why_not_hold(1))
+declare(aten.new_full.default, template=True, emit=_full_new, samples=_like([2, 2], 1), why_not=_why_not_hold(2))
+declare(aten.fill.Scalar, template=True, emit=_full, samples=samples.call(1), why_not=_why_not_hold(1))
+declare(
+    aten.scalar_tensor.default,
+    emit=lambda e, number, **_: e.cast(e.const(number, e.dtype), e.result),
+    samples=fixed(((1,), {}), ((True,), {})),
+    why_not=_why_not_hold(0),
+)
+declare(aten.zeros.default, emit=_filled(0), samples=fixed((([2, 3],), {})))
+declare(aten.ones.default, emit=_filled(1), samples=fixed((([2, 3],), {})))
+declare(aten.zeros_like.default, template=True, emit=_filled(0), samples=_like())
+declare(aten.ones_like.default, template=True, emit=_filled(1), samples=_like())
+declare(aten.new_zeros.default, template=True, emit=_filled(0), samples=_like([2, 2]))
+declare(aten.new_ones.default, template=True, emit=_filled(1), samples=_like([2, 2]))
+
+
+def _arange(e: Emitter, start: Number, step: Number) -> Scalar:
+    """As PyTorch: integers in int64, floats in double, converted once at the end."""
+    inner = torch.float64 if e.result.is_floating_point else torch.int64
+    found = e.cast(e.position(0), inner)
+    if step != 1:
+        found = e.op("mul", found, e.const(step, inner))
+    if start != 0:
+        found = e.op("add", found, e.const(start, inner))
+    return e.cast(found, e.result)
+
+
+def _why_not_arange(node: fx.Node) -> str | None:
+    numbers = [argument for argument in node.args if isinstance(argument, int | float)]
+    if tensor_spec(node).dtype.is_floating_point:
+        return None
+    if any(isinstance(number, float) for number in numbers):
+        return "counts integers by fractions"
+    return "counts in bool" if tensor_spec(node).dtype is torch.bool else None
+
+
+declare(
+    aten.arange.default,
+    emit=lambda e, end, **_: _arange(e, 0, 1),
+    samples=fixed(((5,), {}), ((4.5,), {})),
+    why_not=_why_not_arange,
+)
+declare(
+    aten.arange.start,
+    emit=lambda e, start, end, **_: _arange(e, start, 1),
+    samples=fixed(((2, 7), {}), ((0.5, 4.0), {})),
+    why_not=_why_not_arange,
+)
+declare(
+    aten.arange.start_step,
+    emit=lambda e, start, end, step=1, **_: _arange(e, start, step),
+    samples=fixed(((2, 9, 3), {}), ((9, 2, -2), {}), ((0.0, 1.0, 0.1), {})),
+    why_not=_why_not_arange,
+)
+
+
+def _triangle(comparison: str) -> Any:
+    """Keep where col - row compares with `diagonal`, zero elsewhere."""
+
+    def emit(e: Emitter, x: Scalar, diagonal: int = 0) -> Scalar:
+        rank = len(e.shape)
+        apart = e.op("sub", e.position(rank - 1), e.position(rank - 2))
+        kept = e.op(comparison, apart, e.const(diagonal, torch.int64))
+        return e.op("where", kept, e.cast(x, e.result), e.const(0, e.result))
+
+    return emit
+
+
+def _triangle_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    for diagonal in (0, 1, -1):
+        yield Sample((samples.tensor(dtype, (2, 3, 4)), diagonal))
+
+
+declare(aten.triu.default, emit=_triangle("ge"), cost=2, samples=_triangle_samples)
+declare(aten.tril.default, emit=_triangle("le"), cost=2, samples=_triangle_samples)

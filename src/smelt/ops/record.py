@@ -1,0 +1,157 @@
+"""`OpRecord`: all that is known of one ATen operator, in one place.
+
+A record says how the operator lowers (to scalar code at a point, to a fold, to a strided view, or not at all: a library
+call), what it costs at a point, and yields sample calls for tests.
+
+    OpRecord(aten.relu.default, Pointwise(relu), cost=1, samples=...)
+
+Scalar code is written against an `Emitter`, so the same rule serves whoever builds kernels:
+
+    def relu(e, x):
+        return e.op("maximum", x, e.const(0, x.dtype))
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from smelt.base.sizes import Shape, Size
+from smelt.ir.kernel import Reduction as Fold
+
+# Costs at one point, in units of one arithmetic operation.
+CHEAP = 1
+ROOT = 4
+TRANSCENDENTAL = 12
+LIBRARY_COST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A value inside a kernel being built. Narrow floats (bf16, f16) are already widened to f32 here."""
+
+    id: int
+    dtype: torch.dtype
+
+
+Number = bool | int | float
+
+
+class Emitter(Protocol):
+    """Where a lowering writes its scalar code. It speaks for one call of one operator."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the call's result, not widened."""
+
+    @property
+    def result(self) -> torch.dtype:
+        """The dtype to compute the result in: that of the call's result, widened."""
+
+    @property
+    def common(self) -> torch.dtype:
+        """The dtype PyTorch promotes the call's tensors and numbers to, not widened."""
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the call's result."""
+
+    def const(self, value: Number, dtype: torch.dtype) -> Scalar: ...
+
+    def op(self, name: str, *args: Scalar) -> Scalar: ...
+
+    def cast(self, value: Scalar, dtype: torch.dtype) -> Scalar: ...
+
+    def position(self, dim: int) -> Scalar:
+        """The index along `dim` of the result, as an int64."""
+
+
+EmitRule = Callable[..., Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Each element of the result from the elements at its (broadcast) index. `emit(emitter, *args, **kwargs)` gets
+    the call's own arguments, tensors replaced by scalars. With `template`, the first tensor only lends its shape and
+    dtype, and None stands in its place."""
+
+    emit: EmitRule
+    template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoldCall:
+    """A reduction call, read: which dims go, whether they stay with extent one, and what is folded how."""
+
+    fold: Fold
+    dims: tuple[int, ...]
+    keepdim: bool
+    dtype: torch.dtype  # dtype folded in, widened
+    divide: bool = False  # the fold is divided by the number of elements folded: mean
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """A fold over dims of the first argument. `read(node)` interprets the call."""
+
+    read: Callable[[fx.Node], FoldCall]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a view lie: positions count from the first element of what is viewed."""
+
+    shape: Shape
+    stride: Shape
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The same memory, seen otherwise. `move(layout, *args, **kwargs)` gets the layout of the first argument and the
+    other arguments, and returns the result's, or None where no strides describe it."""
+
+    move: Callable[..., Layout | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Several views of one tensor (`split`, `unbind`): as `View`, with a list of layouts."""
+
+    move: Callable[..., Sequence[Layout]]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """Left to ATen. `out` is the variant that writes into given memory, `into` the names of its out arguments."""
+
+    out: torch._ops.OpOverload | None = None
+    into: tuple[str, ...] = ()
+
+
+Lowering = Pointwise | Reduce | View | Views | LibraryCall
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call to try: `op(*args, **kwargs)`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+# Sample calls with tensors of a dtype; dtypes the operator rejects yield nothing or calls that PyTorch refuses.
+Samples = Callable[[torch.dtype], Iterator[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One operator. `why_not(node)` gives the reason a particular call must stay a library call, or None."""
+
+    op: torch._ops.OpOverload
+    lowering: Lowering
+    cost: int
+    samples: Samples | None = None
+    why_not: Callable[[fx.Node], str | None] | None = None

@@ -1,0 +1,114 @@
+"""Records of folds over dimensions.
+
+    mean.dim(x, [1], True)  →  FoldCall(fold="sum", dims=(1,), keepdim=True, dtype=f32, divide=True)
+
+Dims come out normalised, sorted and non-negative; none given means all.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.kernel import Reduction
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.promote import widened
+from smelt.ops.record import FoldCall, OpRecord, Reduce, Sample
+from smelt.ops.registry import register
+
+aten = torch.ops.aten
+
+
+def _source(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _dims(rank: int, given: Any) -> tuple[int, ...]:
+    if given is None or given == []:
+        return tuple(range(rank))
+    listed = given if isinstance(given, tuple | list) else [given]
+    return tuple(sorted({dim % rank for dim in listed})) if rank else ()
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _reader(fold: Reduction, dim_name: str | None, *, divide: bool = False) -> Any:
+    """How to read a call whose second argument is `dim_name` (None: folds everything) and third is `keepdim`."""
+
+    def read(node: fx.Node) -> FoldCall:
+        given = None if dim_name is None else _argument(node, 1, dim_name, None)
+        keepdim = dim_name is not None and bool(_argument(node, 2, "keepdim", False))
+        rank = len(tensor_spec(_source(node)).shape)
+        dtype = widened(tensor_spec(node).dtype)
+        if fold in ("any", "all"):
+            dtype = torch.bool
+        elif dtype is torch.bool and fold in ("max", "min"):
+            return FoldCall("any" if fold == "max" else "all", _dims(rank, given), keepdim, torch.bool)
+        return FoldCall(fold, _dims(rank, given), keepdim, dtype, divide)
+
+    return read
+
+
+def _why_not(node: fx.Node) -> str | None:
+    """Where the dtype folded in is not the result's: PyTorch's affair."""
+    source, result = tensor_spec(_source(node)).dtype, tensor_spec(node).dtype
+    fold = str(node.target).split(".")[1]
+    if fold in ("any", "all"):
+        return None if result is torch.bool else "yields numbers for truth"
+    if source.is_floating_point and not result.is_floating_point:
+        return "folds floats into integers"
+    if result is torch.bool and (fold in ("sum", "prod", "mean") or source is not torch.bool):
+        return "folds into bool"
+    return None
+
+
+def _over_dims(dtype: torch.dtype) -> Iterator[Sample]:
+    for dims in ([0], [1], [-1], [0, 2], [1, 2], [0, 1, 2]):
+        yield Sample((samples.finite(dtype, (3, 2, 4)), dims))
+        yield Sample((samples.finite(dtype, (3, 2, 4)), dims, True))
+    yield Sample((samples.tensor(dtype, (3, 16)), [1]))
+    yield Sample((samples.finite(dtype, (3, 4)).t(), [1]))
+    yield Sample((samples.finite(dtype, (3, 1)), [1]))
+
+
+def _over_dim(dtype: torch.dtype) -> Iterator[Sample]:
+    for sample in _over_dims(dtype):
+        source, dims, *rest = sample.args
+        if len(dims) == 1:
+            yield Sample((source, dims[0], *rest))
+
+
+def _over_all(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample((samples.finite(dtype, (3, 4)),))
+    yield Sample((samples.finite(dtype, (), 3),))
+    yield Sample((samples.finite(dtype, (3, 4)).t(),))
+
+
+def _declare(op: torch._ops.OpOverload, fold: Reduction, dim_name: str | None, divide: bool = False) -> None:
+    single = dim_name is not None and str(op._schema.arguments[1].type) in ("int", "Optional[int]")
+    found = _over_all if dim_name is None else _over_dim if single else _over_dims
+    register(OpRecord(op, Reduce(_reader(fold, dim_name, divide=divide)), 1, found, _why_not))
+
+
+_declare(aten.sum.default, "sum", None)
+_declare(aten.sum.dim_IntList, "sum", "dim")
+_declare(aten.mean.default, "sum", None, divide=True)
+_declare(aten.mean.dim, "sum", "dim", divide=True)
+_declare(aten.prod.default, "prod", None)
+_declare(aten.prod.dim_int, "prod", "dim")
+_declare(aten.amax.default, "max", "dim")
+_declare(aten.amin.default, "min", "dim")
+_declare(aten.max.default, "max", None)
+_declare(aten.min.default, "min", None)
+_declare(aten.any.default, "any", None)
+_declare(aten.any.dim, "any", "dim")
+_declare(aten.any.dims, "any", "dim")
+_declare(aten.all.default, "all", None)
+_declare(aten.all.dim, "all", "dim")
+_declare(aten.all.dims, "all", "dim")

@@ -1,0 +1,103 @@
+"""The records by operator, and the one question asked of them: can this call be lowered, and if not, why not?
+
+    record_of(aten.add.Tensor)  → its OpRecord          why_not_lower(node) → None, or "computes on complex64"
+"""
+
+import importlib
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
+from smelt.ops.promote import KERNEL_DTYPES
+from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, OpRecord, View, Views
+
+_records: dict[torch._ops.OpOverload, OpRecord] = {}
+_FAMILIES = ("pointwise", "activations", "creation", "reductions", "views", "library")
+_loaded = False
+
+
+def register(record: OpRecord) -> None:
+    """Add a record; an operator has one."""
+    if record.op in _records:
+        raise ValueError(f"{record.op} has a record already")
+    _records[record.op] = record
+
+
+def _load() -> None:
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for family in _FAMILIES:
+        importlib.import_module(f"smelt.ops.{family}")
+
+
+def record_of(op: object) -> OpRecord:
+    """The record of an operator; one that nobody wrote down is a plain library call."""
+    _load()
+    found = _records.get(op)  # type: ignore[call-overload]
+    if found is None:
+        if not isinstance(op, torch._ops.OpOverload):
+            raise TypeError(f"{op} is not an ATen operator")
+        found = _records[op] = OpRecord(op, LibraryCall(), LIBRARY_COST)
+    return found  # type: ignore[no-any-return]
+
+
+def all_records() -> list[OpRecord]:
+    """Every record that is written down, by name."""
+    _load()
+    written = [r for r in _records.values() if r.lowering != LibraryCall()]
+    return sorted(written, key=lambda record: str(record.op))
+
+
+def empty_slots() -> dict[str, list[str]]:
+    """What records lack: slot name → operators. Library calls need no samples: PyTorch runs them."""
+    lacking: dict[str, list[str]] = {"samples": [], "cost": []}
+    for record in all_records():
+        if record.samples is None and not isinstance(record.lowering, LibraryCall):
+            lacking["samples"].append(str(record.op))
+        if record.cost < 0:
+            lacking["cost"].append(str(record.op))
+    return lacking
+
+
+def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:
+    """The specs of the tensors a call takes."""
+    for argument in node.all_input_nodes:
+        spec = spec_of(argument)
+        if isinstance(spec, TensorSpec):
+            yield spec
+
+
+def why_not_lower(node: fx.Node) -> str | None:
+    """Why a call stays a library call, in words, or None when kernels can compute it exactly as PyTorch does."""
+    record = record_of(node.target)
+    if isinstance(record.lowering, LibraryCall):
+        return "is left to the library"
+    if isinstance(record.lowering, View | Views):
+        return record.why_not(node) if record.why_not else None
+    result = spec_of(node)
+    if not isinstance(result, TensorSpec):
+        return "does not yield one tensor"
+    for spec in (*tensor_arguments(node), result):
+        if spec.dtype not in KERNEL_DTYPES:
+            return f"computes on {short_name(spec.dtype)}"
+        if spec.numel == 0:
+            return "has no elements"
+        if spec.device != result.device:
+            return f"moves between {spec.device} and {result.device}"
+    if not is_dense(result):
+        return "yields a tensor with gaps"
+    return record.why_not(node) if record.why_not else None
+
+
+def is_dense(spec: TensorSpec | Layout) -> bool:
+    """Every element of the span is used exactly once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((st, si) for si, st in zip(spec.shape, spec.stride, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

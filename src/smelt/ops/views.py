@@ -1,0 +1,178 @@
+"""Records of views: where the elements of the result lie in the memory of the argument.
+
+    permute(layout (2, 3):(3, 1), [1, 0])  →  layout (3, 2):(1, 3)
+
+A rule returns None where no strides describe the result (a `reshape` that must copy); the fuser then copies.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import Shape, Size, product
+from smelt.ops import samples
+from smelt.ops.record import Layout, OpRecord, Sample, Samples, View, Views
+from smelt.ops.registry import register
+
+aten = torch.ops.aten
+
+
+def reshape(layout: Layout, shape: Sequence[Size]) -> Layout | None:
+    """Strides of the same elements under another shape, if there are any."""
+    shape = _without_minus_one(product(layout.shape), shape)
+    if shape == layout.shape:
+        return layout
+    strides: list[Size] = [1] * len(shape)
+    old = [(size, stride) for size, stride in zip(layout.shape, layout.stride, strict=True) if size != 1]
+    dim = len(shape) - 1
+    while old:
+        run, stride = old.pop()
+        while old and old[-1][1] == run * stride:
+            run *= old.pop()[0]
+        filled: Size = 1
+        while dim >= 0 and (filled < run or shape[dim] == 1):
+            strides[dim] = stride * filled
+            filled *= shape[dim]
+            dim -= 1
+        if filled != run:
+            return None
+    return Layout(shape, tuple(strides), layout.offset)
+
+
+def _without_minus_one(count: Size, shape: Sequence[Size]) -> Shape:
+    if -1 not in shape:
+        return tuple(shape)
+    known = product(size for size in shape if size != -1)
+    return tuple(count // known if size == -1 else size for size in shape)
+
+
+def permute(layout: Layout, dims: Sequence[int]) -> Layout:
+    rank = len(layout.shape)
+    order = [dim % rank for dim in dims]
+    return Layout(tuple(layout.shape[d] for d in order), tuple(layout.stride[d] for d in order), layout.offset)
+
+
+def transpose(layout: Layout, first: int, second: int) -> Layout:
+    rank = len(layout.shape)
+    if rank == 0:
+        return layout
+    order = list(range(rank))
+    order[first], order[second] = order[second % rank], order[first % rank]
+    return permute(layout, order)
+
+
+def turn(layout: Layout) -> Layout:
+    return transpose(layout, 0, 1) if len(layout.shape) == 2 else layout
+
+
+def expand(layout: Layout, shape: Sequence[Size], implicit: bool = False) -> Layout:
+    added = len(shape) - len(layout.shape)
+    sizes, strides = list(shape), [0] * len(shape)
+    for dim, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True), start=added):
+        if sizes[dim] in (-1, size):
+            sizes[dim], strides[dim] = size, stride
+    return Layout(tuple(sizes), tuple(strides), layout.offset)
+
+
+def unsqueeze(layout: Layout, dim: int) -> Layout:
+    rank = len(layout.shape)
+    dim %= rank + 1
+    stride = layout.shape[dim] * layout.stride[dim] if dim < rank else 1
+    shape = (*layout.shape[:dim], 1, *layout.shape[dim:])
+    return Layout(shape, (*layout.stride[:dim], stride, *layout.stride[dim:]), layout.offset)
+
+
+def squeeze(layout: Layout, dims: int | Sequence[int] | None = None) -> Layout:
+    rank = len(layout.shape)
+    if dims is None:
+        dims = range(rank)
+    elif isinstance(dims, int):
+        dims = [dims]
+    gone = {dim % rank for dim in dims if layout.shape[dim] == 1} if rank else set()
+    kept = [dim for dim in range(rank) if dim not in gone]
+    return Layout(tuple(layout.shape[d] for d in kept), tuple(layout.stride[d] for d in kept), layout.offset)
+
+
+def select(layout: Layout, dim: int, index: int) -> Layout:
+    dim %= len(layout.shape)
+    index %= layout.shape[dim]
+    offset = layout.offset + index * layout.stride[dim]
+    return Layout(
+        layout.shape[:dim] + layout.shape[dim + 1 :], layout.stride[:dim] + layout.stride[dim + 1 :], offset
+    )
+
+
+def cut(
+    layout: Layout, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Layout:
+    """`slice`: Python's own rules for negative and overlong bounds."""
+    dim %= len(layout.shape)
+    first, last, _ = slice(start, end, step).indices(layout.shape[dim])
+    size = max(0, -(-(last - first) // step))
+    shape = (*layout.shape[:dim], size, *layout.shape[dim + 1 :])
+    stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :])
+    return Layout(shape, stride, layout.offset + first * layout.stride[dim])
+
+
+def diagonal(layout: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Layout:
+    rank = len(layout.shape)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    rows, cols = layout.shape[dim1] + min(offset, 0), layout.shape[dim2] - max(offset, 0)
+    start = layout.offset + max(offset, 0) * layout.stride[dim2] + max(-offset, 0) * layout.stride[dim1]
+    kept = [dim for dim in range(rank) if dim not in (dim1, dim2)]
+    shape = (*(layout.shape[d] for d in kept), max(0, min(rows, cols)))
+    stride = (*(layout.stride[d] for d in kept), layout.stride[dim1] + layout.stride[dim2])
+    return Layout(shape, stride, start)
+
+
+def unchanged(layout: Layout) -> Layout:
+    return layout
+
+
+def split(layout: Layout, size: int | Sequence[int], dim: int = 0) -> list[Layout]:
+    dim %= len(layout.shape)
+    extent = layout.shape[dim]
+    if isinstance(size, int):
+        size = [min(size, extent - at) for at in range(0, extent, size)] or [0]
+    pieces, at = [], 0
+    for length in size:
+        pieces.append(cut(layout, dim, at, at + length))
+        at += length
+    return pieces
+
+
+def unbind(layout: Layout, dim: int = 0) -> list[Layout]:
+    return [select(layout, dim, index) for index in range(layout.shape[dim])]
+
+
+def _on(shape: tuple[int, ...], *calls: tuple[Any, ...]) -> Samples:
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for args in calls:
+            yield Sample((samples.finite(dtype, shape), *args))
+
+    return generate
+
+
+def _view(op: torch._ops.OpOverload, move: Callable[..., Layout | None], shape: tuple[int, ...], *calls: Any) -> None:
+    register(OpRecord(op, View(move), 0, _on(shape, *calls)))
+
+
+for _op in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+    _view(_op, reshape, (2, 3, 4), ([6, 4],), ([2, -1],), ([3, 2, 2, 2],), ([2, 1, 12],), ([24],))
+_view(aten.permute.default, permute, (2, 3, 4), ([2, 0, 1],), ([0, -1, 1],))
+_view(aten.t.default, turn, (2, 3), ())
+_view(aten.transpose.int, transpose, (2, 3, 4), (0, 1), (-1, 1))
+_view(aten.expand.default, expand, (3, 1), ([3, 4],), ([2, -1, 4],), ([2, 3, 1],))
+_view(aten.unsqueeze.default, unsqueeze, (2, 3), (0,), (1,), (-1,))
+_view(aten.squeeze.default, squeeze, (1, 3, 1), ())
+_view(aten.squeeze.dim, squeeze, (1, 3, 1), (0,), (1,), (-1,))
+_view(aten.squeeze.dims, squeeze, (1, 3, 1), ([0, 2],), ([1],))
+_view(aten.select.int, select, (2, 3), (0, 1), (1, -1))
+_view(aten.slice.Tensor, cut, (6, 3), (0, 1, 5), (0, 0, 9223372036854775807, 2), (1, -2))
+_view(aten.diagonal.default, diagonal, (3, 4), (), (1,), (-1, 1, 0))
+_view(aten.alias.default, unchanged, (2, 3), ())
+_view(aten.detach.default, unchanged, (2, 3), ())
+register(OpRecord(aten.split.Tensor, Views(split), 0, _on((6, 3), (2,), (4,), (1, 1))))
+register(OpRecord(aten.split_with_sizes.default, Views(split), 0, _on((6, 3), ([2, 4],), ([1, 2], 1))))
+register(OpRecord(aten.unbind.int, Views(unbind), 0, _on((2, 3), (), (1,))))
