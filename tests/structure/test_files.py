@@ -1,0 +1,84 @@
+"""Files: each opens with what it is, none is too long, and the pages that list things list all of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from smelt.base.errors import CODES
+from smelt.base.events import CHANNELS
+from smelt.base.options import Config, Options, describe
+from tests import golden
+from tests.structure import files
+
+DOCS = files.ROOT / "docs"
+
+
+def name(path: Path) -> str:
+    return path.relative_to(files.ROOT).as_posix()
+
+
+def test_every_file_says_what_it_is() -> None:
+    silent = [name(path) for path in (*files.python_files(), *files.c_files()) if not files.opening(path)]
+    assert silent == []
+
+
+def test_no_file_is_long() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in (*files.python_files(), *files.c_files())}
+    assert {path: length for path, length in lengths.items() if length > files.LONGEST} == {}
+
+
+def test_the_architecture_page_has_a_line_per_file() -> None:
+    page = DOCS / "architecture.md"
+    now = files.replaced(page.read_text(encoding="utf-8"), files.file_list())
+    if golden.updating:
+        page.write_text(now, encoding="utf-8")
+    stored = page.read_text(encoding="utf-8")
+    assert stored == now, golden.difference("docs/architecture.md", stored, now)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"""Does this. Then that."""\n', "Does this"),
+        ('"""Does this: it is\nlong.\n\nMore."""\n', "Does this: it is long"),
+        ('"""A of `b.c`, once:\n\n    x\n"""\n', "A of `b.c`, once"),
+    ],
+)
+def test_a_summary_is_the_first_sentence(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "part.py"
+    path.write_text(text)
+    assert files.summary(path) == expected
+
+
+def test_a_c_file_is_summed_up_by_its_first_comment(tmp_path: Path) -> None:
+    path = tmp_path / "part.c"
+    path.write_text("/* Finds frames.\n *\n * More.\n */\n#include <Python.h>\n")
+    assert files.summary(path) == "Finds frames"
+
+
+def test_every_error_code_is_explained() -> None:
+    sections = re.split(r"^## ", (DOCS / "errors.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    explained = {section.split(":")[0].split()[0]: section for section in sections if section.startswith("SM")}
+    assert sorted(explained) == sorted(CODES)
+    for code, section in explained.items():
+        assert section.splitlines()[0] == f"{code}: {CODES[code]}"
+        assert len(section) > 200, f"{code} deserves more words"
+
+
+def settings_page() -> str:
+    """docs/settings.md, whole: what can be set is written down once, in the code."""
+    lines = ["# Settings", "", "Written from the code by `pytest --update-golden`; edit the fields' own words instead."]
+    for title, kind in (
+        ("Options of one compilation: `smelt.compile(model, options={…})`", Options),
+        ("Settings of the process: `smelt.config`", Config),
+    ):
+        lines += ["", f"## {title}", "", "| name | default | what it does |", "|---|---|---|"]
+        lines += [f"| `{field}` | `{default!r}` | {doc} |" for field, default, doc in describe(kind)]
+    lines += ["", "## Logs: `SMELT_LOGS=graph,kernels`, or `all`", "", "| channel | what is printed, to stderr |", "|---|---|"]
+    lines += [f"| `{channel}` | {doc} |" for channel, doc in CHANNELS.items()]
+    return "\n".join(lines)
+
+
+def test_every_channel_and_setting_is_documented() -> None:
+    golden.golden("settings.md", settings_page(), root=DOCS)
