@@ -22,6 +22,7 @@ from smelt.autograd.trace import (
     CannotTrace,
     Decompositions,
     SharingRecorder,
+    caller_state_kept,
     draws,
     functional,
     functionalized,
@@ -103,7 +104,7 @@ class _Run:
 def trace_forward(traced: Traced | Source, decompositions: Decompositions | None = None) -> Pure:
     """The pure graph of a torch-level graph whose gradients nobody needs."""
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
+    with caller_state_kept(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
         run = _run(source, recorder, with_gradients=False)
         arrangement = arrange(run.outputs, run.inputs)
         written, new_values = _written(source, run)
@@ -121,7 +122,7 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with _untouched_state(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+    with caller_state_kept(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
         run = _run(source, recorder, with_gradients=True)
         arrangement = arrange(run.outputs, run.inputs)
         written, new_values = _written(source, run)
@@ -141,16 +142,6 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
     if events.wanted("joint"):
         events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
     return joint
-
-
-class _untouched_state:
-    """The graph may switch grad mode; whatever happens, the caller's is restored. Autocast's casts are recorded."""
-
-    def __enter__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-
-    def __exit__(self, *error: object) -> None:
-        torch._C._set_grad_enabled(self._grad)
 
 
 def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> _Run:

@@ -8,6 +8,7 @@ the recorder sees pure operators. Values are shared while they are recorded: `si
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,54 +67,55 @@ class SharingRecorder(Recorder):
     def __init__(self, decompositions: Decompositions | None = None) -> None:
         super().__init__(decompositions)
         self.phase = Phase.FORWARD
-        self._calls: dict[Any, tuple[fx.Node, tuple[fx.Node | None, ...]]] = {}
+        self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> fx.Node:
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func in IDENTITIES:
-            result.node = same = self.node_of(args[0])
-            assert isinstance(same, fx.Node)
-            return same
+            result.node = args[0]
+            return
         if func._schema.is_mutable:
             raise CannotTrace(f"{func} writes in place below functionalization")
-        key = self._key(func, args, kwargs) if is_known_pure(func) else None
+        key = _call_key(func, args, kwargs) if is_known_pure(func) else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
             self._take_again(known, result)
-            return known[0]
-        node = super().record(func, args, kwargs, result)
+            return
+        super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
-        for made in {node, *parts} - {None}:
-            set_phase(made, self.phase)
+        made = [part for part in parts if part is not None]
+        for node in {*made, *(node for part in made for node in part.all_input_nodes if part.target is operator.getitem)}:
+            set_phase(node, self.phase)
         if key is not None:
-            self._calls[key] = (node, parts)
-        return node
+            self._calls[key] = parts
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if tensor.requires_grad:
             raise CannotTrace("a tensor that requires grad is used without being an input")
         return super()._constant(tensor)
 
-    def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        key = (func, _hashable(self.node_of(args)), tuple((k, _hashable(self.node_of(v))) for k, v in kwargs.items()))
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
-
-    def _take_again(self, known: tuple[fx.Node, tuple[fx.Node | None, ...]], result: Any) -> None:
-        node, parts = known
-        for ghost, part in zip(_parts(result), parts, strict=True):
-            if isinstance(ghost, GhostTensor):
-                ghost.node = part
-        if self.phase is Phase.BACKWARD:
-            for again in {node, *parts} - {None}:
-                if phase_of(again) is Phase.FORWARD:
-                    set_phase(again, Phase.BOTH)
+    def _take_again(self, known: tuple[fx.Node | None, ...], result: Any) -> None:
+        for ghost, node in zip(_parts(result), known, strict=True):
+            if node is None:
+                continue
+            ghost.node = node
+            if self.phase is Phase.BACKWARD and phase_of(node) is Phase.FORWARD:
+                set_phase(node, Phase.BOTH)
+                if node.target is operator.getitem:
+                    set_phase(node.all_input_nodes[0], Phase.BOTH)
 
 
 def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, tuple | list) else (result,)
+
+
+def _call_key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What two equal calls have in common, or None if that cannot be told."""
+    key = (func, _hashable(args), tuple((name, _hashable(value)) for name, value in kwargs.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _hashable(value: Any) -> Any:
@@ -123,6 +125,18 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, fx.Node):
         return value
     return (type(value), value.hex() if isinstance(value, float) else value)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """`F.dropout` on the CPU, from the same random numbers, without the writes it makes inside."""
+    if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
+        return torch.nn.functional.dropout(input, p, training, inplace)
+    noise = torch.bernoulli(torch.empty_like(input), 1 - p)
+    return input * (noise / (1 - p))
+
+
+# Functions that need not write, and whose writes make functionalization ask meta kernels that import sympy: a second.
+WITHOUT_WRITES: dict[Any, Callable[..., Any]] = {torch.nn.functional.dropout: _dropout}
 
 
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
@@ -145,15 +159,35 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
             if node.op == "call_method":
-                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+                made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
-                values[node] = node.target(*args, **kwargs)
+                made = WITHOUT_WRITES.get(node.target, node.target)(*args, **kwargs)
+            if node.users:
+                values[node] = made
             for used in node.all_input_nodes:
                 waiting[used] -= 1
                 if waiting[used] == 0:
                     del values[used]
     returned = map_arg(output_node(traced.graph).args[0], look_up)
     return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+@contextlib.contextmanager
+def caller_state_kept() -> Iterator[None]:
+    """Run with none of the caller's debugging or saving hooks, and leave grad mode as it was, whatever the graph does."""
+    grad, anomaly, check_nan = torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(anomaly, check_nan)
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+        torch._C._set_grad_enabled(grad)
 
 
 @contextlib.contextmanager

@@ -221,7 +221,8 @@ class Recorder(GhostMode):
 
     def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
         """A new graph input, after those there are and before everything else."""
-        with self.graph.inserting_after(self._last_input) if self._last_input else self.graph.inserting_before(self._head()):
+        after = self._last_input
+        with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(None):
             node = self._last_input = self.graph.placeholder(name)
         set_spec(node, spec)
         return GhostTensor(spec, node)
@@ -259,18 +260,12 @@ class Recorder(GhostMode):
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
-        self.record(func, args, kwargs, result)
+        self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
         return result
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> fx.Node:
-        """Write one call into the graph and tie the ghosts in `result` to it."""
-        node = self.graph.create_node(
-            "call_function",
-            func,
-            self.node_of(args),
-            {name: self.node_of(value) for name, value in kwargs.items()},
-            name=func.overloadpacket.__name__,
-        )
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
+        node = self.graph.create_node("call_function", func, args, kwargs, name=func.overloadpacket.__name__)
         set_spec(node, spec_of_value(result))
         if isinstance(result, GhostTensor):
             result.node = node
@@ -279,10 +274,6 @@ class Recorder(GhostMode):
                 if isinstance(item, GhostTensor):
                     item.node = self.graph.call_function(operator.getitem, (node, position))
                     set_spec(item.node, TensorSpec.of(item))
-        return node
-
-    def _head(self) -> fx.Node:
-        return next(iter(self.graph.nodes), self.graph._root)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         node = self._constant_nodes.get(id(tensor))

@@ -1,0 +1,363 @@
+"""The joined graphs inside PyTorch's autograd: hooks, freeing, version checks, accumulation, higher derivatives."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smelt.autograd import partition
+from smelt.autograd.aot import aot_function
+from smelt.base.errors import SmeltError
+from smelt.ir.joint import Plan
+from smelt.runtime.wrap import join, lazily
+from tests.autograd.helpers import PARTITIONS, aot, leaves
+
+
+def g(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def net(x: Any, w: Any, b: Any) -> Any:
+    return F.gelu(x @ w + b).sin()
+
+
+def inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [g(4, 5), g(5, 3), g(3)]
+
+
+def both(check: Callable[[Callable[..., Any]], Any], function: Callable[..., Any] = net) -> None:
+    torch.testing.assert_close(check(aot(function)), check(function), rtol=1e-12, atol=1e-12)
+
+
+def test_retain_graph_and_freeing() -> None:
+    given = inputs()
+    out = aot(net)(*given).sum()
+    first = torch.autograd.grad(out, given, retain_graph=True)
+    second = torch.autograd.grad(out, given)
+    torch.testing.assert_close(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out, given)
+
+
+def test_saved_tensors_are_freed_after_backward() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def spy(module: Any, examples: Any) -> Any:
+        def run(*given: Any) -> Any:
+            values = module(*given)
+            kept.extend(weakref.ref(value) for value in values[1:] if not any(value is one for one in given))
+            return values
+
+        return run
+
+    given = inputs()
+    out = aot_function(net, spy, lambda module, _: module)(*given).sum()
+    assert kept and all(ref() is not None for ref in kept)
+    out.backward()
+    gc.collect()
+    assert all(ref() is None for ref in kept)
+
+
+def test_accumulation_and_parts_of_it() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        x, w, b = inputs()
+        (run(x, w, b).sum() + run(x * 2, w, b).square().sum()).backward()
+        run(x, w, b).sum().backward(inputs=[w])
+        return x.grad, w.grad, b.grad
+
+    both(check)
+
+
+def test_hooks_fire_once_each() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        fired: list[str] = []
+
+        def hook(name: str, factor: float) -> Callable[[Any], Any]:
+            return lambda grad: (fired.append(name), grad * factor)[1]
+
+        x, w, b = inputs()
+        middle = x * 1
+        middle.register_hook(hook("middle", 2))
+        w.register_hook(hook("w", 3))
+        b.register_post_accumulate_grad_hook(lambda tensor: fired.append("b"))
+        out = run(middle, w, b)
+        out.register_hook(hook("out", 5))
+        out.sum().backward()
+        assert sorted(fired) == ["b", "middle", "out", "w"]
+        return x.grad, w.grad, b.grad
+
+    both(check)
+
+
+def test_hooks_fire_once_each_under_create_graph() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        fired: list[str] = []
+        x, w, b = inputs()
+        w.register_hook(lambda grad: (fired.append("w"), grad * 3)[1])
+        grads = torch.autograd.grad(run(x, w, b).sum(), [x, w, b], create_graph=True)
+        assert fired == ["w"]
+        return grads
+
+    both(check)
+
+
+@pytest.mark.parametrize("partition_fn", PARTITIONS, ids=["default", "min_cut"])
+def test_a_saved_input_changed_before_backward_is_an_error(partition_fn: Any) -> None:
+    x, w, b = inputs()
+    out = aot(net, partition_fn)(x, w, b).sum()
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_a_saved_output_changed_before_backward_is_an_error() -> None:
+    x = g(5)
+    out = aot(torch.exp, partition.default)(x)
+    out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_written_input_that_backward_needs_is_saved_as_it_was() -> None:
+    def function(x: Any, buffer: Any) -> Any:
+        y = (buffer * 2).sin() * x
+        buffer.add_(1)
+        return y
+
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x, buffer = g(3), torch.randn(3, dtype=torch.float64)
+        run(x, buffer).sum().backward()
+        return x.grad, buffer
+
+    both(check, function)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda out: out.sum(),
+        lambda out: out.t().contiguous().sum(1).sum(),
+        lambda out: (out.t() * torch.arange(12, dtype=torch.float64).view(3, 4)).sum(),
+        lambda out: out[1].sum(),
+        lambda out: torch.linalg.norm(out),
+    ],
+    ids=["expanded", "transposed", "weighted", "one row", "norm"],
+)
+def test_tangents_of_any_layout(use: Callable[[Any], Any]) -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        given = inputs()
+        return torch.autograd.grad(use(run(*given)), given)
+
+    both(check)
+
+
+def test_tangents_are_given_in_the_traced_layout() -> None:
+    strides: list[Any] = []
+
+    def spy(module: Any, examples: Any) -> Any:
+        expected = examples[-1].stride()
+
+        def run(*given: Any) -> Any:
+            strides.append((given[-1].stride(), expected))
+            return module(*given)
+
+        return run
+
+    given = inputs()
+    out = aot_function(net, lambda module, _: module, spy)(*given)
+    out.sum().backward(retain_graph=True)
+    out.backward(torch.ones(3, 4, dtype=torch.float64).t())
+    assert [have == want for have, want in strides] == [True, True]
+
+
+def test_an_output_without_gradient_counts_as_zeros() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return x * y, x + y, y.exp()
+
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x, y = g(3), g(3)
+        return torch.autograd.grad(run(x, y)[1].sum(), [x, y])
+
+    both(check, function)
+
+
+def test_saved_tensor_hooks_see_what_is_saved() -> None:
+    def contiguous_copy(tensor: Any) -> Any:
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def check(run: Callable[..., Any]) -> Any:
+        x, w, b = inputs()
+        x = x.detach().t().contiguous().t().requires_grad_()  # saved column by column, unpacked row by row
+        packed: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t), contiguous_copy(t))[1], lambda t: t):
+            out = run(x, w, b)
+        assert packed and all(tensor.data_ptr() for tensor in packed)
+        return torch.autograd.grad(out.sum(), [x, w, b])
+
+    both(check)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_anomaly_mode() -> None:
+    given = inputs()
+    with torch.autograd.set_detect_anomaly(True):
+        aot(net)(*given).sum().backward()
+        assert torch.is_anomaly_enabled()
+        out = aot(lambda x: x.sqrt())(torch.zeros(2, requires_grad=True))
+        with pytest.raises(RuntimeError, match="nan"):
+            (out * 0).sum().backward()
+
+
+def test_inference_has_no_graph() -> None:
+    given = inputs()
+    compiled = aot(net)
+    with torch.no_grad():
+        assert not compiled(*given).requires_grad
+    assert compiled(*given).requires_grad
+    plain = [tensor.detach() for tensor in given]
+    assert not compiled(*plain).requires_grad
+
+
+def test_everything_detached_has_no_graph() -> None:
+    x = g(3)
+    out, view = aot(lambda x: (x.detach() * 2, x.view(-1)))(x)
+    assert out.grad_fn is None and view.grad_fn is not None
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_autocast(autocast: bool) -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = run(x, w)
+        return out, *torch.autograd.grad(out.float().sum(), [x, w])
+
+    both(check, lambda x, w: (x @ w).relu().softmax(-1) @ w.t())
+
+
+# Derivatives of higher order.
+
+
+def test_hessian_vector_product() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        given = inputs()
+        vectors = [torch.ones_like(tensor) * 0.3 for tensor in given]
+        grads = torch.autograd.grad(run(*given).sum(), given, create_graph=True)
+        return torch.autograd.grad(grads, given, vectors)
+
+    both(check)
+
+
+def test_third_derivative() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x = g(4)
+        value = run(x).sum()
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        return value
+
+    both(check, lambda x: x.exp() * x.sin())
+
+
+def test_gradient_penalty_through_a_non_leaf() -> None:
+    def check(run: Callable[..., Any]) -> Any:
+        x, w, b = inputs()
+        hidden = (x * 2).tanh()
+        (grad,) = torch.autograd.grad(run(hidden, w, b).sum(), hidden, create_graph=True)
+        ((grad.norm() - 1) ** 2).backward()
+        return x.grad, w.grad, b.grad
+
+    both(check)
+
+
+def test_second_derivative_with_aliased_outputs() -> None:
+    def function(x: Any) -> Any:
+        y = x.exp()
+        return y.t(), y[0]
+
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x = g(3, 4)
+        first, second = run(x)
+        (grad,) = torch.autograd.grad(first.square().sum() + second.sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), x)
+
+    both(check, function)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, b: F.dropout(x.exp(), 0.5), "draws random numbers"),
+        (lambda x, b: (b.add_(1), x.exp())[1], "writes an input"),
+    ],
+    ids=["random", "write"],
+)
+def test_second_derivative_that_would_not_be_the_same_is_an_error(function: Any, reason: str) -> None:
+    x = g(4)
+    out = aot(function)(x, torch.zeros(1)).sum()
+    with pytest.raises(SmeltError, match=reason):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_second_derivative_without_the_input_is_an_error() -> None:
+    """Inputs that the backward does not need are not kept alive for a derivative nobody may ask for."""
+    x = g(4)
+    compiled = aot(lambda x, y: x.exp() + y * 0.5)
+    out = compiled(x, torch.randn(4, dtype=torch.float64)).sum()
+    gc.collect()
+    with pytest.raises(SmeltError, match="SM040.*is gone"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_second_derivative_after_a_tracked_input_changed_is_an_error() -> None:
+    x, b = g(4), g(4)
+    out = aot(lambda x, b: x.exp() + b)(x, b).sum()
+    with torch.no_grad():
+        b.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+# The wrapper alone.
+
+
+def test_a_backward_is_made_when_first_called() -> None:
+    made: list[int] = []
+
+    def make() -> Callable[..., Any]:
+        made.append(1)
+        return lambda x: (x,)
+
+    call = lazily(make)
+    assert not made
+    assert call(1) == call(1) == (1,)
+    assert made == [1]
+
+
+def test_a_plan_with_tangents_needs_a_backward() -> None:
+    from smelt.ir.joint import FromResult
+    from smelt.ir.tensorspec import TensorSpec
+
+    plan = Plan(inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(TensorSpec.of(torch.ones(2)),))
+    with pytest.raises(ValueError, match="needs a backward"):
+        join(lambda x: (x,), None, plan)
+
+
+def test_inputs_are_not_changed_by_comparison() -> None:
+    """The helper's copies are independent, or every test above would compare a thing with itself."""
+    (x,) = inputs()[:1]
+    (copy,) = leaves([x])
+    with torch.no_grad():
+        copy.add_(1)
+    assert not torch.equal(copy, x)
