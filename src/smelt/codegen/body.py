@@ -1,0 +1,474 @@
+"""Writes the loops of a planned kernel: `void part(ptr buffers, ptr mine, i64 first, i64 last, i1 ends)`.
+
+A part runs the points `first … last` of whatever the plan shares out. Per row: what does not change along cols once,
+as scalars, then each stage's loop nest with its innermost axis in vectors. The last vector of an axis that is no
+multiple of the lanes overlaps the one before it, so nothing runs lane by lane:
+
+    13 columns, 8 lanes:   0…7, then 5…12     (a fold ignores lanes 5…7 the second time)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from smelt.base.sizes import Size, product
+from smelt.codegen import folds
+from smelt.codegen.builder import Builder, Loop, Value
+from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
+from smelt.codegen.schedule import Accumulator, Plan, Split, repeatable, varying
+from smelt.ir.check import value_dtypes
+from smelt.ir.kernel import (
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Index,
+    Instruction,
+    Load,
+    Position,
+    Reduce,
+    Reduction,
+    Role,
+    Stage,
+    Store,
+)
+
+# Elements summed in f32 before the sum moves on into f64.
+_FLUSH = 4096
+_FLUSH_WORTH = 256
+_ALIGN = 64
+
+
+def aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+@dataclass(slots=True)
+class Layout:
+    """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
+
+    kinds: dict[str, str]
+    offsets: dict[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Layout":
+        kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
+        kinds |= {fold.array: memory_kind(fold.dtype) for fold in plan.accumulators}
+        private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
+        private += [(fold.array, fold.dtype, fold.size) for fold in plan.accumulators]
+        offsets: dict[str, int] = {}
+        size = 0
+        for name, dtype, count in private:
+            offsets[name] = size
+            size += aligned(count * dtype.itemsize)
+        return cls(kinds, offsets, size)
+
+
+@dataclass(slots=True)
+class _Fold:
+    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any."""
+
+    instruction: Reduce
+    dtype: torch.dtype
+    partial: Value
+    wide: Value | None = None
+
+
+@dataclass(slots=True)
+class Body:
+    """The state of writing one part."""
+
+    b: Builder
+    plan: Plan
+    layout: Layout
+    dtypes: dict[str, torch.dtype]
+    pointers: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, Value] = field(default_factory=dict)  # axis → where the loops stand now
+    values: dict[str, Value] = field(default_factory=dict)
+    rows_at: dict[tuple[str, Index], str] = field(default_factory=dict)  # addresses that hold for the whole row
+    lanes: int = 1
+    mask: Value | None = None  # lanes that count, in a last vector that overlaps
+
+    @classmethod
+    def of(cls, b: Builder, plan: Plan, layout: Layout) -> "Body":
+        return cls(b, plan, layout, value_dtypes(plan.kernel))
+
+    # Rows.
+
+    def write(self) -> None:
+        """The whole part, from loading pointers to the end of its loops."""
+        self.load_pointers()
+        first, last = Value("%first", "i64"), Value("%last", "i64")
+        rows = self.plan.kernel.rows
+        match self.plan.split:
+            case Split.UNITS if self.plan.accumulators:
+                self._each(self.plan.unit_axes, first, last, self._unit)
+            case Split.COLS:
+                everything = self.b.const("i64", product(axis.size for axis in rows))
+                self._each(rows, self.b.const("i64", 0), everything, self._row)
+            case _:
+                for accumulator in self.plan.accumulators:
+                    self._clear(accumulator)
+                self._each(rows, first, last, self._row)
+        self.b.emit("ret void")
+
+    def load_pointers(self) -> None:
+        for number, buffer in enumerate(self.plan.kernel.parameters):
+            slot = self.b.element("%buffers", "ptr", number)
+            self.pointers[buffer.name] = self.b.op(f"load ptr, ptr {slot}", "ptr", 1).name
+        for name, offset in self.layout.offsets.items():
+            self.pointers[name] = self.b.element("%mine", "i8", offset)
+
+    def _each(self, axes: Sequence[Axis], first: Value, last: Value, write: Callable[[], None]) -> None:
+        """A loop over the flattened points of `axes`, their positions found by division."""
+        if any(axis.size == 0 for axis in axes):
+            return
+        loop = self.b.begin(first, last, 1, (), guard=first.name.startswith("%"))
+        left = loop.index
+        for number, axis in enumerate(reversed(axes)):
+            if number == len(axes) - 1:
+                self.axes[axis.name] = left
+            else:
+                self.axes[axis.name] = self.b.binary("urem", left, axis.size)
+                left = self.b.binary("udiv", left, axis.size)
+        write()
+        loop.end()
+
+    def _unit(self) -> None:
+        """One unit: its accumulators cleared, its rows run, its results stored."""
+        for accumulator in self.plan.accumulators:
+            self._clear(accumulator)
+        count = product(axis.size for axis in self.plan.inner_axes)
+        self._each(self.plan.inner_axes, self.b.const("i64", 0), self.b.const("i64", count), self._row)
+        for accumulator in self.plan.accumulators:
+            self.finish(accumulator)
+
+    def _row(self) -> None:
+        self.rows_at.clear()
+        self.values.clear()
+        for stage in self.plan.kernel.stages:
+            if stage.loop:
+                self._loop_stage(stage)
+            else:
+                self.lanes = 1
+                for instruction in stage.body:
+                    self._instruction(instruction)
+
+    # Loop stages.
+
+    def _loop_stage(self, stage: Stage) -> None:
+        inside = varying(self.plan.kernel, stage)
+        moving = {id(instruction) for instruction in inside}
+        self.lanes = 1
+        for instruction in stage.body:
+            if id(instruction) not in moving:
+                self._instruction(instruction)
+        self.lanes = self.plan.lanes
+        self._hold_addresses(inside)
+        started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
+        self.b.open_loop()
+        if all(axis.size > 0 for axis in self.plan.kernel.cols):
+            self._nest(inside, list(self.plan.kernel.cols), started)
+        self.b.close_loop()
+        self.lanes = 1
+        for fold in started:
+            self.values[fold.instruction.out] = self._settle(fold)
+
+    def _start(self, instruction: Reduce) -> _Fold:
+        dtype = self.dtypes[instruction.value]
+        fold = _Fold(instruction, dtype, folds.start(self.b, instruction.op, dtype, self.plan.lanes))
+        if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > _FLUSH:
+            fold.wide = self.b.const("f64", 0.0)
+        return fold
+
+    def _hold_addresses(self, instructions: Sequence[Instruction]) -> None:
+        """Work out before the loops what each access adds for its row."""
+        for instruction in instructions:
+            if isinstance(instruction, Load | Store):
+                self._row_address(instruction.buffer, instruction.index)
+            elif isinstance(instruction, Accumulate):
+                accumulator = self._accumulator(instruction)
+                self._row_address(accumulator.array, accumulator.index)
+
+    def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
+        """Loops over `axes`, the last in vectors; partial folds are carried through."""
+        if len(axes) <= 1:
+            self._vectors(inside, axes[0] if axes else None, started)
+            return
+        loop = self._begin(0, axes[0].size, 1, started)
+        self.axes[axes[0].name] = loop.index
+        self._nest(inside, axes[1:], started)
+        outermost = len(axes) == len(self.plan.kernel.cols)
+        if outermost or product(axis.size for axis in axes[1:]) >= _FLUSH_WORTH:
+            self._flush(started)
+        self._end(loop, started)
+
+    def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[_Fold]) -> None:
+        """The innermost loop, in whole vectors, and the overlapping last one."""
+        size = axis.size if axis else 1
+        name = axis.name if axis else ""
+        full = size // self.lanes * self.lanes
+        again = full < size and repeatable(inside)
+        if self.plan.split is Split.COLS:
+            loop = self.b.begin(Value("%first", "i64"), Value("%last", "i64"), 1, (), guard=True)
+            column = self.b.mul(loop.index, self.lanes)
+            self._point(inside, name, self._within(column, size) if again else column, started)
+            loop.end()
+        elif any(fold.wide for fold in started) and size > 2 * _FLUSH:
+            block = _FLUSH // self.lanes * self.lanes
+            outer = self._begin(0, full, block, started)
+            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.b.const("i64", full))
+            self._run(inside, name, outer.index, stop, started)
+            self._flush(started)
+            self._end(outer, started)
+        else:
+            stop = self.b.const("i64", size if again else full)
+            self._run(inside, name, self.b.const("i64", 0), stop, started, size if again else None)
+        if full < size and not again:
+            self._tail(inside, name, size, started)
+
+    def _within(self, column: Value, size: Size) -> Value:
+        return self.b.intrinsic("llvm.smin", column, self.b.const("i64", size - self.lanes))
+
+    def _run(
+        self, inside: list[Instruction], name: str, first: Value, last: Value, started: list[_Fold], size: Size | None = None
+    ) -> None:
+        """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
+        carried = self._carried(started)
+        loop = self.b.begin(first, last, self.lanes, carried, guard=False)
+        self._assign(started, loop.values)
+        self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
+        self._end(loop, started)
+
+    def _tail(self, inside: list[Instruction], name: str, size: Size, started: list[_Fold]) -> None:
+        """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
+        done = self.b.new_label("done")
+        if self.plan.split is Split.COLS:
+            last = self.b.new_label("last")
+            self.b.branch(Value("%ends", "i1"), last, done)
+            self.b.label(last)
+        fresh = size % self.lanes
+        flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
+        self.mask = Value(f"<{flags}>", "i1", self.lanes)
+        self._point(inside, name, self.b.const("i64", size - self.lanes), started)
+        self.mask = None
+        if self.plan.split is Split.COLS:
+            self.b.jump(done)
+            self.b.label(done)
+
+    def _point(self, inside: list[Instruction], name: str, column: Value, started: list[_Fold]) -> None:
+        """The body once, at `column` and the lanes after it."""
+        if name:
+            self.axes[name] = column
+        by_name = {fold.instruction.out: fold for fold in started}
+        for instruction in inside:
+            if isinstance(instruction, Reduce):
+                fold = by_name[instruction.out]
+                value = self._counted(self._vector(instruction.value), instruction.op, fold.dtype)
+                fold.partial = folds.combine(self.b, instruction.op, fold.dtype, fold.partial, value)
+            else:
+                self._instruction(instruction)
+
+    def _counted(self, value: Value, op: Reduction, dtype: torch.dtype) -> Value:
+        """`value`, neutral in lanes that were seen before."""
+        if self.mask is None:
+            return value
+        return self.b.select(self.mask, value, folds.start(self.b, op, dtype, self.lanes))
+
+    # Carrying folds through loops.
+
+    def _carried(self, started: list[_Fold]) -> list[Value]:
+        return [fold.partial for fold in started] + [fold.wide for fold in started if fold.wide is not None]
+
+    def _assign(self, started: list[_Fold], values: Sequence[Value]) -> None:
+        left = list(values)
+        for fold in started:
+            fold.partial = left.pop(0)
+        for fold in started:
+            if fold.wide is not None:
+                fold.wide = left.pop(0)
+
+    def _begin(self, first: int, last: int, step: int, started: list[_Fold]) -> Loop:
+        begin, end = self.b.const("i64", first), self.b.const("i64", last)
+        loop = self.b.begin(begin, end, step, self._carried(started), guard=False)
+        self._assign(started, loop.values)
+        return loop
+
+    def _end(self, loop: Loop, started: list[_Fold]) -> None:
+        self._assign(started, loop.end(*self._carried(started)))
+
+    def _flush(self, started: list[_Fold]) -> None:
+        for fold in started:
+            if fold.wide is not None:
+                total = folds.fold_lanes(self.b, "sum", fold.dtype, fold.partial)
+                fold.wide = self.b.fadd(fold.wide, self.b.convert("fpext", total, "f64"))
+                fold.partial = folds.start(self.b, "sum", fold.dtype, self.plan.lanes)
+
+    def _settle(self, fold: _Fold) -> Value:
+        total = folds.fold_lanes(self.b, fold.instruction.op, fold.dtype, fold.partial)
+        if fold.wide is None:
+            return total
+        return self.b.convert("fptrunc", self.b.fadd(fold.wide, self.b.convert("fpext", total, "f64")), "f32")
+
+    # Instructions.
+
+    def _vector(self, name: str) -> Value:
+        return self.b.splat(self.values[name], self.lanes)
+
+    def _instruction(self, instruction: Instruction) -> None:
+        b = self.b
+        match instruction:
+            case Const(out, value, dtype):
+                self.values[out] = constant(b, value, dtype)
+            case Load(out, buffer, index):
+                self.values[out] = self._load(buffer, index, self.dtypes[out])
+            case Position(out, index):
+                self.values[out] = self._position(index)
+            case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
+                self.values[out] = compute(b, op, [self._vector(arg) for arg in args], self.dtypes[args[-1]])
+            case Cast(out, source, dtype):
+                self.values[out] = cast(b, self._vector(source), self.dtypes[source], dtype)
+            case Store(buffer, index, source):
+                self._store(buffer, index, to_memory(b, self._vector(source), self.dtypes[source]))
+            case Accumulate():
+                self._accumulate(instruction)
+
+    def _position(self, index: Index) -> Value:
+        total = self._row_offset(index)
+        total = self._add(total, self._col_offset(index))
+        stride = index.stride(self._vector_axis)
+        if self.lanes == 1 or stride == 0:
+            return total
+        return self.b.add(self.b.splat(total, self.lanes), self.b.ramp("i64", [lane * stride for lane in range(self.lanes)]))
+
+    @property
+    def _vector_axis(self) -> str:
+        return self.plan.kernel.cols[-1].name if self.plan.kernel.cols else ""
+
+    def _add(self, left: Value, right: Value | None) -> Value:
+        if right is None:
+            return left
+        return self.b.add(left, right)
+
+    def _terms(self, index: Index, axes: Sequence[Axis]) -> Value | None:
+        total: Value | None = None
+        for axis in axes:
+            stride = index.stride(axis.name)
+            if stride:
+                step = self.axes[axis.name] if stride == 1 else self.b.mul(self.axes[axis.name], stride)
+                total = step if total is None else self.b.add(total, step)
+        return total
+
+    def _row_offset(self, index: Index) -> Value:
+        base = self.b.const("i64", index.offset)
+        total = self._terms(index, self.plan.kernel.rows)
+        if total is None:
+            return base
+        return self.b.add(total, base) if index.offset else total
+
+    def _col_offset(self, index: Index) -> Value | None:
+        return self._terms(index, self.plan.kernel.cols)
+
+    def _row_address(self, array: str, index: Index) -> str:
+        """Where the row's part of `index` lies."""
+        key = (array, index)
+        if key not in self.rows_at:
+            kind = self.layout.kinds[array]
+            self.rows_at[key] = self.b.element(self.pointers[array], kind, self._row_offset(index))
+        return self.rows_at[key]
+
+    def _address(self, array: str, index: Index) -> str:
+        offset = self._col_offset(index)
+        base = self._row_address(array, index)
+        return base if offset is None else self.b.element(base, self.layout.kinds[array], offset)
+
+    def _lane_addresses(self, array: str, index: Index, stride: Size) -> list[str]:
+        first = self._address(array, index)
+        return [self.b.element(first, self.layout.kinds[array], lane * stride) for lane in range(self.lanes)]
+
+    def _load_raw(self, array: str, index: Index) -> Value:
+        kind = self.layout.kinds[array]
+        stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
+        if stride == 0:
+            return self.b.load(self._address(array, index), kind)
+        if stride == 1:
+            return self.b.load(self._address(array, index), kind, self.lanes)
+        return self.b.gathered([self.b.load(place, kind) for place in self._lane_addresses(array, index, stride)])
+
+    def _load(self, array: str, index: Index, dtype: torch.dtype) -> Value:
+        return from_memory(self.b, self._load_raw(array, index), dtype)
+
+    def _store(self, array: str, index: Index, raw: Value) -> None:
+        stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
+        if stride == 0:
+            self.b.store(self.b.extract(raw, 0), self._address(array, index))
+        elif stride == 1 and self.mask is None:
+            self.b.store(raw, self._address(array, index))
+        else:
+            skipped = 0 if self.mask is None else self.lanes - self.plan.width % self.lanes
+            for lane, place in enumerate(self._lane_addresses(array, index, stride)):
+                if lane >= skipped:
+                    self.b.store(self.b.extract(raw, lane), place)
+
+    # Folds over rows.
+
+    def _accumulator(self, instruction: Accumulate) -> Accumulator:
+        return next(a for a in self.plan.accumulators if a.instruction.buffer == instruction.buffer)
+
+    def _accumulate(self, instruction: Accumulate) -> None:
+        accumulator = self._accumulator(instruction)
+        dtype, array = accumulator.dtype, accumulator.array
+        value = self._counted(self._vector(instruction.value), instruction.op, accumulator.value_dtype)
+        if accumulator.index.stride(self._vector_axis) == 0:
+            value = folds.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
+        value = cast(self.b, value, accumulator.value_dtype, dtype)
+        old = from_memory(self.b, self._load_raw(array, accumulator.index), dtype)
+        new = folds.combine(self.b, instruction.op, dtype, old, value)
+        mask, self.mask = self.mask, None
+        self._store(array, accumulator.index, to_memory(self.b, new, dtype))
+        self.mask = mask
+
+    def _clear(self, accumulator: Accumulator) -> None:
+        """Every element of the private array to the fold of nothing."""
+        if accumulator.size == 0:
+            return
+        kind = memory_kind(accumulator.dtype)
+        zero = folds.start(self.b, accumulator.instruction.op, accumulator.dtype, 1)
+        loop = self.b.begin(self.b.const("i64", 0), self.b.const("i64", accumulator.size), 1, (), guard=False)
+        place = self.b.element(self.pointers[accumulator.array], kind, loop.index)
+        self.b.store(to_memory(self.b, zero, accumulator.dtype), place)
+        loop.end()
+
+    def finish(self, accumulator: Accumulator, parts: tuple[Value, int] | None = None) -> None:
+        """Store the results; with `parts` = (how many, bytes between them), folded over the parts in order first."""
+        if accumulator.size == 0:
+            return
+        b, instruction, dtype = self.b, accumulator.instruction, accumulator.dtype
+        loop = b.begin(b.const("i64", 0), b.const("i64", accumulator.size), 1, (), guard=False)
+        left = loop.index
+        for axis in reversed(accumulator.axes):
+            self.axes[axis.name] = b.binary("urem", left, axis.size)
+            left = b.binary("udiv", left, axis.size)
+        kind = memory_kind(dtype)
+        place = b.element(self.pointers[accumulator.array], kind, loop.index)
+        total = from_memory(b, b.load(place, kind), dtype)
+        if parts is not None:
+            total = self._over_parts(accumulator, place, total, *parts)
+        wanted = self.plan.kernel.buffer(instruction.buffer).dtype
+        value = cast(b, cast(b, total, dtype, accumulator.value_dtype), accumulator.value_dtype, wanted)
+        out = self._row_offset(instruction.index)
+        out = self._add(out, self._terms(instruction.index, self.plan.kernel.cols))
+        target = b.element(self.pointers[instruction.buffer], memory_kind(wanted), out)
+        b.store(to_memory(b, value, wanted), target)
+        loop.end()
+
+    def _over_parts(self, accumulator: Accumulator, place: str, total: Value, count: Value, apart: int) -> Value:
+        b, dtype = self.b, accumulator.dtype
+        loop = b.begin(b.const("i64", 1), count, 1, (total,), guard=True)
+        there = b.element(place, "i8", b.mul(loop.index, apart))
+        value = from_memory(b, b.load(there, memory_kind(dtype)), dtype)
+        (total,) = loop.end(folds.combine(b, accumulator.instruction.op, dtype, loop.values[0], value))
+        return total

@@ -1,0 +1,400 @@
+"""`Builder` writes LLVM IR text: one line an instruction, scalar or vector by the lanes of its operands.
+
+    b = Builder(target)
+    y = b.fma(x, 2.0, 1.0)       # x: Value(name="%x", kind="f32", lanes=8)
+    →   %t1 = call <8 x float> @llvm.fma.v8f32(<8 x float> %x, <8 x float> splat (float 2.0), ...)
+
+Python numbers among the operands become constants of the kind of the values beside them, and a scalar beside a vector
+is spread over its lanes; between `open_loop` and `close_loop` that is done once, before the loop. Loops carry their
+values in phi nodes, so the text is in SSA form throughout and needs no pass to bring it there.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smelt.device import Target
+
+LLVM_TYPES = {
+    "f64": "double", "f32": "float", "f16": "half",
+    "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "i1": "i1", "ptr": "ptr",
+}  # fmt: skip
+BITS = {"f64": 64, "f32": 32, "f16": 16, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
+UNSIGNED_LESS = {"lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge", "eq": "eq", "ne": "ne"}
+SIGNED_LESS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An SSA value or constant: its text, element kind, and lanes (1 for a plain scalar). `order` counts values."""
+
+    name: str
+    kind: str
+    lanes: int = 1
+    order: int = 0
+
+    @property
+    def type(self) -> str:
+        return type_text(self.kind, self.lanes)
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+
+Number = float | bool
+Term = Value | Number
+
+
+def type_text(kind: str, lanes: int = 1) -> str:
+    element = LLVM_TYPES[kind]
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def suffix(kind: str, lanes: int) -> str:
+    """How intrinsics name a type: `f32`, `v8f32`."""
+    return kind if lanes == 1 else f"v{lanes}{kind}"
+
+
+def literal(kind: str, value: Number) -> str:
+    """A constant as LLVM writes it: exact bits for floats."""
+    if kind == "i1":
+        return "true" if value else "false"
+    if kind.startswith("i"):
+        return str(int(value))
+    number = float(value)
+    if kind == "f32" and math.isfinite(number):
+        try:
+            number = struct.unpack("<f", struct.pack("<f", number))[0]
+        except OverflowError:
+            number = math.copysign(math.inf, number)
+    bits = 0x7FF8000000000000 if math.isnan(number) else struct.unpack("<Q", struct.pack("<d", number))[0]
+    return f"0x{bits:016X}"
+
+
+class Builder:
+    """Instructions of one function, in text."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.lines: list[str] = []
+        self.declared: set[str] = set()
+        self.helpers: dict[str, str] = {}
+        self.block = "entry"
+        self._count = 0
+        self._splats: dict[tuple[str, int], Value] = {}
+        self._early: list[str] | None = None
+        self._early_place = 0
+        self._early_count = 0
+
+    # Text.
+
+    def fresh(self, stem: str = "t") -> str:
+        self._count += 1
+        return f"%{stem}{self._count}"
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def op(self, text: str, kind: str, lanes: int) -> Value:
+        name = self.fresh()
+        self.lines.append(f"{name} = {text}")
+        return Value(name, kind, lanes, self._count)
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+        self.block = name
+
+    def new_label(self, stem: str) -> str:
+        return self.fresh(stem)[1:]
+
+    def jump(self, label: str) -> None:
+        self.emit(f"br label %{label}")
+
+    def branch(self, condition: Value, then: str, otherwise: str) -> None:
+        self.emit(f"br {condition}, label %{then}, label %{otherwise}")
+
+    # Constants and shapes.
+
+    def const(self, kind: str, value: Number, lanes: int = 1) -> Value:
+        text = literal(kind, value)
+        return Value(text if lanes == 1 else f"splat ({LLVM_TYPES[kind]} {text})", kind, lanes)
+
+    def ramp(self, kind: str, values: list[int] | range) -> Value:
+        """A vector constant, one number a lane."""
+        if len(values) == 1:
+            return self.const(kind, values[0])
+        return Value("<" + ", ".join(f"{LLVM_TYPES[kind]} {value}" for value in values) + ">", kind, len(values))
+
+    def lift(self, *terms: Term) -> list[Value]:
+        """All terms as values of one kind and as many lanes as the widest."""
+        values = [term for term in terms if isinstance(term, Value)]
+        lanes = max(value.lanes for value in values)
+        kind = values[0].kind
+        return [
+            self.splat(term, lanes) if isinstance(term, Value) else self.const(kind, term, lanes) for term in terms
+        ]
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """A scalar spread over lanes; made once per loop, before it, where a loop is open."""
+        if value.lanes == lanes:
+            return value
+        if not value.name.startswith("%"):
+            return Value(f"splat ({LLVM_TYPES[value.kind]} {value.name})", value.kind, lanes)
+        known = self._splats.get((value.name, lanes))
+        if known is not None:
+            return known
+        inner = self.lines
+        hoist = self._early is not None and value.order <= self._early_count
+        if hoist and self._early is not None:
+            self.lines = self._early
+        vector = type_text(value.kind, lanes)
+        first = self.op(f"insertelement {vector} poison, {value}, i64 0", value.kind, lanes)
+        spread = self.op(f"shufflevector {first}, {vector} poison, <{lanes} x i32> zeroinitializer", value.kind, lanes)
+        self.lines = inner
+        if hoist:
+            self._splats[value.name, lanes] = spread
+        return spread
+
+    # Loops.
+
+    def open_loop(self) -> None:
+        """From here to `close_loop`, scalars that exist already are spread over lanes here, not where they are used."""
+        self._early, self._early_place, self._early_count = [], len(self.lines), self._count
+        self._splats = {}
+
+    def close_loop(self) -> None:
+        self.lines[self._early_place : self._early_place] = self._early or []
+        self._early = None
+        self._splats = {}
+
+    def begin(self, first: Value, last: Value, step: int, carried: Sequence[Value], *, guard: bool) -> "Loop":
+        """Open a loop `for index in range(first, last, step)`. Without `guard` it runs at least once."""
+        loop = Loop(self, first, last, step, tuple(carried), guard)
+        loop.open()
+        return loop
+
+    # Arithmetic.
+
+    def binary(self, name: str, a: Term, b: Term) -> Value:
+        left, right = self.lift(a, b)
+        return self.op(f"{name} {left}, {right.name}", left.kind, left.lanes)
+
+    def fadd(self, a: Term, b: Term) -> Value:
+        return self.binary("fadd", a, b)
+
+    def fsub(self, a: Term, b: Term) -> Value:
+        return self.binary("fsub", a, b)
+
+    def fmul(self, a: Term, b: Term) -> Value:
+        return self.binary("fmul", a, b)
+
+    def fdiv(self, a: Term, b: Term) -> Value:
+        return self.binary("fdiv", a, b)
+
+    def fneg(self, a: Value) -> Value:
+        return self.op(f"fneg {a}", a.kind, a.lanes)
+
+    def add(self, a: Term, b: Term) -> Value:
+        return self.binary("add", a, b)
+
+    def sub(self, a: Term, b: Term) -> Value:
+        return self.binary("sub", a, b)
+
+    def mul(self, a: Term, b: Term) -> Value:
+        return self.binary("mul", a, b)
+
+    def shl(self, a: Term, b: Term) -> Value:
+        return self.binary("shl", a, b)
+
+    def lshr(self, a: Term, b: Term) -> Value:
+        return self.binary("lshr", a, b)
+
+    def ashr(self, a: Term, b: Term) -> Value:
+        return self.binary("ashr", a, b)
+
+    def and_(self, a: Term, b: Term) -> Value:
+        return self.binary("and", a, b)
+
+    def or_(self, a: Term, b: Term) -> Value:
+        return self.binary("or", a, b)
+
+    def xor(self, a: Term, b: Term) -> Value:
+        return self.binary("xor", a, b)
+
+    def not_(self, a: Value) -> Value:
+        return self.binary("xor", a, True if a.kind == "i1" else -1)
+
+    def fma(self, a: Term, b: Term, c: Term) -> Value:
+        """`a * b + c`, rounded once where the target can."""
+        x, y, z = self.lift(a, b, c)
+        if not self.target.has_fma:
+            return self.fadd(self.fmul(x, y), z)
+        return self.intrinsic("llvm.fma", x, y, z)
+
+    def intrinsic(self, name: str, *args: Value) -> Value:
+        """An intrinsic overloaded on one type, which is that of its operands and its result."""
+        first = args[0]
+        full = f"{name}.{suffix(first.kind, first.lanes)}"
+        self.declare(full, first.type, [arg.type for arg in args])
+        return self.op(f"call {first.type} @{full}({', '.join(map(str, args))})", first.kind, first.lanes)
+
+    def declare(self, name: str, result: str, parameters: list[str]) -> None:
+        self.declared.add(f"declare {result} @{name}({', '.join(parameters)})")
+
+    # Choice.
+
+    def fcmp(self, how: str, a: Term, b: Term) -> Value:
+        left, right = self.lift(a, b)
+        return self.op(f"fcmp {how} {left}, {right.name}", "i1", left.lanes)
+
+    def icmp(self, how: str, a: Term, b: Term) -> Value:
+        left, right = self.lift(a, b)
+        return self.op(f"icmp {how} {left}, {right.name}", "i1", left.lanes)
+
+    def select(self, condition: Value, a: Term, b: Term) -> Value:
+        left, right = self.lift(a, b)
+        lanes = max(condition.lanes, left.lanes)
+        condition, left, right = (self.splat(value, lanes) for value in (condition, left, right))
+        return self.op(f"select {condition}, {left}, {right}", left.kind, lanes)
+
+    def choose(self, condition: Value, a: float, b: float, kind: str) -> Value:
+        """`select` between two constants."""
+        return self.select(condition, self.const(kind, a, condition.lanes), self.const(kind, b, condition.lanes))
+
+    def minimum(self, a: Term, b: Term) -> Value:
+        """The smaller; NaN if either is NaN."""
+        return self._extreme("llvm.minimum", "olt", a, b)
+
+    def maximum(self, a: Term, b: Term) -> Value:
+        return self._extreme("llvm.maximum", "ogt", a, b)
+
+    def _extreme(self, name: str, how: str, a: Term, b: Term) -> Value:
+        left, right = self.lift(a, b)
+        if self.target.has_nan_minimum:
+            return self.intrinsic(name, left, right)
+        # Keeps the right operand where they are not ordered, which is one instruction; then a NaN on the left wins.
+        kept = self.select(self.fcmp(how, left, right), left, right)
+        if not isinstance(a, Value):
+            return kept
+        return self.select(self.fcmp("uno", left, left), left, kept)
+
+    def any_lane(self, mask: Value) -> Value:
+        return mask if mask.lanes == 1 else self.fold_lanes("or", mask)
+
+    def fold_lanes(self, name: str, value: Value, *start: Value, flags: str = "") -> Value:
+        """One scalar out of all lanes, by an `llvm.vector.reduce` intrinsic."""
+        if value.lanes == 1 and not start:
+            return value
+        full = f"llvm.vector.reduce.{name}.{suffix(value.kind, value.lanes)}"
+        args = [*start, value]
+        self.declare(full, LLVM_TYPES[value.kind], [arg.type for arg in args])
+        return self.op(f"call {flags}{LLVM_TYPES[value.kind]} @{full}({', '.join(map(str, args))})", value.kind, 1)
+
+    # Conversion.
+
+    def convert(self, name: str, value: Value, kind: str) -> Value:
+        """`name` is LLVM's: sitofp, fpext, trunc, zext, bitcast, …"""
+        if value.kind == kind:
+            return value
+        return self.op(f"{name} {value} to {type_text(kind, value.lanes)}", kind, value.lanes)
+
+    def bits(self, value: Value) -> Value:
+        return self.convert("bitcast", value, f"i{BITS[value.kind]}")
+
+    def from_bits(self, value: Value) -> Value:
+        return self.convert("bitcast", value, f"f{BITS[value.kind]}")
+
+    # Floating point by its bits.
+
+    def fabs(self, a: Value) -> Value:
+        return self.intrinsic("llvm.fabs", a)
+
+    def copysign(self, size: Term, sign: Term) -> Value:
+        return self.intrinsic("llvm.copysign", *self.lift(size, sign))
+
+    # Memory.
+
+    def element(self, pointer: str, kind: str, offset: Value | int) -> str:
+        """The address `offset` elements of `kind` past `pointer`."""
+        if isinstance(offset, int):
+            if offset == 0:
+                return pointer
+            offset = self.const("i64", offset)
+        name = self.fresh("p")
+        self.emit(f"{name} = getelementptr {LLVM_TYPES[kind]}, ptr {pointer}, {offset}")
+        return name
+
+    def load(self, pointer: str, kind: str, lanes: int = 1) -> Value:
+        align = max(1, BITS[kind] // 8)
+        return self.op(f"load {type_text(kind, lanes)}, ptr {pointer}, align {align}", kind, lanes)
+
+    def store(self, value: Value, pointer: str) -> None:
+        self.emit(f"store {value}, ptr {pointer}, align {max(1, BITS[value.kind] // 8)}")
+
+    def extract(self, value: Value, lane: int) -> Value:
+        if value.lanes == 1:
+            return value
+        return self.op(f"extractelement {value}, i64 {lane}", value.kind, 1)
+
+    def insert(self, vector: Value, value: Value, lane: int) -> Value:
+        return self.op(f"insertelement {vector}, {value}, i64 {lane}", vector.kind, vector.lanes)
+
+    def gathered(self, values: list[Value]) -> Value:
+        """Scalars side by side in one vector."""
+        if len(values) == 1:
+            return values[0]
+        vector = Value("poison", values[0].kind, len(values))
+        for lane, value in enumerate(values):
+            vector = self.insert(vector, value, lane)
+        return vector
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop being written: `index` and `values` inside it; `end(next_values)` closes it and gives the final values."""
+
+    b: Builder
+    first: Value
+    last: Value
+    step: int
+    carried: tuple[Value, ...]
+    guard: bool
+    index: Value = Value("", "i64")
+    values: tuple[Value, ...] = ()
+    _place: int = 0
+    _before: str = ""
+    _body: str = ""
+    _latch: str = ""
+    _exit: str = ""
+
+    def open(self) -> None:
+        b = self.b
+        self._body, self._latch, self._exit = b.new_label("body"), b.new_label("latch"), b.new_label("exit")
+        self._before = b.block
+        if self.guard:
+            b.branch(b.icmp("slt", self.first, self.last), self._body, self._exit)
+        else:
+            b.jump(self._body)
+        b.label(self._body)
+        self._place = len(b.lines)
+        self.index = b.op("", "i64", 1)
+        self.values = tuple(b.op("", value.kind, value.lanes) for value in self.carried)
+
+    def end(self, *following: Value) -> tuple[Value, ...]:
+        b = self.b
+        b.jump(self._latch)
+        b.label(self._latch)
+        after = b.add(self.index, self.step)
+        inside = zip((self.index, *self.values), (self.first, *self.carried), (after, *following), strict=True)
+        for number, (phi, start, follow) in enumerate(inside):
+            text = f"phi {phi.type} [ {start.name}, %{self._before} ], [ {follow.name}, %{self._latch} ]"
+            b.lines[self._place + number] = f"{phi.name} = {text}"
+        b.branch(b.icmp("slt", after, self.last), self._body, self._exit)
+        b.label(self._exit)
+        if not self.guard:
+            return following
+        return tuple(
+            b.op(f"phi {new.type} [ {old.name}, %{self._before} ], [ {new.name}, %{self._latch} ]", new.kind, new.lanes)
+            for old, new in zip(self.carried, following, strict=True)
+        )

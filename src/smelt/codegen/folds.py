@@ -1,0 +1,42 @@
+"""Folds: what they start from, how two partial results meet, how lanes become one number.
+
+    sum of f32 over a row   →  a vector of partial sums, added lane to lane at the end
+    the same over 100,000   →  the vector is emptied into a float64 every few thousand elements
+"""
+
+import torch
+
+from smelt.codegen.builder import Builder, Value
+from smelt.codegen.scalars import VALUE_KINDS, compute
+from smelt.ir.interpret import neutral
+from smelt.ir.kernel import Reduction
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
+def start(b: Builder, op: Reduction, dtype: torch.dtype, lanes: int) -> Value:
+    """The fold of nothing, in every lane."""
+    return b.const(VALUE_KINDS[dtype], neutral(op, dtype), lanes)
+
+
+def combine(b: Builder, op: Reduction, dtype: torch.dtype, left: Value, right: Value) -> Value:
+    if op == "prod":
+        return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
+    return compute(b, _COMBINE[op], [left, right], dtype)
+
+
+def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:
+    """All lanes of `value` folded into one."""
+    if value.lanes == 1:
+        return value
+    if dtype.is_floating_point:
+        match op:
+            case "sum":  # reassociated: in halves, not one lane after the other
+                return b.fold_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc ")
+            case "prod":
+                return b.fold_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc ")
+            case _:
+                return b.fold_lanes("fmaximum" if op == "max" else "fminimum", value)
+    sign = "u" if dtype is torch.uint8 else "s"
+    names = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "max": f"{sign}max", "min": f"{sign}min"}
+    return b.fold_lanes(names[op], value)

@@ -1,0 +1,148 @@
+"""sin and cos: x = n·π/2 + r with |r| ≤ π/4, then one of two polynomials by n.
+
+r is found by subtracting n·π/2 in three parts while |x| is below 2^16. Where any lane is larger, a helper is called for
+one lane after the other; it multiplies by the bits of 2/π that matter (Payne and Hanek's method), exact to 2^-60.
+"""
+
+from smelt.codegen.builder import Builder, Value
+from smelt.codegen.math.polynomial import polynomial, round_scaled
+
+_SIN = (-0.0001951083919639569, 0.00833213149768588, -0.1666665422556607)
+_COS = (2.443120501691211e-05, -0.0013887306043736532, 0.041666645652892235)
+_TWO_OVER_PI = 0.6366197723675814
+_HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
+_HALF_PI_64 = (1.5707963109016418, 1.5893254773528196e-08)  # the first with trailing zeros, for targets without fma
+_LARGE = 65536.0
+
+# 2/π in binary, after 32 zeros so that every window starts inside.
+_TWO_OVER_PI_WORDS = (
+    0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561,
+)  # fmt: skip
+
+_REDUCE = "smelt.reduce_angle"
+_WORDS_TEXT = ", ".join(f"i32 {word}" for word in _TWO_OVER_PI_WORDS)
+_REDUCE_TEXT = f"""
+@smelt.two_over_pi = internal constant [{len(_TWO_OVER_PI_WORDS)} x i32] [{_WORDS_TEXT}]
+define internal {{ float, i32 }} @{_REDUCE}(float %x) noinline {{
+  ; |x| = m * 2^(e - 23): take the 96 bits of 2/pi that start at weight 2 in 2/pi * 2^(e - 23); higher ones add turns.
+  %bits = bitcast float %x to i32
+  %size = and i32 %bits, 2147483647
+  %biased = lshr i32 %size, 23
+  %fraction = and i32 %size, 8388607
+  %m = or i32 %fraction, 8388608
+  %finite = icmp ult i32 %biased, 255
+  %small = icmp ult i32 %biased, 128
+  %low = select i1 %small, i32 128, i32 %biased
+  %top = select i1 %finite, i32 %low, i32 128
+  %start = sub i32 %top, 120
+  %word = lshr i32 %start, 5
+  %shift = and i32 %start, 31
+  %at = zext i32 %word to i64
+  %p0 = getelementptr i32, ptr @smelt.two_over_pi, i64 %at
+  %p1 = getelementptr i32, ptr %p0, i64 1
+  %p2 = getelementptr i32, ptr %p0, i64 2
+  %p3 = getelementptr i32, ptr %p0, i64 3
+  %w0 = load i32, ptr %p0
+  %w1 = load i32, ptr %p1
+  %w2 = load i32, ptr %p2
+  %w3 = load i32, ptr %p3
+  %x0 = zext i32 %w0 to i128
+  %x1 = zext i32 %w1 to i128
+  %x2 = zext i32 %w2 to i128
+  %x3 = zext i32 %w3 to i128
+  %y0 = shl i128 %x0, 96
+  %y1 = shl i128 %x1, 64
+  %y2 = shl i128 %x2, 32
+  %z0 = or i128 %y0, %y1
+  %z1 = or i128 %y2, %x3
+  %z = or i128 %z0, %z1
+  %wide = zext i32 %shift to i128
+  %aligned = shl i128 %z, %wide
+  %window = lshr i128 %aligned, 32
+  %m128 = zext i32 %m to i128
+  %product = mul i128 %window, %m128
+  %turns = shl i128 %product, 32
+  ; Two bits of quadrant, then the fraction; read as signed, the fraction is the distance to the nearest quadrant.
+  %rounded = add i128 %turns, {1 << 125}
+  %quadrant128 = lshr i128 %rounded, 126
+  %quadrant = trunc i128 %quadrant128 to i32
+  %left = shl i128 %turns, 2
+  %high = ashr i128 %left, 64
+  %high64 = trunc i128 %high to i64
+  %distance = sitofp i64 %high64 to double
+  %scaled = fmul double %distance, 0x3BF921FB54442D18
+  %r = fptrunc double %scaled to float
+  %negative = icmp slt i32 %bits, 0
+  %rn = fneg float %r
+  %qn = sub i32 0, %quadrant
+  %rs = select i1 %negative, float %rn, float %r
+  %qs = select i1 %negative, i32 %qn, i32 %quadrant
+  %nan = fsub float %x, %x
+  %rf = select i1 %finite, float %rs, float %nan
+  %a = insertvalue {{ float, i32 }} poison, float %rf, 0
+  %b = insertvalue {{ float, i32 }} %a, i32 %qs, 1
+  ret {{ float, i32 }} %b
+}}
+"""
+
+
+def sin(b: Builder, x: Value) -> Value:
+    r, quadrant = _reduce(b, x)
+    # Below 2^-12 the sine is the angle; said apart so that the sign of zero stays.
+    return b.select(b.fcmp("olt", b.fabs(x), 2.0**-12), x, _by_quadrant(b, r, quadrant))
+
+
+def cos(b: Builder, x: Value) -> Value:
+    r, quadrant = _reduce(b, x)
+    return _by_quadrant(b, r, b.add(quadrant, 1))
+
+
+def _by_quadrant(b: Builder, r: Value, quadrant: Value) -> Value:
+    """The sine of r + quadrant · π/2."""
+    square = b.fmul(r, r)
+    sine = b.fma(b.fmul(polynomial(b, square, _SIN), square), r, r)
+    cosine = b.fma(b.fma(polynomial(b, square, _COS), square, -0.5), square, 1.0)
+    odd = b.icmp("ne", b.and_(quadrant, 1), 0)
+    sign = b.shl(b.and_(quadrant, 2), 30)
+    return b.from_bits(b.xor(b.bits(b.select(odd, cosine, sine)), sign))
+
+
+def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
+    """r and an integer whose two low bits are the quadrant."""
+    n, held = round_scaled(b, x, _TWO_OVER_PI)
+    quick = _subtract_quadrants(b, x, n)
+    large = b.not_(b.fcmp("olt", b.fabs(x), _LARGE))
+    slow, join, before = b.new_label("huge"), b.new_label("angle"), b.block
+    b.branch(b.any_lane(large), slow, join)
+    b.label(slow)
+    each, quadrants = _reduce_each(b, x)
+    exact, quadrant = b.select(large, each, quick), b.select(large, quadrants, held)
+    b.jump(join)
+    b.label(join)
+    r = b.op(f"phi {x.type} [ {quick.name}, %{before} ], [ {exact.name}, %{slow} ]", "f32", x.lanes)
+    q = b.op(f"phi {held.type} [ {held.name}, %{before} ], [ {quadrant.name}, %{slow} ]", "i32", x.lanes)
+    return r, q
+
+
+def _subtract_quadrants(b: Builder, x: Value, n: Value) -> Value:
+    if b.target.has_fma:
+        r = x
+        for part in _HALF_PI:
+            r = b.fma(n, -part, r)
+        return r
+    wide, count = b.convert("fpext", x, "f64"), b.convert("fpext", n, "f64")
+    for part in _HALF_PI_64:
+        wide = b.fsub(wide, b.fmul(count, part))
+    return b.convert("fptrunc", wide, "f32")
+
+
+def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
+    b.helpers[_REDUCE] = _REDUCE_TEXT
+    angles: list[Value] = []
+    quadrants: list[Value] = []
+    for lane in range(x.lanes):
+        pair = b.fresh()
+        b.emit(f"{pair} = call {{ float, i32 }} @{_REDUCE}({b.extract(x, lane)})")
+        angles.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 0", "f32", 1))
+        quadrants.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 1", "i32", 1))
+    return b.gathered(angles), b.gathered(quadrants)

@@ -1,0 +1,319 @@
+"""Kernel → `Plan`: how its loops run on a target. Everything that is a choice is made here; `body` only writes it out.
+
+    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
+    → rows() cols(j:32768), 16 lanes, split over cols
+
+Axes of extent one go, neighbours that every access walks as one are merged, a fold over rows that also folds over cols
+becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from smelt.base.sizes import Size, product
+from smelt.device import Target
+from smelt.ir.check import value_dtypes
+from smelt.ir.kernel import (
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Stage,
+    Store,
+)
+
+# Work is counted in instructions per point; below a grain a second thread costs more than it saves.
+GRAIN = 1 << 16
+_FEW_ROWS = 64
+_UNITS_ENOUGH = 16
+_COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
+_MATH = frozenset(
+    "exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf pow fmod remainder floordiv".split()
+)
+_MATH_COST = 16
+
+
+class Split(Enum):
+    """What is shared out between threads."""
+
+    UNITS = "units"  # points of the leading row axes, each with its accumulators
+    ROWS = "rows"  # points of all row axes; accumulators are combined at the end
+    COLS = "cols"  # blocks of lanes of the one col axis
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The private array behind one `Accumulate`: a dense `index` over the axes it is kept for, in fold precision."""
+
+    instruction: Accumulate
+    axes: tuple[Axis, ...]
+    index: Index
+    dtype: torch.dtype
+    value_dtype: torch.dtype
+
+    @property
+    def array(self) -> str:
+        return f"{self.instruction.buffer}.fold"
+
+    @property
+    def size(self) -> Size:
+        return product(axis.size for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kernel in the shape its code will have. `units` counts the leading row axes that `Split.UNITS` shares out."""
+
+    kernel: Kernel
+    split: Split
+    units: int
+    lanes: int
+    threads: int
+    accumulators: tuple[Accumulator, ...]
+
+    @property
+    def unit_axes(self) -> tuple[Axis, ...]:
+        return self.kernel.rows[: self.units]
+
+    @property
+    def inner_axes(self) -> tuple[Axis, ...]:
+        return self.kernel.rows[self.units :]
+
+    @property
+    def width(self) -> Size:
+        """Extent of the vector axis."""
+        return self.kernel.cols[-1].size if self.kernel.cols else 1
+
+    @property
+    def extent(self) -> Size:
+        """How many points are shared out between threads."""
+        match self.split:
+            case Split.UNITS:
+                return product(axis.size for axis in self.unit_axes)
+            case Split.ROWS:
+                return self.kernel.row_count
+            case Split.COLS:
+                whole, rest = divmod(self.width, self.lanes)
+                return whole + (rest > 0 and repeatable(self.kernel.stages[0].body))
+
+
+def plan(kernel: Kernel, target: Target) -> Plan:
+    """The schedule of `kernel` on `target`."""
+    kernel = _fold_rows_first(_without_unit_axes(kernel))
+    pointwise = _is_pointwise(kernel)
+    kernel = _flattened(kernel) if pointwise else _ordered(kernel)
+    kernel, units = _units_first(kernel)
+    folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
+    accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
+    split = Split.ROWS if folds and not units else Split.UNITS
+    if pointwise and kernel.row_count < _FEW_ROWS and kernel.col_count > kernel.row_count:
+        split = Split.COLS
+    if not folds:
+        units = len(kernel.rows)
+    useful = max(1, _total_cost(kernel) // GRAIN)
+    return Plan(kernel, split, units, _lanes(kernel, target), useful, accumulators)
+
+
+# Rewrites that keep the kernel's meaning.
+
+
+def _fold_rows_first(kernel: Kernel) -> Kernel:
+    """`accumulate sum b[0] = v` in a loop → `t = reduce sum v`, then `accumulate sum b[0] = t` once a row."""
+    cols = {axis.name for axis in kernel.cols}
+    stages: list[Stage] = []
+    for stage in kernel.stages:
+        body: list[Instruction] = []
+        after: list[Instruction] = []
+        for instruction in stage.body:
+            if stage.loop and isinstance(instruction, Accumulate) and not instruction.index.axes & cols:
+                out = f"{instruction.buffer}.{instruction.value}"
+                body.append(Reduce(out, instruction.op, instruction.value))
+                after.append(replace(instruction, value=out))
+            else:
+                body.append(instruction)
+        stages.append(Stage(stage.loop, tuple(body)))
+        if after:
+            stages.append(Stage(False, tuple(after)))
+    return replace(kernel, stages=tuple(stages))
+
+
+def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
+    """`kernel` with new axes; index terms of those that are gone are dropped."""
+
+    def fixed(instruction: Instruction) -> Instruction:
+        if not isinstance(instruction, Load | Store | Accumulate | Position):
+            return instruction
+        terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
+        return replace(instruction, index=Index(terms, instruction.index.offset))
+
+    stages = tuple(Stage(stage.loop, tuple(map(fixed, stage.body))) for stage in kernel.stages)
+    return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
+
+
+def _without_unit_axes(kernel: Kernel) -> Kernel:
+    rows = [axis for axis in kernel.rows if axis.size != 1]
+    cols = [axis for axis in kernel.cols if axis.size != 1]
+    gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1}
+    return _without_axes(kernel, gone, rows, cols) if gone else kernel
+
+
+def _indices(kernel: Kernel) -> list[Index]:
+    return [i.index for i in kernel.instructions() if isinstance(i, Load | Store | Accumulate | Position)]
+
+
+def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
+    """Neighbouring axes that every index walks as one axis become one, under the inner one's name."""
+    axes = list(kernel.cols if cols else kernel.rows)
+    indices = _indices(kernel)
+    position = len(axes) - 2
+    gone: set[str] = set()
+    while position >= 0:
+        outer, inner = axes[position], axes[position + 1]
+        if all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices):
+            axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
+            gone.add(outer.name)
+        position -= 1
+    if not gone:
+        return kernel
+    return _without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
+
+
+def _is_pointwise(kernel: Kernel) -> bool:
+    """One loop, no folds, no scratch: every point on its own, in any order."""
+    return (
+        len(kernel.stages) == 1
+        and kernel.stages[0].loop
+        and not any(isinstance(i, Reduce | Accumulate) for i in kernel.instructions())
+        and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
+        and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
+    )
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """A pointwise kernel with its axes in the order memory is written, merged, the last of them as its cols."""
+    store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
+    axes = list(kernel.rows + kernel.cols)
+    if store is not None:
+        axes.sort(key=lambda axis: -abs(store.index.stride(axis.name)))
+    kernel = _merged(replace(kernel, rows=tuple(axes), cols=()), cols=False)
+    return replace(kernel, rows=kernel.rows[:-1], cols=kernel.rows[-1:])
+
+
+def _ordered(kernel: Kernel) -> Kernel:
+    """Cols with the axis most accesses walk by single steps last; neighbours merged."""
+    kernel = _merged(_merged(kernel, cols=False), cols=True)
+    if len(kernel.cols) < 2:
+        return kernel
+
+    def steps(axis: Axis) -> int:
+        return sum(index.stride(axis.name) == 1 for index in _indices(kernel)) if axis.size > 1 else -1
+
+    last = max(reversed(kernel.cols), key=steps)
+    rest = tuple(axis for axis in kernel.cols if axis is not last)
+    return replace(kernel, cols=(*rest, last))
+
+
+def _units_first(kernel: Kernel) -> tuple[Kernel, int]:
+    """Row axes that every fold over rows names, moved to the front; none if they are too few to share out."""
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
+    shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
+    if product(axis.size for axis in shared) < _UNITS_ENOUGH:
+        return kernel, 0
+    rest = [axis for axis in kernel.rows if axis not in shared]
+    return replace(kernel, rows=(*shared, *rest)), len(shared)
+
+
+def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
+    axes = kernel.rows[units:] + kernel.cols
+    kept = tuple(axis for axis in axes if axis.name in fold.index.axes)
+    terms: list[tuple[str, Size]] = []
+    stride = 1
+    for axis in reversed(kept):
+        terms.append((axis.name, stride))
+        stride *= axis.size
+    value = value_dtypes(kernel)[fold.value]
+    wide = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
+    return Accumulator(fold, kept, Index(tuple(reversed(terms))), wide, value)
+
+
+# Sizes of things.
+
+
+def varying(kernel: Kernel, stage: Stage) -> list[Instruction]:
+    """The instructions of a loop stage whose value changes along cols, or that must run at every point."""
+    cols = {axis.name for axis in kernel.cols}
+    stored = {i.buffer for i in stage.body if isinstance(i, Store)}
+    inside: set[str] = set()
+    found: list[Instruction] = []
+    for instruction in stage.body:
+        match instruction:
+            case Load(out, buffer, index):
+                moves = bool(index.axes & cols) or buffer in stored
+            case Position(out, index):
+                moves = bool(index.axes & cols)
+            case Compute(out, _, args, _):
+                moves = any(arg in inside for arg in args)
+            case Cast(out, source, _):
+                moves = source in inside
+            case Const(out, _, _):
+                moves = False
+            case _:
+                out, moves = "", True
+        if moves:
+            inside.add(out)
+            found.append(instruction)
+    return found
+
+
+def repeatable(body: Iterable[Instruction]) -> bool:
+    """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
+    body = tuple(body)
+    loaded = {i.buffer for i in body if isinstance(i, Load)}
+    return not any(isinstance(i, Reduce | Accumulate) or (isinstance(i, Store) and i.buffer in loaded) for i in body)
+
+
+def _lanes(kernel: Kernel, target: Target) -> int:
+    """A power of two: several registers of the widest value in flight, no more than the vector axis is long."""
+    dtypes = value_dtypes(kernel)
+    widths = [4]
+    math = 0
+    for stage in kernel.stages:
+        for instruction in varying(kernel, stage) if stage.loop else ():
+            out = getattr(instruction, "out", None)
+            if out in dtypes:
+                widths.append(min(8, max(1, dtypes[out].itemsize)))
+            math += isinstance(instruction, Compute) and instruction.op in _MATH
+    registers = 2 if math else 4
+    most = registers * target.vector_bits // (8 * max(widths))
+    size = kernel.cols[-1].size if kernel.cols else 1
+    while most > max(1, size):
+        most //= 2
+    return max(1, most)
+
+
+def _total_cost(kernel: Kernel) -> int:
+    rows = int(kernel.row_count)
+    cost = 0
+    for stage in kernel.stages:
+        each = sum(_cost(instruction) for instruction in stage.body)
+        cost += each * (int(kernel.col_count) if stage.loop else 1)
+    return cost * rows
+
+
+def _cost(instruction: Instruction) -> int:
+    if isinstance(instruction, Compute):
+        return _MATH_COST if instruction.op in _MATH else _COSTS.get(instruction.op, 1)
+    return 1
+
+

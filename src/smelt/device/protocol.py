@@ -1,0 +1,45 @@
+"""`Target`: what a chip says of itself, as plain data that every stage may read.
+
+    Target("cpu", "aarch64-unknown-linux-gnu", vector_bits=128, has_fma=True, ...).lanes(torch.float32) == 4
+
+Nothing above `codegen` names a chip: widths, parallel levels, address spaces and limits all come from here.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+
+class Level(Enum):
+    """A level of parallelism that rows may be spread over."""
+
+    THREADS = "threads"  # workers that share memory, each running rows one after the other
+    BLOCKS = "blocks"  # groups of lanes with memory of their own
+    LANES = "lanes"  # elements of one vector, or threads of one block
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A chip to generate code for."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str  # in LLVM's form: "+neon,-sve"
+    vector_bits: int
+    vector_registers: int
+    levels: tuple[Level, ...]
+    has_fma: bool
+    has_masks: bool  # loads and stores of part of a vector cost no more than whole ones
+    has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
+    scratch_limit: int  # bytes of a row's scratch that stay close to the core
+    address_spaces: tuple[tuple[str, int], ...] = (("global", 0), ("scratch", 0))
+
+    def lanes(self, dtype: torch.dtype) -> int:
+        """How many elements of `dtype` one vector register holds."""
+        return max(1, self.vector_bits // (8 * dtype.itemsize))
+
+    def address_space(self, memory: str) -> int:
+        """LLVM's number for `memory`: "global" or "scratch"."""
+        return dict(self.address_spaces)[memory]

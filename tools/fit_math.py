@@ -1,0 +1,97 @@
+"""Fit the polynomials of `smelt.codegen.math`: prints each table of coefficients with its largest weighted error.
+
+    python tools/fit_math.py
+
+A fit is a weighted least-squares problem solved again and again with weights raised where the error is largest
+(Lawson's method), which tends to the polynomial whose largest error is smallest. Fits are in float64, far finer than
+the float32 results they serve.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def fit(name: str, function: Function, low: float, high: float, degree: int, weight: Function) -> None:
+    """Print the polynomial p of `degree` that makes max |weight * (p - function)| on [low, high] smallest."""
+    nodes = np.cos(np.pi * (np.arange(4000) + 0.5) / 4000)
+    x = (high + low) / 2 + (high - low) / 2 * nodes
+    y, w = function(x), weight(x)
+    center, half = (high + low) / 2, (high - low) / 2
+    basis = np.polynomial.chebyshev.chebvander((x - center) / half, degree)
+    lawson = np.ones_like(x)
+    best: tuple[float, np.ndarray] | None = None
+    for _ in range(300):
+        scale = np.sqrt(lawson) * w
+        solved = np.linalg.lstsq(basis * scale[:, None], y * scale, rcond=None)[0]
+        error = np.abs(w * (basis @ solved - y))
+        if best is None or error.max() < best[0]:
+            best = (float(error.max()), solved)
+        lawson = lawson * (error + 1e-30)
+        lawson /= lawson.mean()
+    assert best is not None
+    power = np.polynomial.chebyshev.Chebyshev(best[1], domain=[low, high]).convert(kind=np.polynomial.Polynomial)
+    print(f"{name} = (  # largest error {best[0]:.2g} on [{low:g}, {high:g}], highest power first")
+    for coefficient in power.coef[::-1]:
+        print(f"    {coefficient!r},".replace("np.float64(", "").replace("),", ","))
+    print(")")
+
+
+def series(terms: Callable[[int], float], start: int, x: np.ndarray, count: int = 40) -> np.ndarray:
+    """Σ terms(k) x^(k - start) from k = start, for functions that cancel near zero."""
+    total = np.zeros_like(x)
+    for k in reversed(range(start, start + count)):
+        total = total * x + terms(k)
+    return total
+
+
+def one(x: np.ndarray) -> np.ndarray:
+    return np.ones_like(x)
+
+
+def torched(function: Callable[[torch.Tensor], torch.Tensor]) -> Function:
+    return lambda x: function(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+def main() -> None:
+    factorial = np.cumprod([1.0, *range(1, 80)])
+    half_ln2 = np.log(2) / 2 * 1.001
+    # exp(r) = 1 + r + r² P(r)
+    fit("EXP", lambda x: series(lambda k: 1 / factorial[k], 2, x), -half_ln2, half_ln2, 4, lambda x: x * x / np.exp(x))
+    # expm1(r) = r + r² P(r), relative to r
+    fit("EXPM1", lambda x: series(lambda k: 1 / factorial[k], 2, x), -half_ln2, half_ln2, 5, np.abs)
+    # 2^r = 1 + r P(r)
+    ln2 = np.log(2)
+    fit("EXP2", lambda x: series(lambda k: ln2**k / factorial[k], 1, x), -0.501, 0.501, 5, lambda x: np.abs(x) / 2**x)
+    # log(1 + f) = f - f²/2 + f³ P(f)
+    fit(
+        "LOG",
+        lambda x: series(lambda k: (-1) ** (k + 1) / k, 3, x, 200),
+        np.sqrt(0.5) - 1, np.sqrt(2) - 1, 7, lambda x: np.abs(x**3 / np.log1p(x)),
+    )  # fmt: skip
+    # sin(r) = r + r³ P(r²), cos(r) = 1 - r²/2 + r⁴ P(r²), in s = r²
+    quarter = (np.pi / 4 * 1.01) ** 2
+    fit("SIN", lambda s: series(lambda k: (-1) ** k / factorial[2 * k + 1], 1, s, 20), 0, quarter, 2, lambda s: s)
+    fit("COS", lambda s: series(lambda k: (-1) ** k / factorial[2 * k], 2, s, 20), 0, quarter, 2, lambda s: s * s)
+    # tanh(x) = x + x³ P(x²)
+    small = 1e-3
+    tanh_series = lambda x: np.where(x < 0.01, -1 / 3 + 2 / 15 * x**2, (np.tanh(x) / x - 1) / x**2)  # noqa: E731
+    fit("TANH", lambda s: tanh_series(np.sqrt(s)), small**2, 0.6**2, 4, lambda s: s)
+    # erf(x) = x + x P(x²) near zero, 1 - 2^P(|x|) further out
+    erf = torched(torch.erf)
+    erfc = torched(torch.special.erfc)
+    near = lambda s: np.where(s < 1e-12, 2 / np.sqrt(np.pi) - 1, erf(np.sqrt(s)) / np.sqrt(s) - 1)  # noqa: E731
+    fit("ERF_NEAR", near, 1e-10, 0.9**2, 5, one)
+    fit("ERF_FAR", lambda a: np.log2(erfc(a)), 0.88, 4.0, 7, lambda a: erfc(a) / erf(a))
+    # Double precision for pow: log2(m) = f P(f) with f = (m - 1) / (m + 1) in s = f², and 2^r
+    span = (np.sqrt(2) - 1) / (np.sqrt(2) + 1)
+    atanh = lambda s: 2 / np.log(2) * series(lambda k: 1 / (2 * k + 1), 0, s, 60)  # noqa: E731
+    fit("POW_LOG2", atanh, 0, span**2 * 1.001, 5, one)
+    fit("POW_EXP2", lambda x: series(lambda k: ln2**k / factorial[k], 1, x), -0.501, 0.501, 6, np.abs)
+
+
+if __name__ == "__main__":
+    main()
