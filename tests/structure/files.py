@@ -18,7 +18,12 @@ _COMMENT = re.compile(r"\A\s*/\*+(.*?)\*/", re.DOTALL)
 def python_files() -> list[Path]:
     """Every Python file of the repository that is ours."""
     found = [path for top in ("src", "tests", "benchmarks", "examples") for path in (ROOT / top).rglob("*.py*")]
-    return sorted(path for path in found if path.suffix in (".py", ".pyi") and "__pycache__" not in path.parts)
+    return sorted(path for path in found if path.suffix in (".py", ".pyi") and not _is_marker(path))
+
+
+def _is_marker(path: Path) -> bool:
+    """An empty `__init__.py` of a test folder has nothing to say."""
+    return path.name == "__init__.py" and SOURCE not in path.parents and not path.read_text().strip()
 
 
 def c_files() -> list[Path]:

@@ -34,7 +34,8 @@ def test_the_architecture_page_has_a_line_per_file() -> None:
     if golden.updating:
         page.write_text(now, encoding="utf-8")
     stored = page.read_text(encoding="utf-8")
-    assert stored == now, golden.difference("docs/architecture.md", stored, now)
+    if stored != now:
+        pytest.fail(golden.difference("docs/architecture.md", stored, now) + "\nrun pytest --update-golden", pytrace=False)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ def settings_page() -> str:
     ):
         lines += ["", f"## {title}", "", "| name | default | what it does |", "|---|---|---|"]
         lines += [f"| `{field}` | `{default!r}` | {doc} |" for field, default, doc in describe(kind)]
-    lines += ["", "## Logs: `SMELT_LOGS=graph,kernels`, or `all`", "", "| channel | what is printed, to stderr |", "|---|---|"]
+    lines += ["", "## Logs: `SMELT_LOGS=graph,kernels`, or `all`", ""]
+    lines += ["| channel | what is printed, to stderr |", "|---|---|"]
     lines += [f"| `{channel}` | {doc} |" for channel, doc in CHANNELS.items()]
     return "\n".join(lines)
 
