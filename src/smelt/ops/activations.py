@@ -7,6 +7,7 @@ import torch
 
 from smelt.ops import samples
 from smelt.ops.pointwise import declare, rounded, value, why_not_bool, why_not_integer
+from smelt.ops.promote import widened
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Number, Scalar
 
 aten = torch.ops.aten
@@ -30,7 +31,7 @@ def _leaky_relu_backward(e: Emitter, grad: Scalar, x: Scalar, negative_slope: Nu
 
 def _threshold_backward(e: Emitter, grad: Scalar, x: Scalar, threshold: Number) -> Scalar:
     passed = value(e, grad, e.result)
-    blocked = e.op("le", rounded(e, x, e.common), rounded(e, threshold, e.common))
+    blocked = e.op("le", rounded(e, x, e.common), value(e, threshold, widened(e.common)))
     return e.op("where", blocked, e.const(0, e.result), passed)
 
 

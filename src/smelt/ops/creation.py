@@ -96,6 +96,11 @@ def _why_not_arange(node: fx.Node) -> str | None:
     return "counts in bool" if tensor_spec(node).dtype is torch.bool else None
 
 
+def _by_fractions(dtype: torch.dtype) -> Iterator[Sample]:
+    if dtype.is_floating_point:
+        yield Sample((0.0, 1.0, 0.1), {"dtype": dtype})
+
+
 declare(
     aten.arange.default,
     emit=lambda e, end, **_: _arange(e, 0, 1),
@@ -111,7 +116,7 @@ declare(
 declare(
     aten.arange.start_step,
     emit=lambda e, start, end, step=1, **_: _arange(e, start, step),
-    samples=fixed(((2, 9, 3), {}), ((9, 2, -2), {}), ((0.0, 1.0, 0.1), {})),
+    samples=samples.chain(fixed(((2, 9, 3), {}), ((9, 2, -2), {})), _by_fractions),
     why_not=_why_not_arange,
 )
 

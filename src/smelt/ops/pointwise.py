@@ -63,10 +63,17 @@ def arithmetic(name: str) -> EmitRule:
     """A binary operation in the result's dtype; on bools its logical counterpart."""
 
     def emit(e: Emitter, a: Operand, b: Operand) -> Scalar:
-        dtype = e.result
-        return e.op(_ON_BOOLS[name] if dtype is torch.bool else name, value(e, a, dtype), value(e, b, dtype))
+        name_here = _ON_BOOLS[name] if e.result is torch.bool else name
+        return e.op(name_here, _operand(e, a, name), _operand(e, b, name))
 
     return emit
+
+
+def _operand(e: Emitter, operand: Operand, name: str) -> Scalar:
+    """PyTorch rounds a number to the tensor's dtype first, except where it multiplies or divides."""
+    if isinstance(operand, Scalar) or name in ("mul", "div"):
+        return value(e, operand, e.result)
+    return rounded(e, operand, e.dtype)
 
 
 def _scaled(e: Emitter, b: Operand, alpha: Number) -> Operand:
@@ -253,10 +260,8 @@ for _name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan
 def _pow_number(e: Emitter, x: Scalar, exponent: Number) -> Scalar:
     """The exponents PyTorch itself treats apart, the same way; others through `pow`."""
     base = value(e, x, e.result)
-    if exponent == 0.5:
-        return e.op("sqrt", base)
-    if exponent == -0.5:
-        return e.op("rsqrt", base)
+    if exponent in (0.5, -0.5) and e.dtype is not torch.float16:  # as PyTorch: f16 takes the general way here
+        return e.op("sqrt" if exponent > 0 else "rsqrt", base)
     if exponent == -1:
         return e.op("reciprocal", base)
     if exponent == -2:

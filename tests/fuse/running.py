@@ -1,0 +1,64 @@
+"""For the tests of fusion: trace a function, fuse it, check the program, run it by the interpreter.
+
+    program = fused(fn, x, w)               the program of fn's ATen graph
+    assert_same(fn, x, w, fuel=0)           interpreter against eager, values and strides
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.base.options import Options
+from smelt.fuse import build_program
+from smelt.ir.check import check_program
+from smelt.ir.ghost import Recorder
+from smelt.ir.graph import Level, Traced, check_graph
+from smelt.ir.interpret import run_program
+from smelt.ir.program import Program
+from smelt.ir.tensorspec import TensorSpec
+
+
+def traced(
+    fn: Callable[..., Any], *args: torch.Tensor, decompositions: Mapping[Any, Callable[..., Any]] | None = None
+) -> Traced:
+    """The ATen graph of `fn` on tensors like `args`."""
+    specs = [TensorSpec.of(arg) for arg in args]
+    with Recorder(decompositions) as recorder:
+        out = fn(*(recorder.placeholder(f"x{n}", spec) for n, spec in enumerate(specs)))
+    recorder.output(out if isinstance(out, tuple) else (out,))
+    found = Traced(recorder.graph, Level.PURE, recorder.constants)
+    check_graph(found.graph, Level.PURE)
+    return found
+
+
+def fused(
+    fn: Callable[..., Any],
+    *args: torch.Tensor,
+    fuel: int = -1,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Program:
+    """The checked program of `fn`."""
+    program = build_program(traced(fn, *args, decompositions=decompositions), "program", Options(fuel=fuel))
+    check_program(program)
+    return program
+
+
+def assert_same(fn: Callable[..., Any], *args: torch.Tensor, fuel: int = -1, **tolerance: Any) -> Program:
+    """Run `fn` eagerly and as a program; values, dtypes and strides must agree."""
+    program = fused(fn, *args, fuel=fuel)
+    expected = fn(*args)
+    compare(run_program(program, args), expected if isinstance(expected, tuple) else (expected,), **tolerance)
+    return program
+
+
+def compare(got: Any, expected: Any, **tolerance: Any) -> None:
+    assert len(got) == len(expected)
+    for have, want in zip(got, expected, strict=True):
+        if not isinstance(want, torch.Tensor):
+            assert have == want
+            continue
+        assert have.dtype is want.dtype and have.shape == want.shape
+        wanted = [(size, step) for size, step in zip(want.shape, want.stride(), strict=True) if size > 1]
+        assert [(size, step) for size, step in zip(have.shape, have.stride(), strict=True) if size > 1] == wanted
+        torch.testing.assert_close(have, want, equal_nan=True, **tolerance)

@@ -1,0 +1,76 @@
+"""Every record's samples, over every dtype: what the fuser makes of the call is what PyTorch gives."""
+
+import pytest
+import torch
+
+from smelt.ops.promote import KERNEL_DTYPES, promoted
+from smelt.ops.record import LibraryCall, OpRecord, Views
+from smelt.ops.registry import all_records, empty_slots, record_of
+from smelt.ir.tensorspec import TensorSpec
+from tests.fuse.running import assert_same
+
+DTYPES = sorted(KERNEL_DTYPES, key=str)
+SAMPLED = [record for record in all_records() if record.samples is not None]
+
+
+def test_no_record_has_an_empty_slot() -> None:
+    assert empty_slots() == {"samples": [], "cost": []}
+
+
+def test_an_unknown_operator_is_a_library_call() -> None:
+    assert isinstance(record_of(torch.ops.aten.cumsum.default).lowering, LibraryCall)
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+@pytest.mark.parametrize("record", SAMPLED, ids=lambda record: str(record.op))
+def test_samples_agree_with_eager(record: OpRecord) -> None:
+    assert record.samples is not None
+    tried = 0
+    for dtype in DTYPES:
+        for sample in record.samples(dtype):
+            tensors = _tensors(sample.args)
+            if any(torch.isnan(t).any() or torch.isinf(t).any() for t in tensors if t.is_floating_point()):
+                if _turns_to_integers(record, sample.args, sample.kwargs):
+                    continue
+
+            def call(*given: torch.Tensor, sample: object = sample) -> object:
+                fresh = iter(given)
+                args = [next(fresh) if isinstance(a, torch.Tensor) else a for a in sample.args]  # type: ignore[attr-defined]
+                found = record.op(*args, **sample.kwargs)  # type: ignore[attr-defined]
+                return tuple(found) if isinstance(record.lowering, Views) else found
+
+            try:
+                call(*tensors)
+            except (RuntimeError, TypeError, NotImplementedError, ZeroDivisionError):
+                continue
+            try:
+                assert_same(call, *tensors)
+            except AssertionError as wrong:
+                raise AssertionError(f"{record.op}{sample.args}{sample.kwargs}: {wrong}") from wrong
+            tried += 1
+    assert tried, "no sample of this record runs at all"
+
+
+def _turns_to_integers(record: OpRecord, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+    """NaN and infinities have no meaning as integers."""
+    try:
+        found = record.op(*args, **kwargs)
+    except Exception:
+        return True
+    return isinstance(found, torch.Tensor) and not found.is_floating_point() and found.dtype is not torch.bool
+
+
+@pytest.mark.parametrize("left", DTYPES, ids=str)
+@pytest.mark.parametrize("right", DTYPES, ids=str)
+def test_promotion_is_pytorchs(left: torch.dtype, right: torch.dtype) -> None:
+    for a in (torch.ones(2, dtype=left), torch.ones((), dtype=left), True, 3, 2.5):
+        for b in (torch.ones(2, dtype=right), torch.ones((), dtype=right)):
+            given = [TensorSpec.of(x) if isinstance(x, torch.Tensor) else x for x in (a, b)]
+            assert promoted(given) is torch.result_type(a, b), (a, b)
