@@ -35,7 +35,8 @@ def test_the_architecture_page_has_a_line_per_file() -> None:
         page.write_text(now, encoding="utf-8")
     stored = page.read_text(encoding="utf-8")
     if stored != now:
-        pytest.fail(golden.difference("docs/architecture.md", stored, now) + "\nrun pytest --update-golden", pytrace=False)
+        shown = golden.difference("docs/architecture.md", stored, now)
+        pytest.fail(f"{shown}\nrun pytest --update-golden", pytrace=False)
 
 
 @pytest.mark.parametrize(
