@@ -1,0 +1,57 @@
+"""What a call does besides yielding its result: draw random numbers, write memory its schema keeps quiet about.
+
+    why_not_drop(bernoulli(x))  → "draws random numbers"        why_not_drop(sin(x)) → None
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# Operators that write arguments although their schema does not say so: running statistics, in training.
+_QUIET_WRITERS = {aten.native_batch_norm.default: 5, aten.cudnn_batch_norm.default: 5, aten.miopen_batch_norm.default: 5}
+
+
+def why_not_drop(node: fx.Node) -> str | None:
+    """Why a call whose result nobody uses must stay, and why two equal calls are not one; None if they may go."""
+    target = node.target
+    if target is operator.getitem:
+        return None
+    if not isinstance(target, torch._ops.OpOverload):
+        return "is not an ATen operator"
+    if target.namespace not in ("aten", "prims"):
+        return "is a custom operator, which may do anything"
+    if target._schema.is_mutable:
+        return "writes an argument"
+    training = _QUIET_WRITERS.get(target)
+    if training is not None and node.args[training] is not False and node.args[3] is not None:
+        return "writes running statistics"
+    if torch.Tag.nondeterministic_seeded in target.tags and _draws(node, target):
+        return "draws random numbers"
+    return None
+
+
+def _draws(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+    """Attention is marked random for its dropout; without any it is not."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
+def is_view(target: object) -> bool:
+    """Whether an operator's result is its first argument's memory, seen otherwise."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    known = _views.get(target)
+    if known is None:
+        returned = target._schema.returns
+        alias = returned[0].alias_info if returned else None
+        known = _views[target] = alias is not None and not alias.is_write
+    return known
+
+
+_views: dict[torch._ops.OpOverload, bool] = {}

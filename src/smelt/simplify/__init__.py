@@ -1,0 +1,30 @@
+"""Layer 3: passes over pure graphs that leave less to compute. `PASSES` lists them in order.
+
+    mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
+    →  view = view(x, [32]); return exp(view)
+
+A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
+spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
+"""
+
+from collections.abc import Callable
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.simplify.common import share_common
+from smelt.simplify.constants import fold_constants
+from smelt.simplify.dead import drop_dead
+from smelt.simplify.identities import fold_identities
+from smelt.simplify.views import compose_views
+
+SimplifyPass = Callable[[Traced, Fuel], Traced]
+
+PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
+    ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
+    ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
+    ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
+    ("share common", share_common, "one node for each value, so that the fuser sees it once"),
+    ("drop dead", drop_dead, "last: the passes above leave what they replaced behind"),
+)
+
+__all__ = ["PASSES", "SimplifyPass", "compose_views", "drop_dead", "fold_constants", "fold_identities", "share_common"]

@@ -1,0 +1,141 @@
+"""Fold calls that change nothing.
+
+    mul(x, 1) → x       sub(x, 0.0) → x         neg(neg(x)) → x         _to_copy(x, dtype=its own) → x
+    detach(x) → x       add(x, -0.0) → x        _to_copy(_to_copy(f16, f32), f64) → _to_copy(f16, f64)
+
+`add(x, 0.0)` stays: it turns -0.0 into 0.0. Nothing is folded that would change a dtype, a stride, or who owns memory.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.simplify.memory import Memory, fits, insert, same_layout
+
+aten = torch.ops.aten
+
+# Conversions that lose nothing: narrow → wide.
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_LOSSLESS = frozenset(
+    {
+        (torch.float16, torch.float32),
+        (torch.float16, torch.float64),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.float64),
+        (torch.uint8, torch.int16),
+        (torch.uint8, torch.int32),
+        (torch.uint8, torch.int64),
+        (torch.int8, torch.int16),
+        (torch.int8, torch.int32),
+        (torch.int8, torch.int64),
+        (torch.int16, torch.int32),
+        (torch.int16, torch.int64),
+        (torch.int32, torch.int64),
+        *((torch.bool, wide) for wide in (*_INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64)),
+    }
+)
+
+
+def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
+    memory = Memory(traced.graph)
+    for node in list(traced.graph.nodes):
+        rule = _RULES.get(node.target)
+        if rule is None:
+            continue
+        found = rule(node)
+        if found is None or not same_layout(node, found):
+            if node.target is aten._to_copy.default:
+                _join_casts(node, fuel)
+            continue
+        if node.target in _ALIASES:
+            if fuel.take():
+                memory.took_over(node, found)
+                node.replace_all_uses_with(found)
+        elif memory.may_share(node, found) and fuel.take():
+            node.replace_all_uses_with(found)
+    return traced
+
+
+def _first(node: fx.Node) -> fx.Node | None:
+    return node.args[0] if isinstance(node.args[0], fx.Node) else None
+
+
+def _is_number(value: Any, wanted: float) -> bool:
+    return type(value) in (int, float) and value == wanted
+
+
+def _times_one(node: fx.Node) -> fx.Node | None:
+    """`x * 1`, `1 * x`."""
+    if len(node.args) == 2 and _is_number(node.args[1], 1):
+        return _first(node)
+    return None
+
+
+def _over_one(node: fx.Node) -> fx.Node | None:
+    return _first(node) if len(node.args) == 2 and not node.kwargs and _is_number(node.args[1], 1) else None
+
+
+def _is_neutral(value: Any, node: fx.Node, sign: float) -> bool:
+    """Whether adding `sign · value` changes nothing: of the zeros only -0.0 leaves -0.0 as it is. Integers have one zero."""
+    if not _is_number(value, 0):
+        return False
+    spec = spec_of(node)
+    if isinstance(spec, TensorSpec) and not spec.dtype.is_floating_point:
+        return True
+    return math.copysign(1.0, value) * sign < 0
+
+
+def _plus_nothing(node: fx.Node) -> fx.Node | None:
+    plain = len(node.args) == 2 and not node.kwargs
+    return _first(node) if plain and _is_neutral(node.args[1], node, 1.0) else None
+
+
+def _minus_nothing(node: fx.Node) -> fx.Node | None:
+    plain = len(node.args) == 2 and not node.kwargs
+    return _first(node) if plain and _is_neutral(node.args[1], node, -1.0) else None
+
+
+def _twice_negated(node: fx.Node) -> fx.Node | None:
+    inner = _first(node)
+    return _first(inner) if inner is not None and inner.target is aten.neg.default else None
+
+
+def _join_casts(node: fx.Node, fuel: Fuel) -> None:
+    """A cast of a lossless cast is one cast of what was cast first."""
+    inner = _first(node)
+    if inner is None or inner.target is not aten._to_copy.default or set(inner.kwargs) != {"dtype"}:
+        return
+    source = _first(inner)
+    before, between = (spec_of(source) if source is not None else None), spec_of(inner)
+    if not isinstance(before, TensorSpec) or not isinstance(between, TensorSpec) or source is None:
+        return
+    if (before.dtype, between.dtype) not in _LOSSLESS or not fits(node, node.target, (source,), dict(node.kwargs)):
+        return
+    if fuel.take():
+        node.args = (source,)
+
+
+_ALIASES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+
+_RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+    **{alias: _first for alias in _ALIASES},
+    aten.clone.default: _first,
+    aten._to_copy.default: _first,
+    aten.mul.Tensor: _times_one,
+    aten.mul.Scalar: _times_one,
+    aten.div.Tensor: _over_one,
+    aten.div.Scalar: _over_one,
+    aten.pow.Tensor_Scalar: _over_one,
+    aten.add.Tensor: _plus_nothing,
+    aten.add.Scalar: _plus_nothing,
+    aten.sub.Tensor: _minus_nothing,
+    aten.sub.Scalar: _minus_nothing,
+    aten.neg.default: _twice_negated,
+}
