@@ -1,0 +1,286 @@
+"""Reading attributes: the lookup Python would do, done on values, with a guard for every place that was looked at.
+
+    self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
+"""
+
+import types
+from typing import Any
+
+import torch
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.guards import ABSENT
+from smelt.capture.interpret import PUSHED, Interpreter
+from smelt.capture.policy import TENSOR_BREAKS
+from smelt.capture.source import Source
+from smelt.capture.values import (
+    Constant,
+    Function,
+    Instance,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Slice,
+    Super,
+    Tensor,
+    Value,
+    describe,
+    is_constant,
+    python_type,
+)
+
+_DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+class Missing(Unsupported):
+    """The attribute does not exist: `getattr` and `hasattr` want to know, everybody else lets Python raise."""
+
+    def __init__(self, value: Value, name: str) -> None:
+        super().__init__("B019", f"AttributeError: {describe(value)} has no attribute {name}")
+
+
+def attribute(interp: Interpreter, value: Value, name: str) -> Value:
+    """`value.name`. May push a frame (property, `__getattr__`) and answer `PUSHED`."""
+    if isinstance(value, Tensor):
+        return _of_tensor(interp, value, name)
+    if isinstance(value, Object):
+        return _of_object(interp, value, name)
+    if isinstance(value, Instance):
+        return _of_instance(interp, value, name)
+    if isinstance(value, Super):
+        return _of_super(interp, value, name)
+    if isinstance(value, Method) and name in ("__self__", "__func__"):
+        return value.receiver if name == "__self__" else value.function
+    if isinstance(value, Partial) and name in ("func", "args", "keywords"):
+        if name == "func":
+            return value.function
+        return Sequence(tuple, value.args) if name == "args" else Mapping(value.keywords)
+    if isinstance(value, Slice) and name in ("start", "stop", "step"):
+        part: Value = getattr(value, name)
+        return part
+    if isinstance(value, Sequence) and name in getattr(value.kind, "__match_args__", ()):
+        return interp.outside.force(value.items[value.kind.__match_args__.index(name)])  # type: ignore[attr-defined]
+    if isinstance(value, Function) and name in ("__name__", "__qualname__"):
+        return Constant(value.info.code.co_name if name == "__name__" else value.qualname)
+    return _of_builtin(interp, value, name)
+
+
+def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
+    """Attributes of plain values and containers: methods of their exact type, and data of constants."""
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    if isinstance(value, Constant) and not callable(getattr(value.value, name, None)):
+        if not hasattr(value.value, name):
+            raise Missing(value, name)
+        return interp.compute(getattr, value.value, name)
+    found = interp.tree.class_attribute(kind, name)
+    if found is ABSENT:
+        if name == "__class__":
+            return interp.outside.fixed(kind)
+        raise Missing(value, name)
+    if isinstance(found, _C_METHODS) or isinstance(found, types.FunctionType):
+        return Method(interp.outside.fixed(found), value)
+    if name == "__class__":
+        return interp.outside.fixed(kind)
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
+    if name in TENSOR_BREAKS and not callable(getattr(torch.Tensor, name, None)):
+        raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
+    if name == "__class__":
+        return interp.outside.fixed(value.kind)
+    found = interp.tree.class_attribute(value.kind, name)
+    if found is ABSENT:
+        if value.source is not None:
+            raise Unsupported("B007", f"{name} of a tensor")  # may sit in the tensor's own __dict__
+        raise Missing(value, name)
+    if isinstance(found, types.FunctionType) or isinstance(found, _C_METHODS):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, classmethod | staticmethod):
+        raise Unsupported("B007", f"{name} of a tensor")
+    return interp.tensor_call("call_function", getattr, [value, Constant(name)])
+
+
+def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
+    found = interp.tree.class_attribute(value.kind, name)
+    if _is_data_descriptor(found):
+        return _run_descriptor(interp, value, found, name)
+    if name in value.attributes:
+        return interp.outside.force(value.attributes[name])
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
+    if name == "__class__":
+        return interp.outside.fixed(value.kind)
+    if name == "__dict__":
+        raise Unsupported("B007", "__dict__ of a new object")
+    return _fallback(interp, value, value.kind, name)
+
+
+def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
+    kind = python_type(value.receiver)
+    receiver_type = value.receiver.value if isinstance(value.receiver, Object) and isinstance(value.receiver.value, type) else kind
+    if receiver_type is None:
+        raise Unsupported("B007", f"super().{name}")
+    order = receiver_type.__mro__
+    for base in order[order.index(value.kind) + 1 :]:
+        if name in base.__dict__:
+            found = interp.tree.class_attribute(base, name)
+            return _bind(interp, value.receiver, found, _class_source(interp, base, name), receiver_type)
+    raise Missing(value, name)
+
+
+def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
+    real = value.value
+    if isinstance(real, types.ModuleType):
+        return _of_module(interp, value, name)
+    if isinstance(real, type):
+        return _of_class(interp, value, name)
+    if isinstance(real, torch.Tensor):
+        raise Unsupported("B006", type(real).__qualname__)
+    kind = type(real)
+    if interp.tree.class_attribute(kind, "__getattribute__") is not object.__getattribute__:
+        if not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
+            raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    source = _source(value)
+    found = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(found):
+        return _run_descriptor(interp, value, found, name)
+    members = getattr(real, "__dict__", None)
+    if type(members) is dict:
+        if name in members:
+            return interp.outside.value(members[name], source.member(name))
+        source.instance_dict().check(("lacks", name))
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    return _fallback(interp, value, kind, name)
+
+
+def _source(value: Value) -> Source:
+    if value.source is None:
+        raise Unsupported("B007", f"an attribute of {describe(value)}")
+    return value.source
+
+
+def _class_source(interp: Interpreter, kind: type, name: str) -> Source:
+    return interp.tree.fixed(kind, kind.__qualname__).attribute(name)
+
+
+def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
+    members = value.value.__dict__
+    source = interp.tree.fixed(value.value, value.value.__name__)
+    if name in members:
+        return interp.outside.value(members[name], source.member(name))
+    if name == "__dict__" or not hasattr(value.value, name):
+        raise Unsupported("B007", f"{name} of module {value.value.__name__}")
+    raise Unsupported("B007", f"{name} of module {value.value.__name__}, which makes it on demand")
+
+
+def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
+    kind = value.value
+    found = interp.tree.class_attribute(kind, name)
+    if found is ABSENT:
+        if hasattr(kind, name) and name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__"):
+            return interp.compute(getattr, kind, name) if name.endswith(("name__", "module__")) else _no(value, name)
+        if isinstance(kind, type) and hasattr(kind, name):
+            raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+        raise Missing(value, name)
+    if name in ("__name__", "__qualname__", "__dict__", "__mro__", "__bases__", "__doc__"):
+        return interp.compute(getattr, kind, name) if is_constant(getattr(kind, name)) else _no(value, name)
+    if isinstance(found, classmethod):
+        return Method(interp.outside.fixed(found.__func__), value)
+    if isinstance(found, staticmethod):
+        return interp.outside.value(found.__func__, _class_source(interp, kind, name))
+    if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType | property | types.BuiltinFunctionType):
+        if not isinstance(found, _C_METHODS):
+            raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+    return interp.outside.value(found, _class_source(interp, kind, name))
+
+
+def _no(value: Value, name: str) -> Value:
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _is_data_descriptor(found: Any) -> bool:
+    return found is not ABSENT and hasattr(type(found), "__set__")
+
+
+def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) -> Value:
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return interp.call(interp.outside.fixed(found.fget), [value])
+    if name == "__class__":
+        kind = python_type(value)
+        return interp.outside.fixed(kind) if kind is not None else _no(value, name)
+    if name == "__dict__" and isinstance(value, Object):
+        return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
+    if isinstance(found, _DESCRIPTORS_OF_C) and isinstance(value, Object):
+        try:
+            real = found.__get__(value.value, type(value.value))
+        except AttributeError:
+            raise Unsupported("B007", f"{name} of {describe(value)}") from None
+        return interp.outside.value(real, _source(value).attribute(name))
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: type) -> Value:
+    """What an entry of the class means when it is read through an instance."""
+    if isinstance(found, types.FunctionType):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, _C_METHODS):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, staticmethod):
+        return interp.outside.value(found.__func__, source)
+    if isinstance(found, classmethod):
+        return Method(interp.outside.fixed(found.__func__), interp.outside.fixed(kind))
+    if isinstance(found, property):
+        return _run_descriptor(interp, value, found, "")
+    if hasattr(type(found), "__get__"):
+        raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
+    return interp.outside.value(found, source)
+
+
+def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value:
+    """Nothing found the plain way: `nn.Module`'s registries, or the class's own `__getattr__`."""
+    hook = interp.tree.class_attribute(kind, "__getattr__")
+    if hook is ABSENT:
+        raise Missing(value, name)
+    if hook is torch.nn.Module.__getattr__ and isinstance(value, Object):
+        return _registered(interp, value, name)
+    if isinstance(hook, types.FunctionType):
+        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _registered(interp: Interpreter, value: Object, name: str) -> Value:
+    members = value.value.__dict__
+    for registry in ("_parameters", "_buffers", "_modules"):
+        entries = members.get(registry)
+        if type(entries) is not dict:
+            raise Unsupported("B007", f"{registry} of {describe(value)} is not a dict")
+        source = _source(value).member(registry)
+        if name in entries:
+            return interp.outside.value(entries[name], source.child(("key", name), f"{_source(value).text}.{name}"))
+        source.check(("lacks", name))
+    raise Missing(value, name)
+
+
+def attribute_now(interp: Interpreter, value: Value, name: str) -> Value:
+    """`attribute`, run to its end."""
+    answer = attribute(interp, value, name)
+    return interp.now(answer) if answer is PUSHED else answer
+
+
+def store_attribute(interp: Interpreter, target: Value, name: str, value: Value) -> None:
+    """`target.name = value` for an object the captured code made."""
+    if not isinstance(target, Instance):
+        raise Unsupported("B005", f"{describe(target)}.{name} = …")
+    if interp.tree.class_attribute(target.kind, "__setattr__") is not object.__setattr__:
+        raise Unsupported("B005", f"{describe(target)}.{name} = … (own __setattr__)")
+    if _is_data_descriptor(interp.tree.class_attribute(target.kind, name)):
+        raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
+    interp.touch(target)
+    target.attributes[name] = value

@@ -1,0 +1,63 @@
+"""Why a graph ended early: one row per reason, with what happened in plain words and a way out.
+
+    raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
+"""
+
+from dataclasses import dataclass
+
+REASONS: dict[str, tuple[str, str]] = {
+    "B001": ("smelt.graph_break() was called", "remove the call to capture across it"),
+    "B002": ("call of {}, which only Python can run", "move the call out of the compiled function, or after its tensor work"),
+    "B003": ("branch on a value that is only known by running: {}", "use torch.where, or decide on Python values"),
+    "B004": ("{} needs the data of a tensor", "keep the value as a tensor, or read it after the compiled function"),
+    "B005": ("write to an object from outside: {}", "return the new value instead of storing it"),
+    "B006": ("{} is a tensor subclass with its own rules", "unwrap it to a plain tensor before the compiled function"),
+    "B007": ("attribute {} cannot be read without running Python", "read it before the compiled function and pass it in"),
+    "B008": ("operator {} on these operands", "compute it outside the compiled function"),
+    "B009": ("iteration over {}", "iterate over a list, tuple, dict or range"),
+    "B010": ("the function is marked smelt.disable: {}", "remove the mark to capture it"),
+    "B011": ("{} raised while it was traced", "see the error that follows; if none does, the operator has no meta kernel"),
+    "B012": ("Python instruction {}", "rewrite the statement, or move it out of the compiled function"),
+    "B013": ("context manager {}", "enter it outside the compiled function"),
+    "B014": ("the answer depends on object identity: {}", "compare values instead"),
+    "B015": ("{} changes what autograd knows of a tensor", "do it outside the compiled function"),
+    "B016": ("the program is too long to unroll: {}", "shorten the loop, or compile its body"),
+    "B017": ("key or value of a kind not followed: {}", "use plain Python values or tensors"),
+    "B018": ("unbound variable {}", "see the error that follows"),
+    "B019": ("an exception is raised here: {}", "see the error that follows"),
+    "B020": ("{} cannot be rebuilt where the graph ended", "avoid holding it across the break"),
+}
+
+
+class Unsupported(Exception):
+    """Raised while one instruction is interpreted: it ends the graph before that instruction."""
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        text, hint = REASONS[code]
+        super().__init__(text.format(detail))
+        self.code = code
+        self.reason = text.format(detail)
+        self.hint = hint
+
+
+class Abandoned(Exception):
+    """The state cannot be captured at all; Python runs it from where it stands. Carries the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakRecord:
+    """One graph break, for people: `stack` lists the user's frames, outermost first."""
+
+    code: str
+    reason: str
+    hint: str
+    file: str
+    line: int
+    stack: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason} at {self.where} (hint: {self.hint})"

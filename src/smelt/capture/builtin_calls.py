@@ -1,0 +1,348 @@
+"""Python's builtins on values: those that need more than plain arguments, and the list of those that do not.
+
+    isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Constant(2.0), being PURE
+"""
+
+import builtins
+import functools
+import itertools
+import math
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.capture.attributes import Missing, attribute, attribute_now, store_attribute
+from smelt.capture.breaks import Unsupported
+from smelt.capture.interpret import Interpreter
+from smelt.capture.iterate import advance, drain, iterator
+from smelt.capture.operators import BINARY, COMPARE, binary, compare, contains, hashable, identical, length, subscript, truth
+from smelt.capture.values import (
+    Cell,
+    Constant,
+    Function,
+    Instance,
+    Iterator,
+    Joined,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Set,
+    Slice,
+    Super,
+    Tensor,
+    Value,
+    describe,
+    python_type,
+)
+
+Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
+
+PURE: dict[Any, bool] = dict.fromkeys(
+    [
+        *(getattr(builtins, name) for name in ("abs", "bin", "bool", "bytes", "chr", "complex", "divmod", "float", "format")),
+        *(getattr(builtins, name) for name in ("hex", "int", "max", "min", "oct", "ord", "pow", "range", "repr", "round")),
+        *(getattr(builtins, name) for name in ("slice", "sorted", "str", "sum", "frozenset", "set", "any", "all", "ascii")),
+        *(value for value in vars(math).values() if callable(value)),
+        *(value for name, value in vars(operator).items() if isinstance(value, types.BuiltinFunctionType) and name[0] != "i"),
+        torch.Size,
+        torch.device,
+    ],
+    True,
+)
+
+
+def _no_keywords(kwargs: dict[str, Value], name: str) -> None:
+    if kwargs:
+        raise Unsupported("B008", f"{name} with keywords")
+
+
+def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value, classes = args
+    kind = python_type(value)
+    wanted = _classes(interp, classes)
+    if kind is None:
+        raise Unsupported("B008", f"isinstance of {describe(value)}")
+    if isinstance(value, Object) and not isinstance(value.value, torch.Tensor):
+        return Constant(isinstance(value.value, wanted))
+    if isinstance(value, Constant):
+        return Constant(isinstance(value.value, wanted))
+    return Constant(any(issubclass(kind, each) for each in wanted))
+
+
+def _classes(interp: Interpreter, value: Value) -> tuple[type, ...]:
+    if isinstance(value, Sequence):
+        return tuple(found for item in interp.outside.items(value) for found in _classes(interp, item))
+    if isinstance(value, Object) and isinstance(value.value, type):
+        return (interp.outside.pin(value),)
+    if isinstance(value, Object) and isinstance(value.value, types.UnionType):
+        interp.outside.pin(value)
+        return tuple(each for each in value.value.__args__ if isinstance(each, type))
+    raise Unsupported("B008", f"isinstance with {describe(value)}")
+
+
+def _issubclass(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Object) and isinstance(args[0].value, type):
+        return Constant(issubclass(interp.outside.pin(args[0]), _classes(interp, args[1])))
+    raise Unsupported("B008", f"issubclass of {describe(args[0])}")
+
+
+def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind = python_type(args[0]) if len(args) == 1 else None
+    if kind is None:
+        raise Unsupported("B002", "type")
+    return interp.outside.fixed(kind)
+
+
+def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    name = interp.plain(args[1])
+    if len(args) == 2:
+        return attribute(interp, args[0], name)
+    try:
+        return attribute_now(interp, args[0], name)
+    except Missing:
+        return args[2]
+
+
+def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    try:
+        attribute_now(interp, args[0], interp.plain(args[1]))
+    except Missing:
+        return Constant(False)
+    return Constant(True)
+
+
+def _setattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    store_attribute(interp, args[0], interp.plain(args[1]), args[2])
+    return Constant(None)
+
+
+def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0]
+    if isinstance(value, Function | Method | Partial):
+        return Constant(True)
+    if isinstance(value, Object):
+        return Constant(callable(value.value))
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B008", f"callable of {describe(value)}")
+    return Constant(hasattr(kind, "__call__"))
+
+
+def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(length(interp, args[0]))
+
+
+def _bool(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(truth(interp, args[0]) if args else False)
+
+
+def _iter(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) != 1:
+        raise Unsupported("B009", "iter with a sentinel")
+    return iterator(interp, args[0])
+
+
+def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    item = advance(interp, args[0])
+    if item is not None:
+        return item
+    if len(args) > 1:
+        return args[1]
+    raise Unsupported("B019", "StopIteration")
+
+
+def _make_sequence(kind: type) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        _no_keywords(kwargs, kind.__name__)
+        if kind is tuple and args and isinstance(args[0], Sequence) and args[0].kind is tuple:
+            return args[0]
+        return Sequence(kind, drain(interp, args[0]) if args else [])
+
+    return make
+
+
+def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    items: dict[Any, Any] = {}
+    if args and isinstance(args[0], Mapping):
+        interp.outside.complete(args[0])
+        items.update(args[0].items)
+    elif args:
+        for pair in drain(interp, args[0]):
+            key, value = drain(interp, pair)
+            items[hashable(interp, key)] = value
+    items.update(kwargs)
+    return Mapping(items)
+
+
+def _set(kind: type) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        items = drain(interp, args[0]) if args else []
+        return Set({interp.plain(item) for item in items}, kind)
+
+    return make
+
+
+def _zip(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    strict = bool(interp.plain(kwargs["strict"])) if "strict" in kwargs else False
+    return Joined(zip, [interp.now(iterator(interp, value)) for value in args], strict=strict)
+
+
+def _enumerate(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    start = kwargs.get("start", args[1] if len(args) > 1 else Constant(0))
+    return Joined(enumerate, [interp.now(iterator(interp, args[0]))], position=interp.plain(start))
+
+
+def _map(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Joined(map, [interp.now(iterator(interp, value)) for value in args[1:]], function=args[0])
+
+
+def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0]
+    if isinstance(value, Sequence) or (isinstance(value, Constant) and isinstance(value.value, range | str)):
+        return Iterator(value, "reversed")
+    raise Unsupported("B009", f"reversed of {describe(value)}")
+
+
+def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return interp.compute(range, *[interp.plain(value) for value in args])
+
+
+def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args:
+        if len(args) == 2 and isinstance(args[0], Object):
+            return Super(interp.outside.pin(args[0]), args[1])
+        raise Unsupported("B002", "super")
+    frame = interp.frames[-1]
+    receiver = frame.slots[0]
+    names = frame.info.slot_names
+    cell = frame.slots[names.index("__class__")] if "__class__" in names else None
+    if isinstance(receiver, Cell):
+        receiver = interp.outside.cell_contents(receiver)
+    kind = interp.outside.cell_contents(cell) if isinstance(cell, Cell) else None
+    if receiver is None or not isinstance(kind, Object):
+        raise Unsupported("B002", "super")
+    return Super(interp.outside.pin(kind), receiver)
+
+
+def _sum(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    total = kwargs.get("start", args[1] if len(args) > 1 else Constant(0))
+    for item in drain(interp, args[0]):
+        total = binary(interp, "+", total, item)
+    return total
+
+
+def _any_all(wanted: bool) -> Builtin:
+    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        source = interp.now(iterator(interp, args[0]))
+        while (item := advance(interp, source)) is not None:
+            if truth(interp, item) is wanted:
+                return Constant(wanted)
+        return Constant(not wanted)
+
+    return decide
+
+
+def _min_max(function: Any) -> Builtin:
+    def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        items = args if len(args) > 1 else drain(interp, args[0])
+        return interp.compute(function, [interp.plain(item) for item in items], **named)
+
+    return choose
+
+
+def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
+    return lambda interp, args, kwargs: handler(interp, symbol, args[0], args[1])
+
+
+def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind = python_type(args[0])
+    return Constant(kind is not None and issubclass(kind, torch.Tensor))
+
+
+def _false_without_subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    values = [item for value in args for item in (drain(interp, value) if isinstance(value, Sequence) else [value])]
+    if any(isinstance(value, Object) and isinstance(value.value, torch.Tensor) for value in values):
+        raise Unsupported("B006", "an argument")
+    return Constant(False)
+
+
+def _reduce(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    items = drain(interp, args[1])
+    if len(args) > 2:
+        items.insert(0, args[2])
+    if not items:
+        raise Unsupported("B019", "TypeError: reduce() of empty iterable")
+    total = items[0]
+    for item in items[1:]:
+        total = interp.now(interp.call(args[0], [total, item]))
+    return total
+
+
+def _chain(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Iterator(Sequence(tuple, [item for value in args for item in drain(interp, value)]), "forward")
+
+
+def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    none = Constant(None)
+    if len(args) == 1:
+        return Slice(none, args[0], none)
+    return Slice(args[0], args[1], args[2] if len(args) > 2 else none)
+
+
+def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 1 and isinstance(args[0], Instance) and not kwargs:
+        return Constant(None)
+    raise Unsupported("B002", "object.__init__")
+
+
+BUILTIN_CALLS: dict[Any, Builtin] = {
+    isinstance: _isinstance,
+    issubclass: _issubclass,
+    type: _type,
+    getattr: _getattr,
+    hasattr: _hasattr,
+    setattr: _setattr,
+    callable: _callable,
+    len: _len,
+    bool: _bool,
+    iter: _iter,
+    next: _next,
+    tuple: _make_sequence(tuple),
+    list: _make_sequence(list),
+    dict: _dict,
+    set: _set(set),
+    frozenset: _set(frozenset),
+    zip: _zip,
+    enumerate: _enumerate,
+    map: _map,
+    reversed: _reversed,
+    range: _range,
+    slice: _slice,
+    super: _super,
+    sum: _sum,
+    any: _any_all(True),
+    all: _any_all(False),
+    min: _min_max(min),
+    max: _min_max(max),
+    object.__init__: _object_init,
+    functools.reduce: _reduce,
+    itertools.chain: _chain,
+    torch.is_tensor: _is_tensor,
+    torch._C._has_torch_function: _false_without_subclasses,
+    torch._C._has_torch_function_unary: _false_without_subclasses,
+    torch._C._has_torch_function_variadic: _false_without_subclasses,
+    operator.getitem: lambda interp, args, kwargs: subscript(interp, args[0], args[1]),
+    operator.contains: lambda interp, args, kwargs: Constant(contains(interp, args[0], args[1])),
+    operator.is_: lambda interp, args, kwargs: Constant(identical(interp, args[0], args[1])),
+    operator.is_not: lambda interp, args, kwargs: Constant(not identical(interp, args[0], args[1])),
+    operator.truth: _bool,
+    **{function: _operator(binary, symbol) for symbol, function in BINARY.items()},
+    **{function: _operator(compare, symbol) for symbol, function in COMPARE.items()},
+}
+

@@ -1,0 +1,273 @@
+"""Code objects as capture reads them: one instruction vocabulary for every supported Python.
+
+A code object → `CodeInfo`: instructions with their prefixes folded in (EXTENDED_ARG, KW_NAMES, PRECALL), absolute jump
+targets, the exception table, and which locals are live before each instruction. What differs between Python versions
+is decided here, in `_RENAMED` and `_decode_*`, so that the rest of capture knows one form.
+
+    3.11  KW_NAMES 3 / PRECALL 2 / CALL 2           →  CALL  arg=2  keywords=("dim",)   offset of KW_NAMES
+    3.13  LOAD_CONST ("dim",) / CALL_KW 2           →  CALL_KW arg=2
+"""
+
+import dis
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+VERSION = sys.version_info[:2]
+CALLABLE_FIRST = VERSION >= (3, 13)
+"""Where CALL finds its callable: `[callable, self or NULL, …]` from 3.13, `[NULL, callable, …]` before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step. `offset` is where CPython would have to start to execute it, prefixes included."""
+
+    name: str
+    arg: int
+    value: Any
+    target: int
+    offset: int
+    next: int
+    line: int
+    keywords: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One row of the exception table: instructions in [start, end) that raise go on at `target`."""
+
+    start: int
+    end: int
+    target: int
+    depth: int
+    push_offset: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """A decoded code object. `live[i]` is a bit mask of the localsplus slots that instruction `i` or later may read."""
+
+    code: CodeType
+    instructions: tuple[Instruction, ...]
+    index_at: dict[int, int]
+    handlers: tuple[Handler, ...]
+    live: tuple[int, ...]
+    slot_names: tuple[str, ...]
+    shims: dict[int, CodeType]
+
+    @property
+    def slot_count(self) -> int:
+        return len(self.slot_names)
+
+    def handler_at(self, offset: int) -> Handler | None:
+        """Where an exception raised by the instruction at `offset` goes within this frame."""
+        for handler in self.handlers:
+            if handler.start <= offset < handler.end:
+                return handler
+        return None
+
+    def is_live(self, index: int, slot: int) -> bool:
+        return bool(self.live[index] >> slot & 1)
+
+
+_RENAMED: dict[str, str] = {
+    "RESUME": "NOP",
+    "CACHE": "NOP",
+    "PRECALL": "NOP",
+    "JUMP_FORWARD": "JUMP",
+    "JUMP_BACKWARD": "JUMP",
+    "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
+    "LOAD_CLOSURE": "LOAD_FAST",
+    "LOAD_FAST_CHECK": "LOAD_FAST",
+    **{
+        f"POP_JUMP_{way}_IF_{what}": f"POP_JUMP_IF_{what}"
+        for way in ("FORWARD", "BACKWARD")
+        for what in ("TRUE", "FALSE", "NONE", "NOT_NONE")
+    },
+}
+
+_SLOT_READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "MAKE_CELL"})
+_TWO_SLOTS = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+_ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
+_SEES_LOCALS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
+
+_decoded: dict[CodeType, CodeInfo] = {}
+
+
+def decode(code: CodeType) -> CodeInfo:
+    """The decoded form of `code`, kept per code object."""
+    info = _decoded.get(code)
+    if info is None:
+        info = _decoded[code] = _decode(code)
+    return info
+
+
+def forget() -> None:
+    """Drop all decoded code objects (for `smelt.reset`)."""
+    _decoded.clear()
+
+
+def _decode(code: CodeType) -> CodeInfo:
+    instructions = tuple(_instructions(code))
+    index_at = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    handlers = tuple(
+        Handler(entry.start, entry.end, entry.target, entry.depth, entry.lasti)
+        for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    )
+    slot_names = _slot_names(code)
+    live = _liveness(code, instructions, index_at, handlers, slot_names)
+    return CodeInfo(code, instructions, index_at, handlers, live, slot_names, {})
+
+
+def _slot_names(code: CodeType) -> tuple[str, ...]:
+    cells = [name for name in code.co_cellvars if name not in code.co_varnames]
+    return (*code.co_varnames, *cells, *code.co_freevars)
+
+
+def _instructions(code: CodeType) -> list[Instruction]:
+    raw = list(dis.get_instructions(code))
+    found: list[Instruction] = []
+    start: int | None = None
+    keywords: tuple[str, ...] = ()
+    line = code.co_firstlineno
+    for position, instruction in enumerate(raw):
+        line = _line_of(instruction) or line
+        start = instruction.offset if start is None else start
+        if instruction.opname in ("EXTENDED_ARG", "PRECALL"):
+            continue
+        if instruction.opname == "KW_NAMES":
+            keywords = code.co_consts[instruction.arg or 0]
+            continue
+        following = raw[position + 1].offset if position + 1 < len(raw) else len(code.co_code)
+        found.append(_canonical(code, instruction, start, following, line, keywords))
+        start, keywords = None, ()
+    return found
+
+
+def _line_of(instruction: dis.Instruction) -> int | None:
+    if VERSION >= (3, 13):
+        line: int | None = instruction.line_number  # type: ignore[attr-defined]
+        return line
+    position = instruction.positions
+    return position.lineno if position is not None else None
+
+
+def _canonical(
+    code: CodeType, raw: dis.Instruction, offset: int, following: int, line: int, keywords: tuple[str, ...]
+) -> Instruction:
+    name = _RENAMED.get(raw.opname, raw.opname)
+    arg = raw.arg or 0
+    value, target = raw.argval, -1
+    if raw.opcode in dis.hasjrel or raw.opcode in dis.hasjabs:
+        target = raw.argval
+    if name == "BINARY_OP":
+        value = raw.argrepr
+    elif name == "FOR_ITER" and VERSION >= (3, 12):
+        target += 2 if VERSION == (3, 12) else 4  # the exhausted iterator is popped here; skip END_FOR (and POP_TOP)
+    elif name == "LOAD_GLOBAL":
+        value = code.co_names[arg >> 1]
+    elif name == "LOAD_ATTR" and VERSION >= (3, 12):
+        value, name = code.co_names[arg >> 1], "LOAD_METHOD" if arg & 1 else "LOAD_ATTR"
+    elif name == "LOAD_SUPER_ATTR":
+        value = code.co_names[arg >> 2]
+    return Instruction(name, arg, value, target, offset, following, line, keywords)
+
+
+def slots_of_pair(instruction: Instruction) -> tuple[tuple[str, int], ...]:
+    """The two half instructions of a 3.13 pair such as LOAD_FAST_LOAD_FAST."""
+    first, second = _TWO_SLOTS[instruction.name]
+    return ((first, instruction.arg >> 4), (second, instruction.arg & 15))
+
+
+def _effect(code: CodeType, instruction: Instruction) -> tuple[int, int]:
+    """(slots read, slots overwritten) as bit masks; a pair's read counts only if its own write does not come first."""
+    name, bit = instruction.name, 1 << instruction.arg if instruction.arg < 4096 else 0
+    if name in _SLOT_READS:
+        return bit, 0
+    if name == "STORE_FAST":
+        return 0, bit
+    if name == "LOAD_FAST_AND_CLEAR":
+        return bit, bit
+    if name in _TWO_SLOTS:
+        reads = writes = 0
+        for half, slot in slots_of_pair(instruction):
+            if half == "LOAD_FAST":
+                reads |= (1 << slot) & ~writes
+            else:
+                writes |= 1 << slot
+        return reads, writes
+    return 0, 0
+
+
+def _liveness(
+    code: CodeType,
+    instructions: tuple[Instruction, ...],
+    index_at: dict[int, int],
+    handlers: tuple[Handler, ...],
+    slot_names: tuple[str, ...],
+) -> tuple[int, ...]:
+    count = len(instructions)
+    always = (1 << len(slot_names)) - 1 if _SEES_LOCALS & {*code.co_names} else 0
+    if "__class__" in code.co_freevars:
+        always |= 1 | 1 << slot_names.index("__class__")  # super() without arguments reads both
+    effects = [_effect(code, instruction) for instruction in instructions]
+    caught = [_handler_index(instruction, handlers, index_at) for instruction in instructions]
+    live = [always] * (count + 1)
+    changed = True
+    while changed:
+        changed = False
+        for index in range(count - 1, -1, -1):
+            instruction = instructions[index]
+            after = 0
+            if instruction.name not in _ENDS and instruction.name != "JUMP":
+                after |= live[index + 1]
+            if instruction.target >= 0:
+                after |= live[index_at[instruction.target]]
+            reads, writes = effects[index]
+            before = always | reads | (after & ~writes)
+            if caught[index] >= 0:
+                before |= live[caught[index]]
+            if before != live[index]:
+                live[index] = before
+                changed = True
+    return tuple(live[:count])
+
+
+def _handler_index(instruction: Instruction, handlers: tuple[Handler, ...], index_at: dict[int, int]) -> int:
+    for handler in handlers:
+        if handler.start <= instruction.offset < handler.end or handler.start <= instruction.next - 2 < handler.end:
+            return index_at[handler.target]
+    return -1
+
+
+_shim: Callable[..., Any] = lambda call, arguments, keywords: call(*arguments, **keywords)  # noqa: E731
+
+
+def shim_code(info: CodeInfo, line: int) -> CodeType:
+    """The code of `(call, arguments, keywords) -> call(*arguments, **keywords)`, claiming to be `line` of `info`.
+
+    What a break calls is called through it, so that tracebacks, warnings and frame inspection name the user's line.
+    """
+    code = info.shims.get(line)
+    if code is None:
+        template = _shim.__code__
+        units = len(template.co_code) // 2
+        table = bytearray()
+        while units > 0:
+            length = min(units, 8)
+            table += bytes([0x80 | 13 << 3 | length - 1, 0])  # location entries without columns, on one line
+            units -= length
+        code = info.shims[line] = template.replace(
+            co_filename=info.code.co_filename,
+            co_name=info.code.co_name,
+            co_qualname=info.code.co_qualname,
+            co_firstlineno=line,
+            co_linetable=bytes(table),
+        )
+    return code

@@ -1,0 +1,327 @@
+"""Calling values: what each kind of callable means.
+
+    Function, method, user class   →  a frame is pushed, `PUSHED` comes back
+    torch function                 →  a node of the graph
+    builtin on known values        →  computed now
+    anything else                  →  Unsupported
+"""
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from smelt.capture import modules
+from smelt.capture.attributes import attribute_now
+from smelt.capture.breaks import Unsupported
+from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE
+from smelt.capture.bytecode import CodeInfo, decode
+from smelt.capture.container_calls import container_method
+from smelt.capture.guards import ABSENT
+from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.policy import (
+    ANSWERED_TRUE,
+    EVALUATED,
+    TENSOR_BREAKS,
+    Treatment,
+    is_torch_leaf,
+    qualified_name,
+    treatment_of_code,
+)
+from smelt.capture.values import (
+    Cell,
+    Constant,
+    Function,
+    Globals,
+    Instance,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Tensor,
+    Value,
+    describe,
+)
+
+DISABLED = "_smelt_disable"
+"""Functions with this attribute are called by Python, never captured."""
+
+_MOST_CODE_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
+_GRAD_CLASSES = ("torch.autograd.grad_mode.no_grad", "torch.autograd.grad_mode.enable_grad", "torch.autograd.grad_mode.set_grad_enabled")
+
+
+def graph_break() -> None:
+    """Ends the captured graph where it is called; does nothing else."""
+
+
+def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call `function`; the one entry for every kind of callable."""
+    if isinstance(function, Method):
+        return call(interp, function.function, [function.receiver, *args], kwargs)
+    if isinstance(function, Function):
+        return _enter_function(interp, function, args, kwargs)
+    if isinstance(function, Partial):
+        return call(interp, function.function, [*function.args, *args], {**function.keywords, **kwargs})
+    if isinstance(function, Object):
+        return _call_object(interp, function, args, kwargs)
+    if isinstance(function, Instance):
+        return call(interp, attribute_now(interp, function, "__call__"), args, kwargs)
+    raise Unsupported("B002", describe(function))
+
+
+def _call_object(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    if real is graph_break:
+        raise Unsupported("B001")
+    if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
+        raise Unsupported("B010", real.__qualname__)
+    name = qualified_name(real)
+    if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
+        return Constant(True)
+    if name in EVALUATED:
+        interp.outside.pin(function)
+        return _evaluate(interp, real, args, kwargs)
+    if name in ("torch._C._set_grad_enabled", "torch._C._functions.set_grad_enabled"):
+        interp.tape.set_grad_mode(interp.plain(args[0]))
+        return Constant(None)
+    handler = _hashable_get(BUILTIN_CALLS, real)
+    if handler is not None:
+        interp.outside.pin(function)
+        return handler(interp, args, kwargs)
+    if is_torch_leaf(real):
+        interp.outside.pin(function)
+        return _call_torch(interp, real, args, kwargs)
+    if isinstance(real, types.FunctionType):
+        return _inline(interp, function, args, kwargs)
+    if isinstance(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
+        return _call_descriptor(interp, function, args, kwargs)
+    if isinstance(real, type):
+        return _call_class(interp, function, args, kwargs)
+    if isinstance(real, types.BuiltinFunctionType):
+        return _call_builtin(interp, function, args, kwargs)
+    return _call_instance(interp, function, args, kwargs)
+
+
+def _hashable_get(table: dict[Any, Any], key: Any) -> Any:
+    try:
+        return table.get(key)
+    except TypeError:
+        return None
+
+
+def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    plain = [interp.plain(value) for value in args]
+    named = {name: interp.plain(value) for name, value in kwargs.items()}
+    if real in (torch.finfo, torch.iinfo):
+        return Object(real(*plain, **named), pinned=True, source=interp.tree.fixed(real(*plain, **named), "finfo"))
+    return interp.compute(real, *plain, **named)
+
+
+def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
+            raise Unsupported("B006", type(value.value).__qualname__)
+    if "out" in kwargs and not isinstance(kwargs["out"], Constant):
+        raise Unsupported("B008", "out=")
+    return interp.tensor_call("call_function", real, args, kwargs)
+
+
+def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    if _hashable_get(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
+        interp.outside.pin(function)
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(real, *[interp.plain(value) for value in args], **named)
+    raise Unsupported("B002", qualified_name(real).removeprefix("builtins."))
+
+
+def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A method of a C type, called with its receiver first."""
+    real, receiver = function.value, args[0] if args else None
+    if isinstance(receiver, Tensor):
+        if real.__name__ in TENSOR_BREAKS:
+            raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
+        if "out" in kwargs:
+            raise Unsupported("B008", "out=")
+        return interp.tensor_call("call_method", real.__name__, args, kwargs)
+    if receiver is not None:
+        answer = container_method(interp, real, receiver, args[1:], kwargs)
+        if answer is not None:
+            return answer
+    raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
+
+
+def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    receiver = args[0] if args else None
+    if real is torch.nn.Module._wrapped_call_impl and isinstance(receiver, Object):
+        forward = modules.forward_of(interp, receiver)
+        if forward is not None:
+            return call(interp, forward, args[1:], kwargs)
+    if real.__module__ == "torch._tensor" and isinstance(receiver, Tensor):
+        if real.__name__ in TENSOR_BREAKS:
+            raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
+        return interp.tensor_call("call_method", real.__name__, args, kwargs)
+    if treatment_of_code(real.__code__) is not Treatment.INLINE:
+        raise Unsupported("B002", f"{real.__module__}.{real.__qualname__}")
+    source = function.source
+    if source is None:
+        raise Unsupported("B002", real.__qualname__)
+    source.attribute("__code__").check(("is", real.__code__))
+    info = decode(real.__code__)
+    defaults = keyword_defaults = None
+    if real.__defaults__:
+        defaults = interp.outside.value(real.__defaults__, source.attribute("__defaults__"))
+    if real.__kwdefaults__:
+        keyword_defaults = interp.outside.value(real.__kwdefaults__, source.attribute("__kwdefaults__"))
+    closure = tuple(
+        _cell(interp, cell, source.child(("closure", index), info.code.co_freevars[index]))
+        for index, cell in enumerate(real.__closure__ or ())
+    )
+    slots = bind(interp, info, args, kwargs, defaults, keyword_defaults)
+    return _enter(interp, info, function, interp.outside.globals_of(function), closure, slots)
+
+
+def _cell(interp: Interpreter, real: types.CellType, source: Any) -> Cell:
+    found = interp.outside.value(real, source)
+    assert isinstance(found, Cell)
+    return found
+
+
+def _enter_function(interp: Interpreter, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    slots = bind(interp, function.info, args, kwargs, function.defaults, function.keyword_defaults)
+    return _enter(interp, function.info, function, function.globals, function.closure, slots)
+
+
+def _enter(
+    interp: Interpreter, info: CodeInfo, function: Value, names: Globals, closure: tuple[Cell, ...], slots: list[Value | None]
+) -> Value:
+    if info.code.co_flags & _MOST_CODE_FLAGS:
+        raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
+    return interp.enter(Frame(info, function, names, closure, slots, []))
+
+
+def bind(
+    interp: Interpreter,
+    info: CodeInfo,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    defaults: Value | None,
+    keyword_defaults: Value | None,
+) -> list[Value | None]:
+    """Arguments to slots, as Python binds them; what Python would reject, Python shall reject."""
+    code = info.code
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    slots: list[Value | None] = [None] * info.slot_count
+    slots[: min(len(args), positional)] = args[:positional]
+    rest = args[positional:]
+    named = dict(kwargs)
+    for slot in range(code.co_posonlyargcount, positional + keyword_only):
+        name = code.co_varnames[slot]
+        if name in named:
+            if slots[slot] is not None:
+                raise _wrong_call(code)
+            slots[slot] = named.pop(name)
+    following = positional + keyword_only
+    if code.co_flags & 0x04:
+        slots[following] = Sequence(tuple, list(rest))
+        following += 1
+    elif rest:
+        raise _wrong_call(code)
+    if code.co_flags & 0x08:
+        slots[following] = Mapping(dict(named))
+    elif named:
+        raise _wrong_call(code)
+    _fill_defaults(interp, info, slots, defaults, keyword_defaults)
+    return slots
+
+
+def _fill_defaults(
+    interp: Interpreter, info: CodeInfo, slots: list[Value | None], defaults: Value | None, keyword_defaults: Value | None
+) -> None:
+    code = info.code
+    items = defaults.items if isinstance(defaults, Sequence) else []
+    first = code.co_argcount - len(items)
+    for slot in range(code.co_argcount):
+        if slots[slot] is None:
+            if slot < first:
+                raise _wrong_call(code)
+            slots[slot] = interp.outside.force(items[slot - first])
+    for slot in range(code.co_argcount, code.co_argcount + code.co_kwonlyargcount):
+        if slots[slot] is None:
+            name = code.co_varnames[slot]
+            if not isinstance(keyword_defaults, Mapping) or not interp.outside.present(keyword_defaults, name):
+                raise _wrong_call(code)
+            slots[slot] = interp.outside.force(keyword_defaults.items[name])
+
+
+def _wrong_call(code: types.CodeType) -> Unsupported:
+    return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+
+
+def _call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind: type = interp.outside.pin(function)
+    if _hashable_get(PURE, kind) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(kind, *[interp.plain(value) for value in args], **named)
+    if kind is functools.partial and args:
+        return Partial(args[0], args[1:], dict(kwargs))
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
+        return _make_namedtuple(interp, kind, args, kwargs)
+    tree = interp.tree
+    makes_plainly = tree.class_attribute(kind, "__new__") is object.__new__ or qualified_name(kind) in _GRAD_CLASSES
+    makes_plainly = makes_plainly or _grad_class(kind)
+    initialise = tree.class_attribute(kind, "__init__")
+    plain_class = type(kind) is type and kind.__flags__ & (1 << 9) and kind.__dictoffset__ and kind.__basicsize__ <= 32
+    if not (makes_plainly and plain_class and tree.class_attribute(type(kind), "__call__") is type.__call__):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    made = Instance(kind, {})
+    if initialise is object.__init__:
+        if args or kwargs:
+            raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
+        return made
+    if not isinstance(initialise, types.FunctionType):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    depth = len(interp.frames)
+    call(interp, interp.outside.fixed(initialise), [made, *args], kwargs)
+    if len(interp.frames) != depth + 1:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    interp.frames[-1].discard = True
+    interp.frames[-2].stack.append(made)
+    from smelt.capture.interpret import PUSHED
+
+    return PUSHED
+
+
+def _grad_class(kind: type) -> bool:
+    return kind in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+
+
+def _make_namedtuple(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    if kind.__dict__["__new__"].__defaults__ or len(args) + len(kwargs) != len(fields) or "__init__" in kind.__dict__:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    by_name = dict(zip(fields, args, strict=False)) | kwargs
+    if set(by_name) != set(fields):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    return Sequence(kind, [by_name[name] for name in fields])
+
+
+def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """An object whose class defines `__call__`."""
+    real = function.value
+    if type(real) is functools.partial and function.source is not None:
+        source = function.source
+        inner = interp.outside.value(real.func, source.attribute("func"))
+        before = interp.outside.value(real.args, source.attribute("args"))
+        named = interp.outside.value(real.keywords, source.attribute("keywords"))
+        assert isinstance(before, Sequence) and isinstance(named, Mapping)
+        interp.outside.complete(named)
+        merged = {name: interp.outside.force(item) for name, item in named.items.items()} | kwargs
+        return call(interp, inner, [*interp.outside.items(before), *args], merged)
+    found = interp.tree.class_attribute(type(real), "__call__")
+    if found is ABSENT or not isinstance(found, types.FunctionType):
+        raise Unsupported("B002", describe(function))
+    return call(interp, interp.outside.fixed(found), [function, *args], kwargs)

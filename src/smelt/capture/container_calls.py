@@ -1,0 +1,186 @@
+"""Methods of lists, tuples, dicts, sets and strings, on values."""
+
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.interpret import Interpreter
+from smelt.capture.iterate import drain
+from smelt.capture.operators import contains, hashable, length, store_subscript, subscript
+from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
+
+Method = Callable[[Interpreter, Any, list[Value]], Value]
+_NONE = Constant(None)
+
+
+def container_method(
+    interp: Interpreter, method: Any, receiver: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value | None:
+    """The answer of `receiver.method(*args)`, or None if it is not one of these."""
+    name = method.__name__
+    if isinstance(receiver, Sequence):
+        handler = (LIST if receiver.kind is list else TUPLE).get(name)
+    elif isinstance(receiver, Mapping):
+        handler = DICT.get(name)
+        if name == "update":
+            return _update(interp, receiver, args, kwargs)
+    elif isinstance(receiver, Set):
+        handler = SET.get(name)
+    elif isinstance(receiver, Object) and isinstance(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
+        return None
+    else:
+        handler = None
+    if handler is not None and not kwargs:
+        return handler(interp, receiver, args)
+    everything = (receiver, *args, *kwargs.values())
+    if isinstance(receiver, Constant | Sequence | Set) and all(map(interp.is_plain, everything)) and name not in _CHANGES:
+        named = {key: interp.plain(value) for key, value in kwargs.items()}
+        return interp.compute(method, interp.plain(receiver), *[interp.plain(value) for value in args], **named)
+    if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
+        return interp.compute(method, receiver.value, [interp.plain(item) for item in drain(interp, args[0])])
+    return None
+
+
+_CHANGES = frozenset({"sort", "remove", "discard", "difference_update", "intersection_update", "__setitem__", "__delitem__"})
+
+
+def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    interp.touch(receiver)
+    receiver.items.append(args[0])
+    return _NONE
+
+
+def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    items = drain(interp, args[0])
+    interp.touch(receiver)
+    receiver.items.extend(items)
+    return _NONE
+
+
+def _insert(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    position = interp.plain(args[0])
+    interp.touch(receiver)
+    receiver.items.insert(position, args[1])
+    return _NONE
+
+
+def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    position = interp.plain(args[0]) if args else -1
+    if not -len(receiver.items) <= position < len(receiver.items):
+        raise Unsupported("B019", "IndexError: pop from a list")
+    interp.touch(receiver)
+    return interp.outside.force(receiver.items.pop(position))
+
+
+def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
+    interp.touch(receiver)
+    receiver.items.clear()
+    return _NONE
+
+
+def _reverse(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    interp.touch(receiver)
+    receiver.items.reverse()
+    return _NONE
+
+
+def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    return Sequence(list, list(interp.outside.items(receiver)))
+
+
+def _getitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return subscript(interp, receiver, args[0])
+
+
+def _setitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    store_subscript(interp, receiver, args[0], args[1])
+    return _NONE
+
+
+def _contains(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return Constant(contains(interp, receiver, args[0]))
+
+
+def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return Constant(length(interp, receiver))
+
+
+def _get(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if interp.outside.present(receiver, key):
+        return interp.outside.force(receiver.items[key])
+    return args[1] if len(args) > 1 else _NONE
+
+
+def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if not interp.outside.present(receiver, key):
+        if len(args) > 1:
+            return args[1]
+        raise Unsupported("B019", f"KeyError: {key!r}")
+    interp.touch(receiver)
+    return interp.outside.force(receiver.items.pop(key))
+
+
+def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if interp.outside.present(receiver, key):
+        return interp.outside.force(receiver.items[key])
+    interp.touch(receiver)
+    receiver.items[key] = args[1] if len(args) > 1 else _NONE
+    return interp.outside.force(receiver.items[key])
+
+
+def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    interp.touch(receiver)
+    if args:
+        if not isinstance(args[0], Mapping):
+            raise Unsupported("B008", "dict.update")
+        interp.outside.complete(args[0])
+        receiver.items.update(args[0].items)
+    receiver.items.update(kwargs)
+    return _NONE
+
+
+def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    interp.outside.complete(receiver)
+    return Mapping(dict(receiver.items))
+
+
+def _view(part: str) -> Method:
+    return lambda interp, receiver, args: DictView(receiver, part)
+
+
+def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    item = interp.plain(args[0])
+    interp.touch(receiver)
+    receiver.items.add(item)
+    return _NONE
+
+
+TUPLE: dict[str, Method] = {"__getitem__": _getitem, "__contains__": _contains, "__len__": _length}
+LIST: dict[str, Method] = TUPLE | {
+    "append": _append,
+    "extend": _extend,
+    "insert": _insert,
+    "pop": _pop,
+    "clear": _clear,
+    "reverse": _reverse,
+    "copy": _copy_list,
+    "__setitem__": _setitem,
+}
+DICT: dict[str, Method] = {
+    "get": _get,
+    "pop": _pop_key,
+    "setdefault": _setdefault,
+    "copy": _copy_dict,
+    "clear": _clear,
+    "keys": _view("keys"),
+    "values": _view("values"),
+    "items": _view("items"),
+    "__getitem__": _getitem,
+    "__setitem__": _setitem,
+    "__contains__": _contains,
+    "__len__": _length,
+}
+SET: dict[str, Method] = {"add": _add, "__contains__": _contains, "__len__": _length}

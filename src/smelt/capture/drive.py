@@ -1,0 +1,116 @@
+"""Running a plan that stops: graph, one instruction in Python, next graph, until the frame has its result.
+
+The driver owns the virtual call stack between graphs. User code runs with the region active and under the user's file
+and line; an exception looks for a handler in the virtual frames as CPython would, and leaves with a traceback that
+shows them and nothing of smelt.
+"""
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from smelt import _native
+from smelt.capture.bytecode import Instruction, shim_code
+from smelt.capture.plan import Plan, Return, Stop
+from smelt.capture.state import LiveFrame
+from smelt.capture.step import STEPS
+from smelt.capture.tracebacks import entered_by, without_smelt
+
+if TYPE_CHECKING:
+    from smelt.capture.region import CompiledRegion
+
+_RUNNING = object()
+
+
+def drive(owner: "CompiledRegion", plan: Plan, collected: tuple[Any, ...]) -> Any:
+    """Run `plan` and whatever follows it; the result of the outermost frame."""
+    frames: list[LiveFrame] = []
+    while True:
+        if isinstance(plan, Return):
+            return plan.finish(collected)
+        frames = plan.state(collected)
+        outcome = _guarded(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
+        while outcome is _RUNNING:
+            found = owner.plan_for(frames)
+            if found is not None:
+                plan, collected = found
+                break
+            outcome = _guarded(owner, frames, _finish_eagerly)
+        else:
+            return outcome
+
+
+def run_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+    """Let CPython run the innermost frame to its end; the outermost result, or `_RUNNING` if callers remain."""
+    return _guarded(owner, frames, _finish_eagerly)
+
+
+Action = Callable[["CompiledRegion", list[LiveFrame]], Any]
+
+
+def _guarded(owner: "CompiledRegion", frames: list[LiveFrame], action: Action) -> Any:
+    """Run an action on the state; an exception goes to the nearest handler, which CPython then runs."""
+    while True:
+        try:
+            return action(owner, frames)
+        except BaseException as raised:
+            error = raised
+        _unwind(frames, error)
+        action = _finish_eagerly
+        del error
+
+
+def _one_step(plan: Stop) -> Action:
+    def act(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+        frame = frames[-1]
+        instruction = frame.instruction
+        frame.index += 1
+        STEPS[instruction.name](frame, instruction, _invoker(owner, frame, instruction))
+        if plan.forbidden is not None:
+            raise plan.forbidden
+        frame.clear_dead()
+        return _RUNNING
+
+    return act
+
+
+def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+    """CPython runs the innermost frame from where it stands; its result goes to its caller."""
+    frame = frames[-1]
+    frame.index += 1  # as a caller stands behind its call, so that `running` names the instruction that may raise
+    offset = frame.running.offset
+    value = _native.resumed(owner.native, _native.run_from, frame.function, offset, tuple(frame.slots), tuple(frame.stack))
+    frames.pop()
+    if not frames:
+        return value
+    if not frame.discard:
+        frames[-1].stack.append(value)
+    return _RUNNING
+
+
+def _invoker(owner: "CompiledRegion", frame: LiveFrame, instruction: Instruction) -> Callable[..., Any]:
+    code = shim_code(frame.info, instruction.line)
+    shim = types.FunctionType(code, frame.function.__globals__)
+
+    def invoke(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return shim(_native.resumed, (owner.native, function, *args), kwargs)
+
+    return invoke
+
+
+def _unwind(frames: list[LiveFrame], error: BaseException) -> None:
+    """Drop frames until one handles `error` and stands at its handler; raise it if none does."""
+    trace = without_smelt(error.__traceback__)
+    while frames:
+        frame = frames[-1]
+        trace = entered_by(frame, trace)
+        handler = frame.info.handler_at(frame.running.offset) or frame.info.handler_at(frame.running.next - 2)
+        if handler is not None:
+            del frame.stack[handler.depth :]
+            if handler.push_offset:
+                frame.stack.append(frame.running.offset)
+            frame.stack.append(error.with_traceback(trace))
+            frame.jump(handler.target)
+            return
+        frames.pop()
+    raise error.with_traceback(trace)

@@ -1,0 +1,152 @@
+"""The guard tree of one captured graph: its roots, the process state it relies on, and its text.
+
+    GuardTree  →  (roots for `_native.Guards`, the collected sources in the order their values will come)
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt.capture.source import Source
+
+if TYPE_CHECKING:
+    from smelt._native import GuardNode
+
+
+def _autocast_state() -> tuple[Any, ...]:
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    cpu = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+    cuda = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return (cpu, cuda, torch.is_autocast_cache_enabled())
+
+
+PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("grad mode", torch.is_grad_enabled),
+    ("inference mode", torch.is_inference_mode_enabled),
+    ("autocast", _autocast_state),
+    ("default dtype", torch.get_default_dtype),
+    ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
+    ("torch function modes", torch._C._len_torch_function_stack),
+    ("torch dispatch modes", torch._C._len_torch_dispatch_stack),
+)
+
+ABSENT = object()
+
+
+def static_lookup(kind: type, name: str) -> Any:
+    """What the class or its bases hold under `name`, without running descriptors; `ABSENT` if nothing."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return ABSENT
+
+
+class GuardTree:
+    """Every root source of one capture, each made once."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, Source] = {}
+        self._fixed: dict[int, Source] = {}
+        self._classes: dict[type, dict[str, Any]] = {}
+        self._state = Source(None, ("value", None), "process")
+        self.distinct = False
+        for text, function in PROCESS_STATE:
+            self._state.child(("value", function), text).check(("calls", function, function()))
+
+    def slot(self, index: int, text: str) -> Source:
+        """What the state holds at position `index` of its flat list of values."""
+        if index not in self._slots:
+            self._slots[index] = Source(None, ("slot", index), text)
+        return self._slots[index]
+
+    def fixed(self, value: object, text: str) -> Source:
+        """A root that is one given object, however it was first reached."""
+        if id(value) not in self._fixed:
+            self._fixed[id(value)] = Source(None, ("value", value), text)
+        return self._fixed[id(value)]
+
+    def class_attribute(self, kind: type, name: str) -> Any:
+        """`static_lookup`, remembered: the entry is void once the class answers otherwise."""
+        seen = self._classes.setdefault(kind, {})
+        if name not in seen:
+            seen[name] = static_lookup(kind, name)
+        return seen[name]
+
+    def _class_checks(self, kind: type) -> None:
+        """Identity checks in C where `getattr(class, name)` answers with one object, a Python predicate for the rest."""
+        root = self.fixed(kind, kind.__qualname__)
+        slow: dict[str, Any] = {}
+        for name, found in self._classes[kind].items():
+            answer = getattr(kind, name, ABSENT)
+            if found is not ABSENT and answer is not ABSENT and answer is getattr(kind, name):
+                root.attribute(name).check(("is", answer))
+            else:
+                slow[name] = found
+        if slow:
+            names = ", ".join(slow)
+            unchanged = _ClassUnchanged(slow)
+            root.child(("value", kind), f"{kind.__qualname__} ({names})").check(("predicate", unchanged))
+
+    def build(self) -> "tuple[tuple[GuardNode, ...], list[Source]]":
+        """The roots as plain tuples, slots first, and the sources whose values are collected, in order."""
+        for kind in self._classes:
+            self._class_checks(kind)
+        self._classes = {}
+        collected: list[Source] = []
+        slots = [self._slots[index] for index in sorted(self._slots)]
+        nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values())]
+        return tuple(node for node in nodes if node is not None), collected
+
+
+class _ClassUnchanged:
+    """Whether a class still answers as it did, for names that have no single object to compare with."""
+
+    def __init__(self, expected: dict[str, Any]) -> None:
+        self.expected = tuple(expected.items())
+
+    def __call__(self, kind: type) -> bool:
+        return all(static_lookup(kind, name) is found for name, found in self.expected)
+
+
+def format_guards(roots: "tuple[GuardNode, ...]") -> str:
+    """Guards as text: one line per check, in the order they run."""
+    lines: list[str] = []
+
+    def visit(node: "GuardNode") -> None:
+        _, checks, children, collected, text = node
+        for check in checks:
+            lines.append(f"  {text}: {_check_text(check)}")
+        if collected:
+            lines.append(f"  {text}: collected")
+        for child in children:
+            visit(child)
+
+    for root in roots:
+        visit(root)
+    return "guards:\n" + "\n".join(lines)
+
+
+def _check_text(check: tuple[Any, ...]) -> str:
+    kind, *rest = check
+    if kind == "type":
+        return f"type is {rest[0].__qualname__}"
+    if kind == "is":
+        return f"is {_object_text(rest[0])}"
+    if kind == "tensor":
+        cls, dtype, device, shape, stride, requires_grad = rest
+        gradient = ", requires grad" if requires_grad else ""
+        return f"{cls.__name__} {str(dtype).removeprefix('torch.')}{list(shape)} stride {list(stride)} on {device}{gradient}"
+    if kind == "calls":
+        return f"== {rest[1]!r}"
+    if kind == "predicate":
+        return "unchanged"
+    return " ".join([kind, *map(repr, rest)])
+
+
+def _object_text(value: object) -> str:
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if isinstance(name, str):
+        return name
+    return repr(value) if isinstance(value, str | int | float | None) else f"one {type(value).__name__}"

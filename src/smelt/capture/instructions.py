@@ -1,0 +1,636 @@
+"""What each instruction does to the virtual frame: the table `HANDLERS`, by canonical name.
+
+One row serves every Python version that has the instruction; what a version spells differently `bytecode` has already
+renamed, and what only one version has is marked.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.attributes import attribute, store_attribute
+from smelt.capture.breaks import Unsupported
+from smelt.capture.bytecode import CALLABLE_FIRST, Instruction, decode, slots_of_pair
+from smelt.capture.interpret import PUSHED, Frame, Handler, Interpreter
+from smelt.capture.iterate import advance, drain, iterator
+from smelt.capture.operators import (
+    UNARY,
+    binary,
+    compare,
+    contains,
+    delete_subscript,
+    hashable,
+    identical,
+    store_subscript,
+    subscript,
+    truth,
+    unary,
+)
+from smelt.capture.values import (
+    NULL,
+    Cell,
+    Constant,
+    Function,
+    Mapping,
+    Method,
+    Null,
+    Object,
+    Sequence,
+    Set,
+    Slice,
+    Value,
+    describe,
+)
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Enter a function in `HANDLERS`."""
+
+    def enter(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return enter
+
+
+def _push(frame: Frame, value: Value) -> None:
+    if value is not PUSHED:
+        frame.stack.append(value)
+
+
+def _take(frame: Frame, count: int) -> list[Value]:
+    if count == 0:
+        return []
+    taken = frame.stack[-count:]
+    del frame.stack[-count:]
+    return taken
+
+
+# locals, cells, names
+
+
+@handles("NOP", "CACHE", "EXTENDED_ARG", "END_FOR", "COPY_EXTENDED")
+def _nothing(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    pass
+
+
+@handles("LOAD_FAST")
+def _load_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(_local(interp, frame, instruction.arg))
+
+
+def _local(interp: Interpreter, frame: Frame, slot: int) -> Value:
+    value = frame.slots[slot]
+    if value is None:
+        raise Unsupported("B018", frame.info.slot_names[slot])
+    return interp.outside.force(value)
+
+
+@handles("STORE_FAST")
+def _store_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.slots[instruction.arg] = frame.stack.pop()
+
+
+@handles("DELETE_FAST")
+def _delete_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    _local(interp, frame, instruction.arg)
+    frame.slots[instruction.arg] = None
+
+
+@handles("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+def _pair(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    for half, slot in slots_of_pair(instruction):
+        if half == "LOAD_FAST":
+            frame.stack.append(_local(interp, frame, slot))
+        else:
+            frame.slots[slot] = frame.stack.pop()
+
+
+@handles("LOAD_FAST_AND_CLEAR")
+def _load_and_clear(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12, inlined comprehensions
+    value = frame.slots[instruction.arg]
+    frame.stack.append(NULL if value is None else interp.outside.force(value))
+    frame.slots[instruction.arg] = None
+
+
+@handles("MAKE_CELL")
+def _make_cell(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = frame.slots[instruction.arg]
+    frame.slots[instruction.arg] = Cell(None if value is None else interp.outside.force(value))
+
+
+@handles("COPY_FREE_VARS")
+def _copy_free_vars(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    first = frame.info.slot_count - instruction.arg
+    frame.slots[first:] = frame.closure
+
+
+def _cell(frame: Frame, slot: int) -> Cell:
+    cell = frame.slots[slot]
+    if not isinstance(cell, Cell):
+        raise Unsupported("B012", f"access to {frame.info.slot_names[slot]}, which is not in a cell")
+    return cell
+
+
+@handles("LOAD_DEREF", "LOAD_CLASSDEREF")
+def _load_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    contents = interp.outside.cell_contents(_cell(frame, instruction.arg))
+    if contents is None:
+        raise Unsupported("B018", frame.info.slot_names[instruction.arg])
+    frame.stack.append(contents)
+
+
+@handles("STORE_DEREF")
+def _store_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    cell = _cell(frame, instruction.arg)
+    interp.touch(cell)
+    cell.contents = frame.stack.pop()
+
+
+@handles("LOAD_GLOBAL")
+def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = interp.outside.global_name(frame.globals, instruction.value)
+    if value is None:
+        raise Unsupported("B018", instruction.value)
+    pair = (value, NULL) if CALLABLE_FIRST else (NULL, value)
+    frame.stack.extend(pair if instruction.arg & 1 else (value,))
+
+
+@handles("LOAD_CONST")
+def _load_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(interp.wrap_plain(instruction.value))
+
+
+@handles("LOAD_ASSERTION_ERROR")
+def _load_assertion_error(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(interp.outside.fixed(AssertionError))
+
+
+@handles("LOAD_ATTR")
+def _load_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    _push(frame, attribute(interp, frame.stack.pop(), instruction.value))
+
+
+@handles("LOAD_METHOD")
+def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    receiver = frame.stack.pop()
+    if not CALLABLE_FIRST:
+        frame.stack.append(NULL)
+        _push(frame, attribute(interp, receiver, instruction.value))
+        return
+    frame.stack.append(interp.now(attribute(interp, receiver, instruction.value)))
+    frame.stack.append(NULL)
+
+
+@handles("LOAD_SUPER_ATTR")
+def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    function, kind, receiver = _take(frame, 3)
+    parent = interp.call(function, [kind, receiver])
+    found = interp.now(attribute(interp, parent, instruction.value))
+    pair = (found, NULL) if CALLABLE_FIRST else (NULL, found)
+    frame.stack.extend(pair if instruction.arg & 1 else (found,))
+
+
+@handles("STORE_ATTR")
+def _store_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value, target = _take(frame, 2)
+    store_attribute(interp, target, instruction.value, value)
+
+
+@handles("IMPORT_NAME")
+def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    import sys
+
+    level, wanted = _take(frame, 2)
+    name = instruction.value
+    if interp.plain(level) != 0 or "__import__" in frame.globals.names or name not in sys.modules:
+        raise Unsupported("B012", f"import {name}")
+    top = name if interp.plain(wanted) else name.partition(".")[0]
+    source = interp.tree.fixed(sys.modules, "sys.modules").key(top)
+    frame.stack.append(interp.outside.value(sys.modules[top], source))
+
+
+@handles("IMPORT_FROM")
+def _import_from(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    _push(frame, attribute(interp, frame.stack[-1], instruction.value))
+
+
+# the stack
+
+
+@handles("POP_TOP")
+def _pop_top(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.pop()
+
+
+@handles("PUSH_NULL")
+def _push_null(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(NULL)
+
+
+@handles("COPY")
+def _copy(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(frame.stack[-instruction.arg])
+
+
+@handles("SWAP")
+def _swap(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    stack, other = frame.stack, -instruction.arg
+    stack[-1], stack[other] = stack[other], stack[-1]
+
+
+# operators
+
+
+@handles("BINARY_OP")
+def _binary_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    left, right = _take(frame, 2)
+    _push(frame, binary(interp, instruction.value, left, right))
+
+
+@handles(*UNARY)
+def _unary(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(unary(interp, instruction.name, frame.stack.pop()))
+
+
+@handles("UNARY_NOT")
+def _unary_not(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Constant(not truth(interp, frame.stack.pop())))
+
+
+@handles("TO_BOOL")
+def _to_bool(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    frame.stack.append(Constant(truth(interp, frame.stack.pop())))
+
+
+@handles("COMPARE_OP")
+def _compare_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    left, right = _take(frame, 2)
+    symbol = str(instruction.value)
+    if symbol.startswith("bool("):  # 3.13: the result is wanted as a bool
+        frame.stack.append(Constant(truth(interp, compare(interp, symbol[5:-1], left, right))))
+        return
+    _push(frame, compare(interp, symbol, left, right))
+
+
+@handles("IS_OP")
+def _is_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    left, right = _take(frame, 2)
+    frame.stack.append(Constant(identical(interp, left, right) != bool(instruction.arg)))
+
+
+@handles("CONTAINS_OP")
+def _contains_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    item, container = _take(frame, 2)
+    frame.stack.append(Constant(contains(interp, container, item) != bool(instruction.arg)))
+
+
+@handles("BINARY_SUBSCR")
+def _binary_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    container, key = _take(frame, 2)
+    _push(frame, subscript(interp, container, key))
+
+
+@handles("STORE_SUBSCR")
+def _store_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value, container, key = _take(frame, 3)
+    store_subscript(interp, container, key, value)
+
+
+@handles("DELETE_SUBSCR")
+def _delete_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    container, key = _take(frame, 2)
+    delete_subscript(interp, container, key)
+
+
+@handles("BINARY_SLICE")
+def _binary_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    container, start, stop = _take(frame, 3)
+    _push(frame, subscript(interp, container, Slice(start, stop, Constant(None))))
+
+
+@handles("STORE_SLICE")
+def _store_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    value, container, start, stop = _take(frame, 4)
+    store_subscript(interp, container, Slice(start, stop, Constant(None)), value)
+
+
+@handles("BUILD_SLICE")
+def _build_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    parts = _take(frame, instruction.arg)
+    frame.stack.append(Slice(parts[0], parts[1], parts[2] if len(parts) == 3 else Constant(None)))
+
+
+@handles("GET_LEN")
+def _get_len(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = frame.stack[-1]
+    if not isinstance(value, Sequence | Mapping):
+        raise Unsupported("B012", "GET_LEN")
+    frame.stack.append(Constant(len(value.items)))
+
+
+# containers
+
+
+@handles("BUILD_TUPLE", "BUILD_LIST")
+def _build_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Sequence(tuple if instruction.name == "BUILD_TUPLE" else list, _take(frame, instruction.arg)))
+
+
+@handles("BUILD_SET")
+def _build_set(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Set({interp.plain(item) for item in _take(frame, instruction.arg)}))
+
+
+@handles("BUILD_MAP")
+def _build_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    flat = _take(frame, 2 * instruction.arg)
+    frame.stack.append(Mapping({hashable(interp, flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}))
+
+
+@handles("BUILD_CONST_KEY_MAP")
+def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    keys = interp.plain(frame.stack.pop())
+    frame.stack.append(Mapping(dict(zip(keys, _take(frame, instruction.arg), strict=True))))
+
+
+@handles("BUILD_STRING")
+def _build_string(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Constant("".join(interp.plain(part) for part in _take(frame, instruction.arg))))
+
+
+@handles("LIST_TO_TUPLE")
+def _list_to_tuple(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Sequence(tuple, drain(interp, frame.stack.pop())))
+
+
+@handles("LIST_APPEND")
+def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = frame.stack.pop()
+    target: Any = frame.stack[-instruction.arg]
+    interp.touch(target)
+    target.items.append(value)
+
+
+@handles("SET_ADD")
+def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = interp.plain(frame.stack.pop())
+    target: Any = frame.stack[-instruction.arg]
+    interp.touch(target)
+    target.items.add(value)
+
+
+@handles("MAP_ADD")
+def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    key, value = _take(frame, 2)
+    target: Any = frame.stack[-instruction.arg]
+    real = hashable(interp, key)
+    interp.touch(target)
+    target.items[real] = value
+
+
+@handles("LIST_EXTEND")
+def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    items = drain(interp, frame.stack.pop())
+    target: Any = frame.stack[-instruction.arg]
+    interp.touch(target)
+    target.items.extend(items)
+
+
+@handles("SET_UPDATE")
+def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    items = {interp.plain(item) for item in drain(interp, frame.stack.pop())} if not isinstance(
+        frame.stack[-1], Set
+    ) else frame.stack.pop().items  # type: ignore[attr-defined]
+    target: Any = frame.stack[-instruction.arg]
+    interp.touch(target)
+    target.items |= items
+
+
+@handles("DICT_UPDATE", "DICT_MERGE")
+def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    other = frame.stack.pop()
+    target: Any = frame.stack[-instruction.arg]
+    if not isinstance(other, Mapping):
+        raise Unsupported("B008", f"** of {describe(other)}")
+    interp.outside.complete(other)
+    if instruction.name == "DICT_MERGE" and set(other.items) & set(target.items):
+        raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
+    interp.touch(target)
+    target.items.update(other.items)
+
+
+@handles("UNPACK_SEQUENCE")
+def _unpack_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    items = drain(interp, frame.stack.pop())
+    if len(items) != instruction.arg:
+        raise Unsupported("B019", "ValueError: wrong number of values to unpack")
+    frame.stack.extend(reversed(items))
+
+
+@handles("UNPACK_EX")
+def _unpack_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    items = drain(interp, frame.stack.pop())
+    before, after = instruction.arg & 0xFF, instruction.arg >> 8
+    if len(items) < before + after:
+        raise Unsupported("B019", "ValueError: not enough values to unpack")
+    middle = Sequence(list, items[before : len(items) - after])
+    frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
+
+
+# control flow
+
+
+@handles("JUMP")
+def _jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.jump(instruction.target)
+
+
+@handles("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
+def _pop_jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    if truth(interp, frame.stack.pop()) == instruction.name.endswith("TRUE"):
+        frame.jump(instruction.target)
+
+
+@handles("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
+def _pop_jump_none(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    value = frame.stack.pop()
+    is_none = isinstance(value, Constant) and value.value is None
+    if is_none == (instruction.name == "POP_JUMP_IF_NONE"):
+        frame.jump(instruction.target)
+
+
+@handles("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
+def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    if truth(interp, frame.stack[-1]) == ("TRUE" in instruction.name):
+        frame.jump(instruction.target)
+    else:
+        frame.stack.pop()
+
+
+@handles("GET_ITER")
+def _get_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    _push(frame, iterator(interp, frame.stack.pop()))
+
+
+@handles("FOR_ITER")
+def _for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    item = advance(interp, frame.stack[-1])
+    if item is None:
+        frame.stack.pop()
+        frame.jump(instruction.target)
+    else:
+        frame.stack.append(item)
+
+
+@handles("RETURN_VALUE")
+def _return_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    interp.leave(frame.stack.pop())
+
+
+@handles("RETURN_CONST")
+def _return_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    interp.leave(interp.wrap_plain(instruction.value))
+
+
+@handles("RAISE_VARARGS")
+def _raise(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    raise Unsupported("B019", describe(frame.stack[-1]) if instruction.arg else "raise")
+
+
+@handles("BEFORE_WITH")
+def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    manager = frame.stack.pop()
+    if not isinstance(manager, Object | Method) and not hasattr(manager, "attributes"):
+        raise Unsupported("B013", describe(manager))
+    leave = interp.now(attribute(interp, manager, "__exit__"))
+    enter = interp.now(attribute(interp, manager, "__enter__"))
+    if not all(isinstance(part, Method) and _is_python(part.function) for part in (leave, enter)):
+        raise Unsupported("B013", describe(manager))
+    frame.stack.append(leave)
+    _push(frame, interp.call(enter, []))
+
+
+def _is_python(function: Value) -> bool:
+    return isinstance(function, Object) and isinstance(function.value, types.FunctionType)
+
+
+# calls and functions
+
+
+@handles("CALL")
+def _call(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    args = _take(frame, instruction.arg)
+    _call_with(interp, frame, args, instruction.keywords)
+
+
+@handles("CALL_KW")
+def _call_kw(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    names = interp.plain(frame.stack.pop())
+    _call_with(interp, frame, _take(frame, instruction.arg), names)
+
+
+def _call_with(interp: Interpreter, frame: Frame, args: list[Value], names: tuple[str, ...]) -> None:
+    first, second = _take(frame, 2)
+    if CALLABLE_FIRST:
+        first, second = (NULL, first) if isinstance(second, Null) else (first, second)
+    if not isinstance(first, Null):
+        args = [second, *args]
+        second = first
+    positional = args[: len(args) - len(names)]
+    keywords = dict(zip(names, args[len(args) - len(names) :], strict=True))
+    _push(frame, interp.call(second, positional, keywords))
+
+
+@handles("CALL_FUNCTION_EX")
+def _call_function_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    keywords: dict[str, Value] = {}
+    if instruction.arg & 1:
+        named = frame.stack.pop()
+        if not isinstance(named, Mapping):
+            raise Unsupported("B008", f"** of {describe(named)}")
+        interp.outside.complete(named)
+        keywords = {key: interp.outside.force(item) for key, item in named.items.items()}
+    positional = drain(interp, frame.stack.pop())
+    if CALLABLE_FIRST:
+        frame.stack.pop()
+        function = frame.stack.pop()
+    else:
+        function = frame.stack.pop()
+        frame.stack.pop()
+    _push(frame, interp.call(function, positional, keywords))
+
+
+@handles("MAKE_FUNCTION")
+def _make_function(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    code = frame.stack.pop()
+    assert isinstance(code, Constant)
+    flags = instruction.arg
+    closure = _closure(frame.stack.pop()) if flags & 0x08 else ()
+    annotations = frame.stack.pop() if flags & 0x04 else None
+    keyword_defaults = frame.stack.pop() if flags & 0x02 else None
+    defaults = frame.stack.pop() if flags & 0x01 else None
+    assert keyword_defaults is None or isinstance(keyword_defaults, Mapping)
+    assert defaults is None or isinstance(defaults, Sequence)
+    info = decode(code.value)
+    frame.stack.append(
+        Function(info, frame.globals, info.code.co_qualname, defaults, keyword_defaults, closure, annotations)
+    )
+
+
+@handles("SET_FUNCTION_ATTRIBUTE")
+def _set_function_attribute(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    value, function = _take(frame, 2)
+    if not isinstance(function, Function):
+        raise Unsupported("B012", "SET_FUNCTION_ATTRIBUTE")
+    if instruction.arg == 0x01 and isinstance(value, Sequence):
+        function.defaults = value
+    elif instruction.arg == 0x02 and isinstance(value, Mapping):
+        function.keyword_defaults = value
+    elif instruction.arg == 0x04:
+        function.annotations = value
+    else:
+        function.closure = _closure(value)
+    frame.stack.append(function)
+
+
+def _closure(cells: Value) -> tuple[Cell, ...]:
+    assert isinstance(cells, Sequence)
+    return tuple(cells.items)
+
+
+# strings
+
+
+@handles("FORMAT_VALUE")
+def _format_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    spec = interp.plain(frame.stack.pop()) if instruction.arg & 0x04 else ""
+    frame.stack.append(_formatted(interp, frame.stack.pop(), instruction.arg & 0x03, spec))
+
+
+@handles("CONVERT_VALUE")
+def _convert_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    real = interp.plain(frame.stack.pop())
+    frame.stack.append(interp.compute((str, repr, ascii)[instruction.arg - 1], real))
+
+
+@handles("FORMAT_SIMPLE")
+def _format_simple(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    frame.stack.append(_formatted(interp, frame.stack.pop(), 0, ""))
+
+
+@handles("FORMAT_WITH_SPEC")
+def _format_with_spec(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
+    value, spec = _take(frame, 2)
+    frame.stack.append(_formatted(interp, value, 0, interp.plain(spec)))
+
+
+def _formatted(interp: Interpreter, value: Value, conversion: int, spec: str) -> Value:
+    if not interp.is_plain(value):
+        raise Unsupported("B002", f"formatting of {describe(value)}")
+    real = interp.plain(value)
+    if conversion:
+        real = (str, repr, ascii)[conversion - 1](real)
+    return interp.compute(format, real, spec)

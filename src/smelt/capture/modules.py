@@ -1,0 +1,38 @@
+"""Calling an `nn.Module`: straight to its `forward` when no hook could notice the difference."""
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from smelt.capture.attributes import attribute_now
+from smelt.capture.interpret import Interpreter
+from smelt.capture.values import Object, Value
+
+_INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+def forward_of(interp: Interpreter, value: Object) -> Value | None:
+    """The bound `forward` that a call of the module amounts to, or None if hooks want the whole protocol.
+
+    What `Module.__call__` looks at is guarded: its hook registries are empty, no global hook is set.
+    """
+    module, source = value.value, value.source
+    if not isinstance(module, torch.nn.Module) or source is None:
+        return None
+    members = module.__dict__
+    if members.get("_compiled_call_impl") is not None or any(members.get(name) for name in _INSTANCE_HOOKS):
+        return None
+    if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return None
+    if interp.tree.class_attribute(type(module), "_call_impl") is not torch.nn.Module._call_impl:
+        return None
+    if "_compiled_call_impl" in members:
+        source.member("_compiled_call_impl").check(("is", None))
+    else:
+        source.instance_dict().check(("lacks", "_compiled_call_impl"))
+    for name in _INSTANCE_HOOKS:
+        source.member(name).check(("length", 0))
+    names = interp.tree.fixed(vars(torch_module), "globals of torch.nn.modules.module")
+    for name in _GLOBAL_HOOKS:
+        names.child(("key", name), name).check(("length", 0))
+    return attribute_now(interp, value, "forward")

@@ -1,0 +1,352 @@
+"""Operators on values: tensors become graph nodes, plain values are computed, containers are taken apart."""
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.attributes import Missing, attribute_now
+from smelt.capture.breaks import Unsupported
+from smelt.capture.guards import ABSENT
+from smelt.capture.interpret import Interpreter, make_sequence
+from smelt.capture.iterate import drain
+from smelt.capture.values import (
+    Constant,
+    DictView,
+    Function,
+    Instance,
+    Iterator,
+    Joined,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Set,
+    Slice,
+    Tensor,
+    Value,
+    describe,
+    is_constant,
+    python_type,
+)
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "@": operator.matmul,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+}
+INPLACE: dict[str, Callable[[Any, Any], Any]] = {
+    f"{symbol}=": getattr(operator, "i" + function.__name__.rstrip("_")) for symbol, function in BINARY.items()
+}
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_POSITIVE": operator.pos,
+    "UNARY_INVERT": operator.invert,
+}
+_IMMUTABLE = (Constant, Slice, Set)
+
+
+def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left symbol right`, in-place forms (`+=`) included."""
+    function = BINARY.get(symbol) or INPLACE[symbol]
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return _on_tensors(interp, function, left, right)
+    if isinstance(left, Sequence) and left.kind is list and symbol in ("+=", "*="):
+        return _extend_list(interp, symbol, left, right)
+    if isinstance(left, Sequence) and isinstance(right, Sequence) and symbol in ("+", "+="):
+        if _result_kind(left) is _result_kind(right):
+            return Sequence(_result_kind(left), [*interp.outside.items(left), *interp.outside.items(right)])
+    if isinstance(left, Sequence) and isinstance(right, Constant) and type(right.value) is int and symbol in ("*", "*="):
+        return Sequence(_result_kind(left), interp.outside.items(left) * right.value)
+    if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
+        interp.outside.complete(left)
+        interp.outside.complete(right)
+        return Mapping({**left.items, **right.items})
+    if isinstance(left, Mapping | Set) and symbol.endswith("="):
+        raise Unsupported("B008", symbol)
+    if interp.is_plain(left) and interp.is_plain(right):
+        return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
+    return _overloaded(interp, symbol, left, right)
+
+
+def _result_kind(value: Sequence) -> type:
+    return list if value.kind is list else tuple
+
+
+def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
+    for value in (left, right):
+        if not isinstance(value, Tensor | Constant):
+            raise Unsupported("B008", f"{function.__name__} of {describe(left)} and {describe(right)}")
+    return interp.tensor_call("call_function", function, [left, right])
+
+
+def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value) -> Value:
+    interp.touch(left)
+    if symbol == "+=":
+        left.items.extend(drain(interp, right))
+    else:
+        left.items *= interp.plain(right)
+    return left
+
+
+_DUNDER = {symbol: f"__{function.__name__.strip('_')}__" for symbol, function in (BINARY | COMPARE).items()}
+
+
+def _overloaded(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """A user class's own operator, when only the left side can have a say."""
+    name = _DUNDER.get(symbol.rstrip("=") if symbol in INPLACE else symbol)
+    if name is not None and isinstance(left, Object | Instance) and symbol not in INPLACE:
+        kind = python_type(left)
+        found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
+        if isinstance(found, types.FunctionType) and python_type(right) in (kind, int, float):
+            answer = interp.now(interp.call(interp.outside.fixed(found), [left, right]))
+            if not (isinstance(answer, Constant) and answer.value is NotImplemented):
+                return answer
+    raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+
+
+def unary(interp: Interpreter, name: str, value: Value) -> Value:
+    """`-value`, `+value`, `~value`."""
+    if isinstance(value, Tensor):
+        return interp.tensor_call("call_function", UNARY[name], [value])
+    return interp.compute(UNARY[name], interp.plain(value))
+
+
+def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left < right` and its kin."""
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        if symbol in ("==", "!=") and any(isinstance(v, Constant) and v.value is None for v in (left, right)):
+            return Constant(symbol == "!=")
+        return _on_tensors(interp, COMPARE[symbol], left, right)
+    if interp.is_plain(left) and interp.is_plain(right):
+        return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
+    if symbol in ("==", "!=") and _compares_by_identity(interp, left) and _compares_by_identity(interp, right):
+        same = identical(interp, left, right)
+        return Constant(same == (symbol == "=="))
+    return _overloaded(interp, symbol, left, right)
+
+
+def _compares_by_identity(interp: Interpreter, value: Value) -> bool:
+    kind = python_type(value)
+    if isinstance(value, Constant):
+        return True
+    return kind is not None and interp.tree.class_attribute(kind, "__eq__") in (object.__eq__, type.__eq__)
+
+
+_SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
+
+
+def identical(interp: Interpreter, left: Value, right: Value) -> bool:
+    """`left is right`."""
+    if left is right:
+        return True
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        if type(left.value) is not type(right.value) or left.value != right.value:
+            return False
+        if left.value is right.value and (isinstance(left.value, _SINGLETONS) or not isinstance(left.value, float | complex)):
+            return True
+        raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
+    if isinstance(left, Constant) or isinstance(right, Constant):
+        return False
+    if isinstance(left, Object) and isinstance(right, Object):
+        return bool(interp.outside.pin(left) is interp.outside.pin(right))
+    if type(left) is not type(right):
+        return False
+    if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
+        return False
+    if (left.source is None) != (right.source is None) and isinstance(left, Tensor | Sequence | Mapping | Instance):
+        if not isinstance(left, Sequence) or left.kind is list:
+            return False
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        interp.tree.distinct = True  # checked when the guards are built: the collected tensors all differ now
+        return False
+    raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+
+
+def truth(interp: Interpreter, value: Value) -> bool:
+    """`bool(value)`."""
+    if isinstance(value, Constant):
+        return bool(value.value)
+    if isinstance(value, Tensor):
+        raise Unsupported("B003", "a tensor decides which way to go")
+    if isinstance(value, Sequence | Mapping | Set):
+        return length(interp, value) > 0
+    if isinstance(value, DictView):
+        return length(interp, value.mapping) > 0
+    if isinstance(value, Function | Method | Partial | Slice | Iterator | Joined):
+        return True
+    if isinstance(value, Object | Instance):
+        return _object_truth(interp, value)
+    raise Unsupported("B003", describe(value))
+
+
+def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
+    real = value.value if isinstance(value, Object) else None
+    if isinstance(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+        return True
+    kind = python_type(value)
+    assert kind is not None
+    for name in ("__bool__", "__len__"):
+        found = interp.tree.class_attribute(kind, name)
+        if isinstance(found, types.FunctionType):
+            return bool(interp.plain(interp.now(interp.call(interp.outside.fixed(found), [value]))))
+        if found is not ABSENT:
+            if value.source is not None and name == "__len__":
+                value.source.check(("length", len(real)))  # type: ignore[arg-type]
+                return len(real) > 0  # type: ignore[arg-type]
+            raise Unsupported("B003", describe(value))
+    return True
+
+
+def length(interp: Interpreter, value: Value) -> int:
+    """`len(value)` of anything whose length is known."""
+    if isinstance(value, Sequence | Set):
+        return len(value.items)
+    if isinstance(value, Mapping):
+        interp.outside.complete(value)
+        return len(value.items)
+    if isinstance(value, DictView):
+        return length(interp, value.mapping)
+    if isinstance(value, Tensor):
+        if value.ghost.dim() == 0:
+            raise Unsupported("B019", "TypeError: len() of a 0-d tensor")
+        return int(value.ghost.shape[0])
+    if isinstance(value, Constant) and isinstance(value.value, str | bytes | range):
+        return len(value.value)
+    if isinstance(value, Object | Instance):
+        method = attribute_now(interp, value, "__len__")
+        return int(interp.plain(interp.now(interp.call(method, []))))
+    raise Unsupported("B008", f"len of {describe(value)}")
+
+
+def contains(interp: Interpreter, container: Value, item: Value) -> bool:
+    """`item in container`."""
+    if isinstance(container, DictView) and container.part == "keys":
+        container = container.mapping
+    if isinstance(container, Mapping):
+        return interp.outside.present(container, hashable(interp, item))
+    if isinstance(container, Set):
+        return interp.plain(item) in container.items
+    if isinstance(container, Constant) and isinstance(container.value, str | range | bytes):
+        return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
+    if isinstance(container, Sequence | DictView):
+        return any(_same(interp, candidate, item) for candidate in drain(interp, container))
+    if isinstance(container, Object | Instance):
+        method = attribute_now(interp, container, "__contains__")
+        return truth(interp, interp.now(interp.call(method, [item])))
+    raise Unsupported("B008", f"in {describe(container)}")
+
+
+def _same(interp: Interpreter, left: Value, right: Value) -> bool:
+    if left is right:
+        return True
+    return truth(interp, compare(interp, "==", left, right))
+
+
+def hashable(interp: Interpreter, key: Value) -> Any:
+    """A real dict key."""
+    if isinstance(key, Object):
+        if isinstance(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+            return interp.outside.pin(key)
+        if type(key.value).__hash__ is object.__hash__:
+            return interp.outside.pin(key)
+        raise Unsupported("B017", describe(key))
+    if isinstance(key, Sequence) and key.kind is not list:
+        return make_sequence(key.kind, [hashable(interp, interp.outside.force(item)) for item in key.items])
+    if isinstance(key, Constant) and is_constant(key.value):
+        return key.value
+    raise Unsupported("B017", describe(key))
+
+
+def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
+    """`container[key]`."""
+    if isinstance(container, Tensor):
+        return interp.tensor_call("call_function", operator.getitem, [container, key])
+    if isinstance(container, Sequence):
+        return _item(interp, container, key)
+    if isinstance(container, Mapping):
+        real = hashable(interp, key)
+        if not interp.outside.present(container, real):
+            raise Unsupported("B019", f"KeyError: {real!r}")
+        return interp.outside.force(container.items[real])
+    if interp.is_plain(container) and interp.is_plain(key):
+        return interp.compute(operator.getitem, interp.plain(container), interp.plain(key))
+    if isinstance(container, Object) and isinstance(container.value, type):
+        raise Unsupported("B008", f"{describe(container)}[…]")
+    if isinstance(container, Object | Instance):
+        try:
+            method = attribute_now(interp, container, "__getitem__")
+        except Missing:
+            raise Unsupported("B019", f"TypeError: {describe(container)} is not subscriptable") from None
+        return interp.call(method, [key])
+    raise Unsupported("B008", f"[] of {describe(container)}")
+
+
+def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
+    if isinstance(key, Tensor):
+        raise Unsupported("B004", "a tensor used as an index")
+    real = interp.plain(key)
+    if isinstance(real, slice):
+        kind = container.kind if container.kind in (list, tuple, type(None)) or container.kind.__name__ == "Size" else tuple
+        return Sequence(kind, [interp.outside.force(item) for item in container.items[real]])
+    try:
+        return interp.outside.force(container.items[real])
+    except (IndexError, TypeError) as error:
+        raise Unsupported("B019", f"{type(error).__name__}: {error}") from error
+
+
+def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
+    """`container[key] = value` for tensors and containers the captured code made."""
+    if isinstance(container, Tensor):
+        interp.tensor_call("call_function", operator.setitem, [container, key, value])
+        return
+    if isinstance(container, Mapping):
+        real = hashable(interp, key)
+        interp.touch(container)
+        container.items[real] = value
+        return
+    if isinstance(container, Sequence) and container.kind is list:
+        position = interp.plain(key)
+        if not isinstance(position, int) or not -len(container.items) <= position < len(container.items):
+            raise Unsupported("B008", "[]=")
+        interp.touch(container)
+        container.items[position] = value
+        return
+    raise Unsupported("B005", f"{describe(container)}[…] = …")
+
+
+def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
+    """`del container[key]`."""
+    if isinstance(container, Mapping):
+        real = hashable(interp, key)
+        if real in container.items:
+            interp.touch(container)
+            del container.items[real]
+            return
+    if isinstance(container, Sequence) and container.kind is list and isinstance(key, Constant | Slice):
+        interp.touch(container)
+        try:
+            del container.items[interp.plain(key)]
+        except IndexError as error:
+            raise Unsupported("B019", f"IndexError: {error}") from error
+        return
+    raise Unsupported("B005", f"del {describe(container)}[…]")

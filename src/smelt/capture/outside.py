@@ -1,0 +1,167 @@
+"""Objects from outside become values, with the guards that make them safe to rely on.
+
+    outside.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
+    outside.value(3, source of "n")          →   Constant(3), guarded by equality
+"""
+
+import enum
+import types
+from typing import Any
+
+import torch
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.guards import GuardTree
+from smelt.capture.source import Source
+from smelt.capture.tape import Tape
+from smelt.capture.values import (
+    Cell,
+    Constant,
+    Globals,
+    Mapping,
+    Method,
+    Object,
+    Pending,
+    Sequence,
+    Set,
+    Slice,
+    Value,
+    is_constant,
+)
+
+_IDENTIFIED = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+class Outside:
+    """Reads the world on behalf of one capture."""
+
+    def __init__(self, tree: GuardTree, tape: Tape) -> None:
+        self.tree = tree
+        self.tape = tape
+
+    def value(self, real: Any, source: Source) -> Value:
+        """What is known of the object `real` found at `source`; the same source gives the same value."""
+        if source.value is None:
+            source.value = self._wrap(real, source)
+        return source.value
+
+    def force(self, item: Any) -> Value:
+        """An item of a container, looked at now if it was pending."""
+        return self.value(item.value, item.source) if isinstance(item, Pending) else item
+
+    def items(self, value: Sequence) -> list[Value]:
+        """All items, none pending any more."""
+        items = [self.force(item) for item in value.items]
+        if any(isinstance(item, Pending) for item in value.items):
+            value.items = items
+        return items
+
+    def pin(self, value: Object) -> Any:
+        """From now on this very object is meant, not one like it."""
+        if not value.pinned:
+            if value.source is not None:
+                value.source.check(("is", value.value))
+            value.pinned = True
+        return value.value
+
+    def fixed(self, real: Any) -> Value:
+        """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
+        if is_constant(real):
+            return Constant(real)
+        return Object(real, pinned=True, source=self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__)))
+
+    def _wrap(self, real: Any, source: Source) -> Value:
+        kind = type(real)
+        if is_constant(real):
+            if isinstance(real, enum.Enum):
+                source.check(("is", real))
+            else:
+                source.check(("equals", real))
+            return Constant(real, source=source)
+        if isinstance(real, torch.Tensor):
+            return self._tensor(real, source)
+        if isinstance(real, _IDENTIFIED):
+            source.check(("is", real))
+            return Object(real, pinned=True, source=source)
+        source.check(("type", kind))
+        if kind is tuple or kind is list:
+            source.check(("length", len(real)))
+            return Sequence(kind, [Pending(item, source.item(i)) for i, item in enumerate(real)], source=source)
+        if kind is torch.Size:
+            source.check(("equals", real))
+            return Sequence(kind, [Constant(size) for size in real], source=source)
+        if kind is dict:
+            return Mapping({key: Pending(item, source.key(key)) for key, item in real.items()}, source=source)
+        if kind in (set, frozenset) and all(is_constant(item) for item in real):
+            source.check(("equals", kind(real)))
+            return Set(set(real), kind, source=source)
+        if kind is slice:
+            parts = [self.value(getattr(real, name), source.attribute(name)) for name in ("start", "stop", "step")]
+            return Slice(*parts, source=source)
+        if kind is types.CellType:
+            return Cell(real=real, source=source)
+        if kind is types.MethodType:
+            return self._method(real, source)
+        return Object(real, source=source)
+
+    def _tensor(self, real: torch.Tensor, source: Source) -> Value:
+        kind = type(real)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            source.check(("type", kind))
+            return Object(real, source=source)
+        if real.layout is not torch.strided or real.is_quantized or real.is_nested or real.is_neg() or real.is_conj():
+            raise Unsupported("B006", f"{source.text} ({real.layout})")
+        device, shape, stride = real.device, tuple(real.shape), tuple(real.stride())
+        source.check(("tensor", kind, real.dtype, device, shape, stride, real.requires_grad))
+        return self.tape.input(real, source)
+
+    def _method(self, real: types.MethodType, source: Source) -> Value:
+        function = self.value(real.__func__, source.attribute("__func__"))
+        receiver = self.value(real.__self__, source.attribute("__self__"))
+        return Method(function, receiver, source=source)
+
+    def complete(self, mapping: Mapping) -> None:
+        """The whole set of keys is relied on."""
+        if mapping.source is not None and "complete" not in mapping.source.checks:
+            mapping.source.checks["complete"] = ("keys", tuple(mapping.items))
+
+    def present(self, mapping: Mapping, key: Any) -> bool:
+        """Whether the key is there, relied on either way."""
+        found = key in mapping.items
+        if mapping.source is not None and not found:
+            mapping.source.check(("lacks", key))
+        if found and isinstance(mapping.items[key], Pending):
+            self.force(mapping.items[key])
+        return found
+
+    def cell_contents(self, cell: Cell) -> Value | None:
+        """What a cell holds, or None if it is empty."""
+        if cell.contents is None and cell.real is not None and cell.source is not None:
+            inside = cell.source.child(("cell",), cell.source.text)
+            try:
+                real = cell.real.cell_contents
+            except ValueError:
+                inside.check(("unbound",))
+                return None
+            cell.contents = self.value(real, inside)
+        found: Value | None = cell.contents
+        return found
+
+    def globals_of(self, function: Object) -> Globals:
+        """The namespace of a function from outside; that it is this one is guarded, its entries when read."""
+        real = function.value
+        if function.source is not None and not function.pinned:
+            function.source.child(("globals",), f"{function.source.text}.__globals__").check(("is", real.__globals__))
+        name = real.__globals__.get("__name__", "?")
+        return Globals(real.__globals__, self.tree.fixed(real.__globals__, f"globals of {name}"))
+
+    def global_name(self, names: Globals, name: str) -> Value | None:
+        """A global, else a builtin, else None."""
+        if name in names.names:
+            return self.value(names.names[name], names.source.child(("key", name), name))
+        names.source.check(("lacks", name))
+        builtins = names.names.get("__builtins__")
+        table = builtins if isinstance(builtins, dict) else vars(builtins)
+        if name not in table:
+            return None
+        return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))

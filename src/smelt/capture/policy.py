@@ -1,0 +1,170 @@
+"""What capture does with a callee, by where its code lives: one small table.
+
+INLINE  interpret its bytecode         user code, torch.nn modules, third-party model code
+LEAF    one node of the graph          torch functions and tensor methods (`is_torch_leaf`)
+BREAK   only Python can run it         everything with effects or frames of its own
+"""
+
+import os
+import types
+from enum import Enum
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+class Treatment(Enum):
+    INLINE = "inline"
+    BREAK = "break"
+
+
+_TORCH_FILES: dict[str, Treatment] = {
+    "nn/modules/lazy.py": Treatment.BREAK,
+    "nn/modules/": Treatment.INLINE,
+    "autograd/grad_mode.py": Treatment.INLINE,
+    "utils/_contextlib.py": Treatment.INLINE,
+    "_jit_internal.py": Treatment.BREAK,
+}
+
+_STDLIB_INLINE = ("contextlib.py", "functools.py", "collections/__init__.py", "dataclasses.py", "operator.py", "typing.py")
+
+# Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
+# process-state guards (or the guards of their arguments) keep true.
+EVALUATED: frozenset[str] = frozenset(
+    {
+        "torch.is_grad_enabled",
+        "torch.is_inference_mode_enabled",
+        "torch.get_default_dtype",
+        "torch.are_deterministic_algorithms_enabled",
+        "torch.is_autocast_enabled",
+        "torch._C._get_tracing_state",
+        "torch._C._is_any_autocast_enabled",
+        "torch.is_autocast_cpu_enabled",
+        "torch.get_autocast_dtype",
+        "torch.is_autocast_cache_enabled",
+        "torch._jit_internal.is_scripting",
+        "torch.jit._trace.is_tracing",
+        "torch.cuda.is_available",
+        "torch.finfo",
+        "torch.iinfo",
+        "torch.device",
+        "torch.promote_types",
+        "torch.result_type",
+        "torch.can_cast",
+        "torch.get_num_threads",
+        "torch.typename",
+    }
+)
+
+# What the compiled function sees as true of itself.
+ANSWERED_TRUE: frozenset[str] = frozenset(
+    {"torch.compiler.is_compiling", "torch.compiler.is_dynamo_compiling", "torch._dynamo.external_utils.is_compiling"}
+)
+
+# torch callables that look like tensor operators and are not to be recorded as such.
+NEVER_LEAVES: frozenset[str] = frozenset(
+    {
+        "torch.manual_seed",
+        "torch.seed",
+        "torch.initial_seed",
+        "torch.get_rng_state",
+        "torch.set_rng_state",
+        "torch.set_default_dtype",
+        "torch.set_num_threads",
+        "torch.use_deterministic_algorithms",
+        "torch.from_numpy",
+        "torch.save",
+        "torch.load",
+        "torch.set_printoptions",
+        "torch.set_flush_denormal",
+        "torch.as_tensor",
+        "torch.asarray",
+        "torch.frombuffer",
+        "torch.from_dlpack",
+        "torch.compile",
+        "torch.set_autocast_enabled",
+        "torch.set_autocast_dtype",
+        "torch.autocast_increment_nesting",
+        "torch.autocast_decrement_nesting",
+        "torch.clear_autocast_cache",
+        "torch.set_grad_enabled",
+        "torch._C._set_grad_enabled",
+        "torch.nn.functional.handle_torch_function",
+    }
+)
+
+# Tensor methods and attributes whose answer is not in the metadata, with the reason's code.
+TENSOR_BREAKS: dict[str, str] = {
+    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"), "B004"),
+    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to"), "B004"),
+    **dict.fromkeys(("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"),
+    **dict.fromkeys(("cpu", "cuda", "pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
+    **dict.fromkeys(("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"),
+    **dict.fromkeys(("register_post_accumulate_grad_hook", "resize_as_", "swapaxes_", "t_", "transpose_", "squeeze_"), "B015"),
+    **dict.fromkeys(("unsqueeze_", "as_strided_", "rename_", "align_to", "is_leaf", "_is_view", "_version"), "B015"),
+    **dict.fromkeys(("data", "grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"),
+}
+
+
+def qualified_name(function: Any) -> str:
+    """`torch.nn.functional.relu`, `builtins.len`: the name the tables above use."""
+    return f"{getattr(function, '__module__', None) or ''}.{getattr(function, '__name__', '')}"
+
+
+def treatment_of_code(code: types.CodeType) -> Treatment:
+    """What to do with a Python function, by its file."""
+    file = code.co_filename
+    if file.startswith(_TORCH):
+        inside = file[len(_TORCH) :].replace(os.sep, "/")
+        for prefix, treatment in _TORCH_FILES.items():
+            if inside.startswith(prefix):
+                return treatment
+        return Treatment.BREAK
+    if file.startswith(_SMELT) or file.startswith("<frozen"):
+        return Treatment.BREAK
+    if file.startswith(_STDLIB) and "site-packages" not in file:
+        inside = file[len(_STDLIB) :].replace(os.sep, "/")
+        return Treatment.INLINE if inside in _STDLIB_INLINE else Treatment.BREAK
+    return Treatment.INLINE
+
+
+def frame_is_worth_capturing(code: types.CodeType) -> bool:
+    """Whether a frame met while a region is active is looked at at all."""
+    generator = 0x20 | 0x80 | 0x100 | 0x200
+    if code.co_flags & generator or not code.co_flags & 0x1:
+        return False
+    return treatment_of_code(code) is Treatment.INLINE
+
+
+_LEAF_MODULES = frozenset(
+    {
+        "torch",
+        "torch._C._nn",
+        "torch._C._linalg",
+        "torch._C._fft",
+        "torch._C._special",
+        "torch.functional",
+        "torch.nn.functional",
+        "torch.special",
+        "torch.linalg",
+        "torch.fft",
+        "torch._tensor",
+    }
+)
+
+
+def is_torch_leaf(function: Any) -> bool:
+    """Whether a callable is a torch operator: something that maps tensors to tensors."""
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return True
+    if not isinstance(function, types.BuiltinFunctionType | types.FunctionType):
+        return False
+    name = qualified_name(function)
+    module, _, short = name.rpartition(".")
+    if module not in _LEAF_MODULES or name in NEVER_LEAVES or name in EVALUATED:
+        return False
+    return not short.startswith(("set_", "_set_"))

@@ -1,0 +1,284 @@
+"""Recipes that turn values back into objects after a graph has run.
+
+    Sequence(list, [Tensor(node add), Tensor(x, source)])   →   steps: make list; fill with output 0, input "x"
+
+A recipe is straight-line: registers start with constants, collected inputs and graph outputs, and each step appends one.
+Mutable containers are made empty first and filled afterwards, so sharing and cycles come out as they were.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from smelt import _native
+from smelt.capture.breaks import Abandoned
+from smelt.capture.interpret import make_sequence
+from smelt.capture.source import Source
+from smelt.capture.values import (
+    Cell,
+    Constant,
+    DictView,
+    Function,
+    Instance,
+    Iterator,
+    Joined,
+    Mapping,
+    Method,
+    Null,
+    Object,
+    Partial,
+    Pending,
+    Sequence,
+    Set,
+    Slice,
+    Super,
+    Tensor,
+    Value,
+    describe,
+)
+
+Operand = tuple[str, Any]
+"""("constant" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Sealed: operands are register numbers."""
+
+    constants: tuple[Any, ...]
+    steps: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
+
+    def registers(self, collected: Many[Any], outputs: Many[Any]) -> list[Any]:
+        """Run the recipe."""
+        registers = [*self.constants, *collected, *outputs]
+        for function, operands in self.steps:
+            registers.append(function(*[registers[number] for number in operands]))
+        return registers
+
+
+class Rebuilder:
+    """Collects what must be rebuilt; `operand(value)` says where it will be found."""
+
+    def __init__(self) -> None:
+        self.outputs: list[fx.Node] = []
+        self._constants: list[Any] = []
+        self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
+        self._known: dict[int, Operand] = {}
+        self._kept: list[Any] = []  # values whose ids are keys of _known
+        self._output_number: dict[fx.Node, int] = {}
+
+    def operand(self, value: Value | Pending) -> Operand:
+        """Where the object for `value` will be."""
+        known = self._known.get(id(value))
+        if known is None:
+            self._kept.append(value)
+            known = self._make(value)
+            self._known[id(value)] = known
+        return known
+
+    def constant(self, real: Any) -> Operand:
+        self._constants.append(real)
+        return ("constant", len(self._constants) - 1)
+
+    def _step(self, function: Callable[..., Any], *operands: Operand) -> Operand:
+        self._steps.append((function, list(operands)))
+        return ("step", len(self._steps) - 1)
+
+    def _input(self, source: Source) -> Operand:
+        if source.accessor[0] == "value":
+            return self.constant(source.accessor[1])
+        return ("input", source.collect())
+
+    def _output(self, node: fx.Node) -> Operand:
+        if node not in self._output_number:
+            self._output_number[node] = len(self.outputs)
+            self.outputs.append(node)
+        return ("output", self._output_number[node])
+
+    def _make(self, value: Any) -> Operand:
+        if isinstance(value, Null):
+            return self.constant(_native.NULL)
+        if isinstance(value, Constant):
+            return self.constant(value.value)
+        if value.source is not None:
+            return self._input(value.source)
+        maker = _MAKERS.get(type(value))
+        if maker is None:
+            raise Abandoned(f"{describe(value)} cannot be rebuilt")
+        return maker(self, value)
+
+    def early(self, value: Value, operand: Operand) -> Operand:
+        """Make a container known before its contents are built, for contents that refer back to it."""
+        self._known[id(value)] = operand
+        return operand
+
+    def seal(self, input_count: int) -> "tuple[Recipe, Callable[[Operand], int]]":
+        """Fix the register numbers, now that every source knows its place among the collected."""
+        bases = {
+            "constant": 0,
+            "input": len(self._constants),
+            "output": len(self._constants) + input_count,
+            "step": len(self._constants) + input_count + len(self.outputs),
+        }
+
+        def number(operand: Operand) -> int:
+            kind, which = operand
+            return bases[kind] + (which.index if isinstance(which, Source) else which)
+
+        steps = tuple((function, tuple(map(number, operands))) for function, operands in self._steps)
+        return Recipe(tuple(self._constants), steps), number
+
+
+def _tensor(build: Rebuilder, value: Tensor) -> Operand:
+    return build._output(value.node)
+
+
+def _sequence(build: Rebuilder, value: Sequence) -> Operand:
+    if value.kind is list:
+        made = build.early(value, build._step(list))
+        build._step(list.extend, made, build._step(_tuple, *map(build.operand, value.items)))
+        return made
+    kind = value.kind
+    make = _tuple if kind is tuple else lambda *items: make_sequence(kind, list(items))
+    return build._step(make, *map(build.operand, value.items))
+
+
+def _tuple(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _mapping(build: Rebuilder, value: Mapping) -> Operand:
+    made = build.early(value, build._step(dict))
+    keys = tuple(value.items)
+    build._step(lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values()))
+    return made
+
+
+def _set(build: Rebuilder, value: Set) -> Operand:
+    items = tuple(value.items)
+    kind = value.kind
+    return build._step(lambda: kind(items))
+
+
+def _slice(build: Rebuilder, value: Slice) -> Operand:
+    return build._step(slice, *map(build.operand, (value.start, value.stop, value.step)))
+
+
+def _view(build: Rebuilder, value: DictView) -> Operand:
+    part = value.part
+    return build._step(lambda real: getattr(real, part)(), build.operand(value.mapping))
+
+
+def _iterator(build: Rebuilder, value: Iterator) -> Operand:
+    part, position = value.part, value.position
+
+    def make(over: Any) -> Any:
+        if part in ("keys", "values", "items"):
+            made = iter(getattr(over, part)())
+        else:
+            made = iter(over) if part == "forward" else reversed(over)
+        for _ in range(position):
+            next(made)
+        return made
+
+    return build._step(make, build.operand(value.over))
+
+
+def _joined(build: Rebuilder, value: Joined) -> Operand:
+    kind, position, strict = value.kind, value.position, value.strict
+    parts = [build.operand(part) for part in value.parts]
+    if kind is enumerate:
+        return build._step(lambda part: enumerate(part, position), *parts)
+    if kind is zip:
+        return build._step(lambda *real: zip(*real, strict=strict), *parts)
+    assert value.function is not None
+    return build._step(map, build.operand(value.function), *parts)
+
+
+def _method(build: Rebuilder, value: Method) -> Operand:
+    return build._step(_bind, build.operand(value.function), build.operand(value.receiver))
+
+
+def _bind(function: Any, receiver: Any) -> Any:
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function.__get__(receiver, type(receiver))
+    return types.MethodType(function, receiver)
+
+
+def _cell(build: Rebuilder, value: Cell) -> Operand:
+    made = build.early(value, build._step(types.CellType))
+    if value.contents is not None:
+        build._step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
+    return made
+
+
+def _function(build: Rebuilder, value: Function) -> Operand:
+    code, names, qualname = value.info.code, value.globals.names, value.qualname
+    none = build.constant(None)
+    defaults = build.operand(value.defaults) if value.defaults is not None else none
+    keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none
+    annotations = build.operand(value.annotations) if value.annotations is not None else none
+    closure = build._step(_tuple, *map(build.operand, value.closure))
+
+    def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
+        made = types.FunctionType(code, names, code.co_name, defaults, closure or None)
+        made.__kwdefaults__ = keyword_defaults
+        made.__qualname__ = qualname
+        if isinstance(annotations, tuple):
+            made.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
+        elif annotations is not None:
+            made.__annotations__ = annotations
+        return made
+
+    return build._step(make, defaults, keyword_defaults, annotations, closure)
+
+
+def _instance(build: Rebuilder, value: Instance) -> Operand:
+    kind = value.kind
+    made = build.early(value, build._step(lambda: object.__new__(kind)))
+    names = tuple(value.attributes)
+    operands = map(build.operand, value.attributes.values())
+    build._step(lambda real, *items: real.__dict__.update(zip(names, items, strict=True)), made, *operands)
+    return made
+
+
+def _super(build: Rebuilder, value: Super) -> Operand:
+    kind = value.kind
+    return build._step(lambda receiver: super(kind, receiver), build.operand(value.receiver))
+
+
+def _partial(build: Rebuilder, value: Partial) -> Operand:
+    names = tuple(value.keywords)
+
+    def make(function: Any, args: Any, *keywords: Any) -> Any:
+        return functools.partial(function, *args, **dict(zip(names, keywords, strict=True)))
+
+    args = build._step(_tuple, *map(build.operand, value.args))
+    return build._step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
+
+
+def _object(build: Rebuilder, value: Object) -> Operand:
+    return build.constant(value.value)
+
+
+_MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
+    Tensor: _tensor,
+    Sequence: _sequence,
+    Mapping: _mapping,
+    Set: _set,
+    Slice: _slice,
+    DictView: _view,
+    Iterator: _iterator,
+    Joined: _joined,
+    Method: _method,
+    Cell: _cell,
+    Function: _function,
+    Instance: _instance,
+    Super: _super,
+    Partial: _partial,
+    Object: _object,
+}

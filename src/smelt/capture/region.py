@@ -1,0 +1,160 @@
+"""`CompiledRegion`: everything compiled for one `smelt.compile`, and the decisions around capture.
+
+Frames that no entry fits come to `_missed`; states after a break come to `plan_for`. Both look among what is known,
+then capture, within `cache_size_limit` and under one lock, so that each version is built once.
+"""
+
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from smelt import _native
+from smelt.base.errors import SmeltWarning
+from smelt.base.events import count, emit
+from smelt.base.options import config
+from smelt.capture.breaks import Abandoned
+from smelt.capture.bytecode import decode
+from smelt.capture.drive import drive
+from smelt.capture.plan import Plan, Return, Stop, quick_run
+from smelt.capture.policy import frame_is_worth_capturing
+from smelt.capture.state import LiveFrame, StateKey, flat, key_of
+from smelt.capture.trace import Captured, capture
+from smelt.capture.tracebacks import without_smelt
+from smelt.ir.graph import GraphCompiler
+
+
+class CompiledRegion:
+    """One per `smelt.compile`. `call(function, …)` runs the function with its frames captured."""
+
+    def __init__(self, compile_graph: GraphCompiler, *, fullgraph: bool = False, dynamic: bool | None = None) -> None:
+        self.compile_graph = compile_graph
+        self.fullgraph = fullgraph
+        self.dynamic = dynamic
+        self.native = _native.Region(self._missed)
+        self._lock = threading.RLock()
+        self._resumed: dict[StateKey, list[Captured]] = {}
+        self._settled: set[Any] = set()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` with this region active."""
+        count("calls")
+        try:
+            return self.native.call(function, *args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = without_smelt(error.__traceback__)
+            raise
+
+    def reset(self) -> None:
+        """Forget everything compiled."""
+        with self._lock:
+            self.native.clear()
+            self._resumed.clear()
+            self._settled.clear()
+
+    def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
+        """A frame that no entry fits: an entry for it, or None to let CPython run it."""
+        code = function.__code__
+        if code in self._settled:
+            return None
+        if not frame_is_worth_capturing(code) or "_smelt_disable" in function.__dict__:
+            self.native.never(code)
+            return None
+        frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
+        with self._lock:
+            known = self.native.entries(code)
+            state = flat(frames)
+            for entry in known:
+                if entry.guards.check(state) is not None:
+                    return entry
+            captured = self._capture(frames, code, [entry.guards for entry in known])
+        if captured is None:
+            return None
+        return _native.Entry(captured.guards, self._runner(captured.plan))
+
+    def _runner(self, plan: Plan) -> Callable[..., Any]:
+        if isinstance(plan, Return):
+            return quick_run(plan)
+        return lambda *collected: drive(self, plan, collected)
+
+    def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
+        """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
+        key, state = key_of(frames), flat(frames)
+        found = self._find(key, state)
+        if found is not None or key in self._settled:
+            return found
+        with self._lock:
+            found = self._find(key, state)
+            if found is not None or key in self._settled:
+                return found
+            known = self._resumed.setdefault(key, [])
+            captured = self._capture(frames, key, [each.guards for each in known])
+            if captured is None:
+                return None
+            known.append(captured)
+        collected = captured.guards.check(state)
+        return None if collected is None else (captured.plan, collected)
+
+    def _find(self, key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
+        for captured in self._resumed.get(key, ()):
+            collected = captured.guards.check(state)
+            if collected is not None:
+                return captured.plan, collected
+        return None
+
+    def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
+        name = frames[-1].info.code.co_qualname
+        if known:
+            reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
+            count("recompiles")
+            emit("recompiles", f"{name}: {reason}", reason)
+            if len(known) >= config.cache_size_limit:
+                self._give_up(key, f"SM011: {name} was compiled {len(known)} times (cache_size_limit); it runs in Python from now "
+                              f"on where no version fits. What keeps changing: {reason}. Pass it as a tensor, or keep it constant.")
+                return None
+        try:
+            captured = capture(frames, self._compile, fullgraph=self.fullgraph)
+        except Abandoned as reason:
+            self._settled.add(key)
+            count("frames_skipped")
+            emit("breaks", f"{name} is left to Python: {reason}", reason)
+            return None
+        except _CompilerError as failure:
+            return self._compiler_failed(failure, key, name)
+        if _is_pointless(captured.plan, frames):
+            self._settled.add(key)
+            count("frames_skipped")
+            return None
+        return captured
+
+    def _compile(self, traced: Any) -> Callable[..., Any]:
+        try:
+            return self.compile_graph(traced)
+        except Exception as error:
+            raise _CompilerError(error) from error
+
+    def _compiler_failed(self, failure: "_CompilerError", key: Any, name: str) -> None:
+        error = failure.error
+        if not config.suppress_errors:
+            raise error
+        detail = "".join(traceback.format_exception(error)) if config.verbose else f"{type(error).__name__}: {error}"
+        self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python: {detail}")
+
+    def _give_up(self, key: Any, text: str) -> None:
+        self._settled.add(key)
+        warnings.warn(text, SmeltWarning, stacklevel=2)
+
+
+class _CompilerError(Exception):
+    """Wraps what `compile_graph` raised, to tell it from capture's own errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _is_pointless(plan: Plan, frames: list[LiveFrame]) -> bool:
+    """A plan that computes nothing and leaves all the work to CPython anyway."""
+    return isinstance(plan, Stop) and plan.eager and plan.computation.run is None and len(plan.frames) == len(frames)

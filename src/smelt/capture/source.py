@@ -1,0 +1,78 @@
+"""Where a value came from, and what was assumed of it: the guard tree, grown while capture reads.
+
+A `Source` is one way to reach one object from the frame's slots (or from a fixed object). Capture asks it for
+children (`source.attribute("weight")`) and writes down what it relied on (`source.check(("type", Linear))`); reading
+the same thing twice meets the same node, so nothing is checked twice.
+
+    slot 0 → attr "lin" → attr "weight"      self.lin.weight: tensor f32[4, 4], collected as an input
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smelt._native import GuardNode
+    from smelt.capture.values import Value
+
+Accessor = tuple[Any, ...]
+Check = tuple[Any, ...]
+
+
+class Source:
+    """One node of the guard tree. `value` remembers what was made of the object, so that it is made once."""
+
+    __slots__ = ("accessor", "checks", "children", "collected", "index", "parent", "text", "value")
+
+    def __init__(self, parent: "Source | None", accessor: Accessor, text: str) -> None:
+        self.parent = parent
+        self.accessor = accessor
+        self.text = text
+        self.checks: dict[Any, Check] = {}
+        self.children: dict[Any, Source] = {}
+        self.collected = False
+        self.index = -1
+        self.value: Value | None = None
+
+    def child(self, accessor: Accessor, text: str) -> "Source":
+        key = _identity(accessor)
+        found = self.children.get(key)
+        if found is None:
+            found = self.children[key] = Source(self, accessor, text)
+        return found
+
+    def attribute(self, name: str) -> "Source":
+        return self.child(("attr", name), f"{self.text}.{name}")
+
+    def instance_dict(self) -> "Source":
+        return self.child(("dict",), f"{self.text}.__dict__")
+
+    def member(self, name: str) -> "Source":
+        """An entry of the instance `__dict__`, shown as the attribute it is."""
+        return self.instance_dict().child(("key", name), f"{self.text}.{name}")
+
+    def key(self, key: object) -> "Source":
+        return self.child(("key", key), f"{self.text}[{key!r}]")
+
+    def item(self, index: int) -> "Source":
+        return self.child(("item", index), f"{self.text}[{index}]")
+
+    def check(self, check: Check) -> None:
+        self.checks.setdefault(_identity(check), check)
+
+    def collect(self) -> "Source":
+        self.collected = True
+        return self
+
+    def build(self, collected: list["Source"]) -> "GuardNode | None":
+        """This node and what lies below as plain tuples, or None if nothing here is checked or collected."""
+        if self.collected:
+            self.index = len(collected)
+            collected.append(self)
+        children = [node for child in self.children.values() if (node := child.build(collected)) is not None]
+        if not (children or self.checks or self.collected):
+            return None
+        return (self.accessor, tuple(self.checks.values()), tuple(children), self.collected, self.text)
+
+
+def _identity(parts: tuple[Any, ...]) -> Any:
+    """A dict key for an accessor or check: objects by identity, so that `1`, `1.0` and `True` stay apart."""
+    return tuple(part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts)

@@ -1,0 +1,61 @@
+"""A state of real objects: what capture starts from and what a break leaves behind."""
+
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from smelt import _native
+from smelt.capture.bytecode import CodeInfo, Instruction
+
+
+@dataclass(slots=True, eq=False)
+class LiveFrame:
+    """One frame that is between two instructions, with the objects it holds. `discard`: see `interpret.Frame`."""
+
+    function: FunctionType
+    info: CodeInfo
+    index: int
+    slots: list[Any]
+    stack: list[Any]
+    discard: bool = False
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.info.instructions[self.index]
+
+    @property
+    def offset(self) -> int:
+        """Where CPython would go on."""
+        return self.info.instructions[self.index].offset
+
+    @property
+    def running(self) -> Instruction:
+        """For a frame that waits for a callee: the call."""
+        return self.info.instructions[self.index - 1]
+
+    def jump(self, offset: int) -> None:
+        self.index = self.info.index_at[offset]
+
+    def clear_dead(self) -> None:
+        """Forget locals that nothing will read again."""
+        for slot in range(len(self.slots)):
+            if not self.info.is_live(self.index, slot):
+                self.slots[slot] = _native.NULL
+
+
+StateKey = tuple[tuple[Any, int, int, bool], ...]
+
+
+def key_of(frames: list[LiveFrame]) -> StateKey:
+    """What entries of resumed states are filed under."""
+    return tuple((frame.info.code, frame.index, len(frame.stack), frame.discard) for frame in frames)
+
+
+def flat(frames: list[LiveFrame]) -> list[Any]:
+    """All objects of a state in the order guard slots count them: slots, stack, function, frame by frame."""
+    values: list[Any] = []
+    for frame in frames:
+        values += frame.slots
+        values += frame.stack
+        values.append(frame.function)
+    return values

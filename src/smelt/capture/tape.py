@@ -1,0 +1,177 @@
+"""The graph under construction: tensor calls written down as `torch.fx` nodes and run on ghosts for their metadata.
+
+    tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost f32[2, 3])
+"""
+
+import operator
+from collections.abc import Iterator as Iterating
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.source import Source
+from smelt.capture.values import Constant, Mapping, Object, Pending, Sequence, Slice, Tensor, Value, is_constant
+from smelt.ir.ghost import GhostError, GhostTensor
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
+
+
+class Tape:
+    """An `fx.Graph` that grows as capture interprets, and can take back what one instruction added."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.inputs: dict[fx.Node, Source] = {}
+        self.place = ""
+        self.line = 0
+        self.writes = False
+        self._last_input: fx.Node | None = None
+        self._by_ghost: dict[int, Tensor] = {}
+        self._added: list[fx.Node] = []
+        self._rewritten: list[tuple[Tensor, fx.Node]] = []
+
+    def begin(self) -> None:
+        """A new instruction starts: from here `take_back` undoes."""
+        self._added.clear()
+        self._rewritten.clear()
+
+    def take_back(self) -> None:
+        """Erase the nodes added since `begin`, newest first."""
+        for value, before in reversed(self._rewritten):
+            value.node = before
+        for node in reversed(self._added):
+            self.graph.erase_node(node)
+        self._added.clear()
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is anything but inputs."""
+        return any(node.op != "placeholder" for node in self.graph.nodes)
+
+    def input(self, tensor: torch.Tensor, source: Source) -> Tensor:
+        """A tensor from outside becomes a placeholder."""
+        first = next(iter(self.graph.nodes), None)
+        name = "".join(letter if letter.isalnum() else "_" for letter in source.text).strip("_") or "input"
+        after = self._last_input
+        with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        self._last_input = node
+        spec = TensorSpec.of(tensor)
+        set_spec(node, spec)
+        self.inputs[node] = source
+        value = Tensor(node, GhostTensor(spec), type(tensor), source=source)
+        self._by_ghost[id(value.ghost)] = value
+        return value
+
+    def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
+        ghosts = [_ghost_of(value) for value in args]
+        named = {name: _ghost_of(value) for name, value in kwargs.items()}
+        seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
+        result = self._run(opcode, target, ghosts, named)
+        written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
+        known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
+        if known is not None and not written:
+            return known  # x.contiguous() of a contiguous x is x
+        if not written and is_constant(result) and result is not None:
+            return Constant(result)
+        if not written and isinstance(result, torch.Size):
+            return Sequence(torch.Size, [Constant(size) for size in result])
+        node = self._record(opcode, target, args, kwargs, result)
+        for value in written:
+            self.writes = True
+            if value.ghost is result:
+                self._rewritten.append((value, value.node))
+                value.node = node
+        return self._wrap(result, node)
+
+    def set_grad_mode(self, enabled: bool) -> None:
+        """The nodes that follow run under this grad mode."""
+        torch._C._set_grad_enabled(enabled)
+        node = self.graph.call_function(torch._C._set_grad_enabled, (enabled,))
+        self._added.append(node)
+
+    def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+        try:
+            if opcode == "call_method":
+                return getattr(ghosts[0], target)(*ghosts[1:], **named)
+            return target(*ghosts, **named)
+        except GhostError as unknowable:
+            raise Unsupported("B004", _name_of(target)) from unknowable
+        except Exception as error:
+            if "meta tensor" in str(error):
+                raise Unsupported("B004", _name_of(target)) from error
+            raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {error}") from error
+
+    def _record(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any) -> fx.Node:
+        nodes = tuple(_node_of(value) for value in args)
+        named = {name: _node_of(value) for name, value in kwargs.items()}
+        node = self.graph.create_node(opcode, target, nodes, named)
+        node.stack_trace = self.place
+        set_spec(node, spec_of_value(result))
+        self._added.append(node)
+        return node
+
+    def _wrap(self, result: Any, node: fx.Node) -> Value:
+        if isinstance(result, GhostTensor):
+            known = self._by_ghost.get(id(result))
+            if known is not None:
+                return known
+            value = Tensor(node, result)
+            self._by_ghost[id(result)] = value
+            return value
+        if isinstance(result, tuple | list):
+            items = [self._item(item, node, position) for position, item in enumerate(result)]
+            return Sequence(type(result), items)
+        if is_constant(result):
+            return Constant(result)
+        raise Unsupported("B017", f"{_name_of(node.target)} yields a {type(result).__qualname__}")
+
+    def _item(self, item: Any, node: fx.Node, position: int) -> Value:
+        if not isinstance(item, GhostTensor | tuple | list):
+            return self._wrap(item, node)
+        part = self.graph.call_function(operator.getitem, (node, position))
+        set_spec(part, spec_of_value(item))
+        self._added.append(part)
+        return self._wrap(item, part)
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
+    for value in values:
+        if isinstance(value, GhostTensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _ghosts_in(tuple(value))
+
+
+def _ghost_of(value: Value) -> Any:
+    return _convert(value, lambda tensor: tensor.ghost)
+
+
+def _node_of(value: Value) -> Any:
+    return _convert(value, lambda tensor: tensor.node)
+
+
+def _convert(value: Any, of_tensor: Any) -> Any:
+    """A value as a graph argument: plain Python all the way down, tensors as `of_tensor` says."""
+    if isinstance(value, Constant):
+        return value.value
+    if isinstance(value, Tensor):
+        return of_tensor(value)
+    if isinstance(value, Sequence):
+        if any(isinstance(item, Pending) for item in value.items):
+            raise Unsupported("B017", "a container from outside as an operator's argument")
+        items = [_convert(item, of_tensor) for item in value.items]
+        return items if value.kind is list else tuple(items)
+    if isinstance(value, Slice):
+        return slice(_convert(value.start, of_tensor), _convert(value.stop, of_tensor), _convert(value.step, of_tensor))
+    if isinstance(value, Mapping):
+        return {key: _convert(item, of_tensor) for key, item in value.items.items()}
+    if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
+        return value.value
+    raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")

@@ -1,0 +1,279 @@
+"""Capture of one state: interpret it, close the graph, compile it, and plan how to go on.
+
+    capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt import _native
+from smelt.base.errors import GraphBreakError
+from smelt.base.events import count, emit, wanted
+from smelt.capture.breaks import Abandoned, BreakRecord, Unsupported
+from smelt.capture.calls import call
+from smelt.capture.guards import GuardTree, format_guards
+from smelt.capture.instructions import HANDLERS
+from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
+from smelt.capture.outside import Outside
+from smelt.capture.plan import Computation, FrameRecipe, GraphRecord, Plan, Return, Stop
+from smelt.capture.rebuild import Operand, Rebuilder
+from smelt.capture.source import Source
+from smelt.capture.state import LiveFrame, flat
+from smelt.capture.step import STEPS
+from smelt.capture.tape import Tape
+from smelt.capture.values import Cell, Globals, Object, Pending, Value
+from smelt.ir.ghost import GhostMode
+from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
+
+# Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
+_EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
+
+# Builtins that look at the frame that calls them: only a real frame will do.
+_NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One compiled version of a state."""
+
+    guards: "_native.Guards"
+    plan: Plan
+
+
+def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph: bool) -> Captured:
+    """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
+    tree, tape = GuardTree(), Tape()
+    outside = Outside(tree, tape)
+    grad_mode = torch.is_grad_enabled()
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), GhostMode():
+            virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
+            interp = Interpreter(virtual, outside, HANDLERS, call)
+            ending = interp.run()
+            final_mode = torch.is_grad_enabled()
+    except Unsupported as unreadable:
+        raise Abandoned(unreadable.reason) from unreadable
+    finally:
+        torch._C._set_grad_enabled(grad_mode)
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, grad_mode, final_mode).captured()
+
+
+def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
+    found, base = [], 0
+    for frame in frames:
+        found.append((frame, base))
+        base += len(frame.slots) + len(frame.stack) + 1
+    return found
+
+
+def _virtual(outside: Outside, frame: LiveFrame, base: int) -> Frame:
+    """A frame of values over a frame of objects; locals are looked at when they are read."""
+    tree, info = outside.tree, frame.info
+    function_slot = base + len(frame.slots) + len(frame.stack)
+    function = outside.value(frame.function, tree.slot(function_slot, info.code.co_name))
+    assert isinstance(function, Object) and function.source is not None
+    names: Globals = outside.globals_of(function)
+    slots: list[Any] = []
+    for number, real in enumerate(frame.slots):
+        source = tree.slot(base + number, info.slot_names[number])
+        if real is _native.NULL:
+            if info.is_live(frame.index, number):
+                source.check(("unbound",))
+            slots.append(None)
+        elif frame.index and type(real).__name__ == "cell" and info.slot_names[number] in _cell_names(info.code):
+            slots.append(outside.value(real, source))
+        else:
+            slots.append(Pending(real, source))
+    stack = [
+        outside.value(real, tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
+        if real is not _native.NULL
+        else _null(tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
+        for number, real in enumerate(frame.stack)
+    ]
+    closure: tuple[Cell, ...] = ()
+    if frame.index == 0:
+        closure = tuple(_closure_cells(outside, function))
+    return Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+
+
+def _null(source: Source) -> Value:
+    from smelt.capture.values import NULL
+
+    source.check(("unbound",))
+    return NULL
+
+
+def _cell_names(code: Any) -> frozenset[str]:
+    return frozenset((*code.co_cellvars, *code.co_freevars))
+
+
+def _closure_cells(outside: Outside, function: Object) -> list[Cell]:
+    cells: list[Cell] = []
+    assert function.source is not None
+    for number, real in enumerate(function.value.__closure__ or ()):
+        name = function.value.__code__.co_freevars[number]
+        found = outside.value(real, function.source.child(("closure", number), name))
+        assert isinstance(found, Cell)
+        cells.append(found)
+    return cells
+
+
+class _Closing:
+    """From the interpreter's ending to a plan: outputs chosen, unused inputs dropped, guards sealed, graph compiled."""
+
+    def __init__(
+        self,
+        frames: list[LiveFrame],
+        interp: Interpreter,
+        ending: Ending,
+        compile_graph: GraphCompiler,
+        fullgraph: bool,
+        entry_mode: bool,
+        final_mode: bool,
+    ) -> None:
+        self.frames = frames
+        self.interp = interp
+        self.tape = interp.tape
+        self.ending = ending
+        self.compile_graph = compile_graph
+        self.fullgraph = fullgraph
+        self.entry_mode = entry_mode
+        self.final_mode = final_mode
+        self.build = Rebuilder()
+
+    def captured(self) -> Captured:
+        stop = self.ending.stop if isinstance(self.ending, Broken) else None
+        record = self._record(stop) if stop is not None else None
+        forbidden = self._forbidden(record) if record is not None else None
+        operands = self._operands()
+        self._close_graph()
+        roots, collected = self.interp.tree.build()
+        guards = _native.Guards(roots, self.interp.tree.distinct)
+        self._check_guards(guards)
+        arguments = self._order_inputs()
+        computation = self._computation(arguments, len(collected))
+        if wanted("guards"):
+            emit("guards", format_guards(roots), roots)
+        if record is not None:
+            count("graph_breaks")
+            emit("breaks", str(record), record)
+        return Captured(guards, self._plan(computation, operands, record, forbidden))
+
+    def _check_guards(self, guards: "_native.Guards") -> None:
+        state = flat(self.frames)
+        if guards.check(state) is None:
+            raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
+
+    def _record(self, stop: Unsupported) -> BreakRecord:
+        stack: list[str] = []
+        for frame in self.interp.frames:
+            instruction = frame.info.instructions[frame.index if frame is self.interp.frames[-1] else frame.index - 1]
+            stack.append(f"{frame.info.code.co_filename}:{instruction.line} in {frame.info.code.co_qualname}")
+        innermost = self.interp.frames[-1]
+        file, line = innermost.info.code.co_filename, innermost.instruction.line
+        return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack))
+
+    def _forbidden(self, record: BreakRecord) -> GraphBreakError | None:
+        if not self.fullgraph:
+            return None
+        error = GraphBreakError(
+            "SM010", f"graph break under fullgraph=True: {record.code}: {record.reason}", where=record.where, hint=record.hint
+        )
+        if record.code not in _EXPECTED_TO_RAISE:
+            raise error
+        return error
+
+    def _operands(self) -> Any:
+        """What must be rebuilt, as operands still to be numbered."""
+        if isinstance(self.ending, Returned):
+            return self.build.operand(self.ending.value)
+        null = self.build.constant(_native.NULL)
+        found: list[tuple[Frame, Operand, list[Operand], list[Operand]]] = []
+        for frame in self.interp.frames:
+            slots = [
+                self.build.operand(value) if value is not None and frame.info.is_live(frame.index, number) else null
+                for number, value in enumerate(frame.slots)
+            ]
+            stack = [self.build.operand(value) for value in frame.stack]
+            found.append((frame, self.build.operand(frame.function), slots, stack))
+        return found
+
+    def _close_graph(self) -> None:
+        if self.final_mode != self.entry_mode:
+            self.tape.graph.call_function(torch._C._set_grad_enabled, (self.entry_mode,))
+        self.tape.graph.output(tuple(self.build.outputs))
+        _drop_unused_parts(self.tape.graph)
+        for node, source in list(self.tape.inputs.items()):
+            if node.users:
+                source.collect()
+            else:
+                self.tape.graph.erase_node(node)
+                del self.tape.inputs[node]
+
+    def _order_inputs(self) -> tuple[int, ...]:
+        """Placeholders in the order their values are collected; returns which of the collected they are."""
+        ordered = sorted(self.tape.inputs.items(), key=lambda pair: pair[1].index)
+        previous: fx.Node | None = None
+        for node, _ in ordered:
+            if previous is not None:
+                previous.append(node)
+            previous = node
+        return tuple(source.index for _, source in ordered)
+
+    def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
+        recipe, self.number = self.build.seal(collected)
+        run = None
+        if self.build.outputs or self.tape.writes:
+            traced = Traced(self.tape.graph, Level.TORCH, {})
+            code = self.frames[-1].info.code
+            line = self.frames[-1].instruction.line
+            count("graphs")
+            if wanted("graph"):
+                text = format_graph(traced.graph, f"graph of {code.co_qualname}")
+                emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
+            run = self.compile_graph(traced)
+        return Computation(run, arguments, collected, recipe, self.final_mode if self.final_mode != self.entry_mode else None)
+
+    def _plan(
+        self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
+    ) -> Plan:
+        if record is None:
+            return Return(computation, self.number(operands))
+        frames = tuple(
+            FrameRecipe(
+                frame.info,
+                frame.index,
+                frame.discard,
+                self.number(function),
+                tuple(map(self.number, slots)),
+                tuple(map(self.number, stack)),
+            )
+            for frame, function, slots, stack in operands
+        )
+        return Stop(computation, frames, self._needs_cpython(), record, forbidden)
+
+    def _needs_cpython(self) -> bool:
+        frame = self.interp.frames[-1]
+        if frame.instruction.name not in STEPS:
+            return True
+        return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
+
+
+def _among(value: Any, known: frozenset[Any]) -> bool:
+    try:
+        return value in known
+    except TypeError:
+        return False
+
+
+def _drop_unused_parts(graph: fx.Graph) -> None:
+    """Erase items of tuples that nobody took."""
+    import operator
+
+    for node in reversed(list(graph.nodes)):
+        if node.target is operator.getitem and not node.users and node.op == "call_function":
+            graph.erase_node(node)

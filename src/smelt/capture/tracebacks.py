@@ -1,0 +1,34 @@
+"""Tracebacks that show the user's frames and none of smelt's."""
+
+import os
+import types
+
+from smelt import _native
+from smelt.capture.state import LiveFrame
+
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The same traceback, entries in smelt's own files left out."""
+    kept: list[types.TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            kept.append(trace)
+        trace = trace.tb_next
+    result: types.TracebackType | None = None
+    for entry in reversed(kept):
+        result = types.TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return result
+
+
+def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.TracebackType:
+    """The traceback with an entry for a virtual frame in front, unless the frame has left its own there."""
+    instruction = frame.running
+    if trace is not None:
+        first = trace.tb_frame.f_code
+        same = first.co_filename == frame.info.code.co_filename and first.co_name == frame.info.code.co_name
+        if same and (trace.tb_lineno == instruction.line or first is frame.info.code):
+            return trace
+    made = _native.new_frame(frame.function, instruction.offset)
+    return types.TracebackType(trace, made, instruction.offset, instruction.line)

@@ -1,0 +1,243 @@
+"""What capture knows of each Python value while it interprets: few kinds, each one idea.
+
+`source` is where the value came from, or None if the captured code made it. Containers hold values, and for outside
+containers `Pending` items that become values (and guards) when they are first touched.
+
+    x + self.scale * 2      Tensor(add) ← Tensor(x, source), Tensor(mul) ← Tensor(self.scale, source), Constant(2)
+"""
+
+import enum
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.capture.bytecode import CodeInfo
+from smelt.capture.source import Source
+from smelt.ir.ghost import GhostTensor
+
+CONSTANT_TYPES: tuple[type, ...] = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(Ellipsis),
+    type(NotImplemented),
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    types.CodeType,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """Anything a slot, a stack or a container can hold."""
+
+    source: Source | None = field(default=None, kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class Constant(Value):
+    """A Python value known at capture; immutable, so identity does not matter."""
+
+    value: Any
+
+
+@dataclass(slots=True, eq=False)
+class Tensor(Value):
+    """A tensor: the graph node that yields it and a ghost with its metadata. `kind` is Tensor or Parameter."""
+
+    node: fx.Node
+    ghost: GhostTensor
+    kind: type = torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An item of an outside container that nobody has looked at yet."""
+
+    value: Any
+    source: Source
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Value):
+    """A tuple, list, torch.Size, namedtuple or torch.return_types tuple, by `kind`."""
+
+    kind: type
+    items: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Mapping(Value):
+    """A dict; keys are the real keys."""
+
+    items: dict[Any, Any]
+    kind: type = dict
+
+
+@dataclass(slots=True, eq=False)
+class Set(Value):
+    """A set or frozenset of plain Python values."""
+
+    items: set[Any]
+    kind: type = set
+
+
+@dataclass(slots=True, eq=False)
+class DictView(Value):
+    """`keys`, `values` or `items` of a dict."""
+
+    mapping: Mapping
+    part: str
+
+
+@dataclass(slots=True, eq=False)
+class Slice(Value):
+    start: Value
+    stop: Value
+    step: Value
+
+
+@dataclass(slots=True, eq=False)
+class Iterator(Value):
+    """An iterator over a known container (`over`): `part` says which way, `position` how far it has come."""
+
+    over: Value
+    part: str
+    position: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Joined(Value):
+    """`zip`, `enumerate` or `map` over other iterators; `function` is map's, `position` enumerate's counter."""
+
+    kind: type
+    parts: list[Value]
+    position: int = 0
+    function: Value | None = None
+    strict: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Object(Value):
+    """A Python object from outside, known by its type (and attributes read), or by identity once `pinned`."""
+
+    value: Any
+    pinned: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Method(Value):
+    """A function bound to a receiver."""
+
+    function: Value
+    receiver: Value
+
+
+@dataclass(slots=True, eq=False)
+class Cell(Value):
+    """A closure cell; `contents` is None while empty. An outside cell is read through its source on demand."""
+
+    contents: Any = None
+    real: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Globals:
+    """A module's namespace, as a function sees it."""
+
+    names: dict[str, Any]
+    source: Source
+
+
+@dataclass(slots=True, eq=False)
+class Function(Value):
+    """A function made by the captured code."""
+
+    info: CodeInfo
+    globals: Globals
+    qualname: str
+    defaults: Sequence | None
+    keyword_defaults: Mapping | None
+    closure: tuple[Cell, ...]
+    annotations: Value | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Instance(Value):
+    """An object of a plain Python class made by the captured code."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Super(Value):
+    """`super()` seen from `kind` with `receiver`."""
+
+    kind: type
+    receiver: Value
+
+
+@dataclass(slots=True, eq=False)
+class Partial(Value):
+    """`functools.partial` made by the captured code."""
+
+    function: Value
+    args: list[Value]
+    keywords: dict[str, Value]
+
+
+@dataclass(slots=True, eq=False)
+class Null(Value):
+    """The empty stack slot that PUSH_NULL leaves."""
+
+
+NULL = Null()
+
+
+def is_constant(value: object) -> bool:
+    """Whether a real value is one that capture treats as a constant."""
+    return type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum)
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, for messages."""
+    if isinstance(value, Constant):
+        return repr(value.value)
+    if isinstance(value, Tensor):
+        return "a tensor"
+    if isinstance(value, Object):
+        name = getattr(value.value, "__qualname__", None)
+        return str(name) if isinstance(name, str) else f"a {type(value.value).__qualname__}"
+    if isinstance(value, Method):
+        return describe(value.function)
+    if isinstance(value, Function):
+        return value.qualname
+    if isinstance(value, Sequence | Mapping | Set | Instance | Joined):
+        return f"a {value.kind.__qualname__}"
+    return f"a {type(value).__name__.lower()}"
+
+
+def python_type(value: Value) -> type | None:
+    """The exact Python type of the value, or None where it is not known."""
+    if isinstance(value, Constant | Object):
+        return type(value.value)
+    if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined):
+        return value.kind
+    fixed: dict[type, type] = {
+        Function: types.FunctionType,
+        Method: types.MethodType,
+        Slice: slice,
+        Cell: types.CellType,
+    }
+    return fixed.get(type(value))
