@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
+
 from smelt.base.options import Options
 from smelt.codegen import CompiledKernel, compile_kernels
 from smelt.ir.kernel import Kernel

@@ -107,8 +107,8 @@ class Body:
             case Split.UNITS if self.plan.accumulators:
                 self._each(self.plan.unit_axes, first, last, self._unit)
             case Split.COLS:
-                everything = self.b.const("i64", product(axis.size for axis in rows))
-                self._each(rows, self.b.const("i64", 0), everything, self._row)
+                everything = self._number(product(axis.size for axis in rows))
+                self._each(rows, self._number(0), everything, self._row)
             case _:
                 for accumulator in self.plan.accumulators:
                     self._clear(accumulator)
@@ -142,7 +142,7 @@ class Body:
         for accumulator in self.plan.accumulators:
             self._clear(accumulator)
         count = product(axis.size for axis in self.plan.inner_axes)
-        self._each(self.plan.inner_axes, self.b.const("i64", 0), self.b.const("i64", count), self._row)
+        self._each(self.plan.inner_axes, self._number(0), self._number(count), self._row)
         for accumulator in self.plan.accumulators:
             self.finish(accumulator)
 
@@ -198,7 +198,7 @@ class Body:
         if len(axes) <= 1:
             self._vectors(inside, axes[0] if axes else None, started)
             return
-        loop = self._begin(0, axes[0].size, 1, started)
+        loop = self._begin(self._number(0), self._number(axes[0].size), 1, started)
         self.axes[axes[0].name] = loop.index
         self._nest(inside, axes[1:], started)
         outermost = len(axes) == len(self.plan.kernel.cols)
@@ -219,27 +219,34 @@ class Body:
             loop.end()
         elif any(fold.wide for fold in started) and size > 2 * _FLUSH:
             block = _FLUSH // self.lanes * self.lanes
-            outer = self._begin(0, full, block, started)
-            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.b.const("i64", full))
+            outer = self._begin(self._number(0), self._number(full), block, started)
+            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self._number(full))
             self._run(inside, name, outer.index, stop, started)
             self._flush(started)
             self._end(outer, started)
         else:
-            stop = self.b.const("i64", size if again else full)
-            self._run(inside, name, self.b.const("i64", 0), stop, started, size if again else None)
+            stop = self._number(size if again else full)
+            self._run(inside, name, self._number(0), stop, started, size if again else None)
         if full < size and not again:
             self._tail(inside, name, size, started)
 
+    def _number(self, value: Size) -> Value:
+        return self.b.const("i64", value)
+
     def _within(self, column: Value, size: Size) -> Value:
-        return self.b.intrinsic("llvm.smin", column, self.b.const("i64", size - self.lanes))
+        return self.b.intrinsic("llvm.smin", column, self._number(size - self.lanes))
 
     def _run(
-        self, inside: list[Instruction], name: str, first: Value, last: Value, started: list[_Fold], size: Size | None = None
+        self,
+        inside: list[Instruction],
+        name: str,
+        first: Value,
+        last: Value,
+        started: list[_Fold],
+        size: Size | None = None,
     ) -> None:
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
-        carried = self._carried(started)
-        loop = self.b.begin(first, last, self.lanes, carried, guard=False)
-        self._assign(started, loop.values)
+        loop = self._begin(first, last, self.lanes, started)
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
         self._end(loop, started)
 
@@ -253,7 +260,7 @@ class Body:
         fresh = size % self.lanes
         flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
         self.mask = Value(f"<{flags}>", "i1", self.lanes)
-        self._point(inside, name, self.b.const("i64", size - self.lanes), started)
+        self._point(inside, name, self._number(size - self.lanes), started)
         self.mask = None
         if self.plan.split is Split.COLS:
             self.b.jump(done)
@@ -291,9 +298,8 @@ class Body:
             if fold.wide is not None:
                 fold.wide = left.pop(0)
 
-    def _begin(self, first: int, last: int, step: int, started: list[_Fold]) -> Loop:
-        begin, end = self.b.const("i64", first), self.b.const("i64", last)
-        loop = self.b.begin(begin, end, step, self._carried(started), guard=False)
+    def _begin(self, first: Value, last: Value, step: int, started: list[_Fold]) -> Loop:
+        loop = self.b.begin(first, last, step, self._carried(started), guard=False)
         self._assign(started, loop.values)
         return loop
 
@@ -342,7 +348,8 @@ class Body:
         stride = index.stride(self._vector_axis)
         if self.lanes == 1 or stride == 0:
             return total
-        return self.b.add(self.b.splat(total, self.lanes), self.b.ramp("i64", [lane * stride for lane in range(self.lanes)]))
+        ramp = self.b.ramp("i64", [lane * stride for lane in range(self.lanes)])
+        return self.b.add(self.b.splat(total, self.lanes), ramp)
 
     @property
     def _vector_axis(self) -> str:
@@ -363,7 +370,7 @@ class Body:
         return total
 
     def _row_offset(self, index: Index) -> Value:
-        base = self.b.const("i64", index.offset)
+        base = self._number(index.offset)
         total = self._terms(index, self.plan.kernel.rows)
         if total is None:
             return base
@@ -437,7 +444,7 @@ class Body:
             return
         kind = memory_kind(accumulator.dtype)
         zero = folds.start(self.b, accumulator.instruction.op, accumulator.dtype, 1)
-        loop = self.b.begin(self.b.const("i64", 0), self.b.const("i64", accumulator.size), 1, (), guard=False)
+        loop = self.b.begin(self._number(0), self._number(accumulator.size), 1, (), guard=False)
         place = self.b.element(self.pointers[accumulator.array], kind, loop.index)
         self.b.store(to_memory(self.b, zero, accumulator.dtype), place)
         loop.end()

@@ -21,7 +21,7 @@ from smelt.ir.text import format_kernel
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """Machine code of one kernel. A call needs a workspace of `fixed_workspace + per_thread_workspace * threads` bytes."""
+    """Machine code of one kernel. A call's workspace has `fixed_workspace + per_thread_workspace * threads` bytes."""
 
     address: int
     buffers: int
@@ -78,7 +78,8 @@ def _build(new: dict[str, Kernel]) -> None:
 
 def _codes(kernels: Iterable[Kernel], target: Target) -> list[Code]:
     parallel = cpu.has_openmp()
-    return [write(f"k{number}", plan(kernel, target), target, parallel=parallel) for number, kernel in enumerate(kernels)]
+    planned = [plan(kernel, target) for kernel in kernels]
+    return [write(f"k{number}", each, target, parallel=parallel) for number, each in enumerate(planned)]
 
 
 def _join(codes: Sequence[Code]) -> str:

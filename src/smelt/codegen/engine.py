@@ -15,7 +15,7 @@ _lock = threading.Lock()
 @functools.cache
 def llvm() -> Any:
     """`llvmlite.binding`, with the host's target made ready."""
-    import llvmlite.binding
+    import llvmlite.binding  # type: ignore[import-untyped]
 
     llvmlite.binding.initialize_native_target()
     llvmlite.binding.initialize_native_asmprinter()

@@ -16,7 +16,11 @@ from smelt.codegen.builder import Builder, Value
 from smelt.codegen.schedule import Plan, Split
 from smelt.device import Target
 
-_TYPES = "declare void @GOMP_parallel(ptr, ptr, i32, i32)\ndeclare i32 @omp_get_thread_num()\ndeclare i32 @omp_get_num_threads()"
+_OPENMP = (
+    "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
+    "declare i32 @omp_get_thread_num()",
+    "declare i32 @omp_get_num_threads()",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def write(symbol: str, plan: Plan, target: Target, *, parallel: bool) -> Code:
     texts.append(_entry(symbol, plan, shared=shared, combine=combine))
     declarations = frozenset().union(*(builder.declared for builder in builders))
     if shared:
-        declarations |= frozenset(_TYPES.splitlines())
+        declarations |= frozenset(_OPENMP)
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
     return Code("\n".join(texts), declarations, tuple(helpers.items()), layout.size)
 

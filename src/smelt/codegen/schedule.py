@@ -14,6 +14,7 @@ from enum import Enum
 import torch
 
 from smelt.base.sizes import Size, product
+from smelt.codegen.math import FLOAT32
 from smelt.device import Target
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -38,9 +39,7 @@ GRAIN = 1 << 16
 _FEW_ROWS = 64
 _UNITS_ENOUGH = 16
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
-_MATH = frozenset(
-    "exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf pow fmod remainder floordiv".split()
-)
+_MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
 
 

@@ -73,10 +73,27 @@ def expm1(b: Builder, x: Value) -> Value:
     return b.select(b.fcmp("olt", b.fabs(x), 2.0**-25), x, b.fadd(halved, halved))
 
 
+def _exp_of_negative(b: Builder, x: Value) -> Value:
+    """exp for x ≤ 0, a fifth of an ulp closer than `exp`: what rounding r lost is put back."""
+    inside = b.maximum(-104.0, x)
+    n, held = round_scaled(b, inside, LOG2E)
+    high = b.fma(n, -LN2_HI, inside)
+    r = b.fma(n, -LN2_LO, high)
+    lost = b.fma(n, -LN2_LO, b.fsub(high, r))
+    curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP), lost)
+    return scale_by_two_to(b, b.fadd(b.fadd(r, curved), 1.0), held)
+
+
 def sigmoid(b: Builder, x: Value) -> Value:
-    """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left."""
-    small = exp(b, b.fneg(b.fabs(x)))
-    return b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
+    """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left.
+
+    What rounding 1 + e lost is made good by a first-order term, in which a line stands for 1 / (1 + e).
+    """
+    small = _exp_of_negative(b, b.fneg(b.fabs(x)))
+    below = b.fadd(small, 1.0)
+    quotient = b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), below)
+    lost = b.fsub(small, b.fsub(below, 1.0))
+    return b.fma(b.fmul(lost, b.fma(below, 0.5, -1.47)), quotient, quotient)
 
 
 def tanh(b: Builder, x: Value) -> Value:
