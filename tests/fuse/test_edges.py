@@ -1,0 +1,204 @@
+"""Shapes and layouts at the edge: nothing, one, gaps, overlaps, offsets; outputs that are views; constants; fuel."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.base import events
+from smelt.base.options import Options
+from smelt.fuse import build_program, why_not_fuse
+from smelt.fuse.grouping import Fuel, form_groups
+from smelt.fuse.limits import Limits
+from smelt.fuse.values import lower
+from smelt.ir.interpret import run_program
+from smelt.ir.program import Library, Operand, Place
+from tests.fuse.running import assert_same, fused, traced
+
+
+def fold_and_spread(x: torch.Tensor) -> Any:
+    return x - x.amax(-1, keepdim=True), (x * 2).sum(0), x.mean()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 6),
+        torch.randn(1, 6),
+        torch.randn(4, 1),
+        torch.randn(1, 1),
+        torch.randn(6, 4).t(),
+        torch.randn(1, 6).expand(4, 6),
+        torch.randn(4, 1).expand(4, 6),
+        torch.randn(9, 13)[1::2, 2::3],
+        torch.randn(100)[7:31].view(4, 6),
+        torch.randn(30).as_strided((4, 6), (2, 1)),
+        torch.randn(2, 3, 4),
+        torch.randn(2, 3, 4).permute(2, 0, 1),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(5),
+        torch.randn(5).bfloat16(),
+    ],
+    ids=lambda x: f"{tuple(x.shape)}:{x.stride()}",
+)
+@pytest.mark.parametrize("fuel", [-1, 0, 1, 3])
+def test_layouts(x: torch.Tensor, fuel: int) -> None:
+    assert_same(fold_and_spread, x, fuel=fuel)
+
+
+def test_no_dimensions() -> None:
+    assert_same(lambda x: (x * 2 + 1, x.sum(), x.reshape(1, 1) + torch.ones(3, 1)), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_no_elements(shape: tuple[int, ...]) -> None:
+    def nothing(x: torch.Tensor) -> Any:
+        return x + 1, x.sum(), x.sum(-1), x.sum(0), x.relu().reshape(-1)
+
+    assert_same(nothing, torch.randn(shape))
+
+
+def test_no_elements_beside_some() -> None:
+    assert_same(lambda x, y: (x.relu().sum(0) + y, y * 2), torch.randn(0, 3), torch.randn(3))
+
+
+def test_outputs_that_are_views() -> None:
+    def views(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y.t(), y[1:], x, x.t(), y.unsqueeze(0).expand(2, -1, -1)
+
+    program = assert_same(views, torch.randn(3, 4))
+    assert all(isinstance(out, Operand) for out in program.outputs)
+    assert len(program.kernels) == 1
+
+
+def test_the_same_output_twice_is_one_buffer() -> None:
+    program = assert_same(lambda x: (lambda y: (y, y))(x + 1), torch.randn(3))
+    assert program.outputs[0] == program.outputs[1]
+
+
+def test_splits_are_views() -> None:
+    def gates(x: torch.Tensor) -> torch.Tensor:
+        a, b, c = x.split(4, 1)
+        d, e = c.unbind(0)[:2]
+        return torch.sigmoid(a) * b + d - e
+
+    assert len(assert_same(gates, torch.randn(3, 12)).steps) == 1
+
+
+def test_a_view_no_strides_describe_is_copied() -> None:
+    assert_same(lambda x: torch.relu(x).t().reshape(-1) + 1, torch.randn(3, 4))
+
+
+def test_library_results_and_operands() -> None:
+    def mixed(x: torch.Tensor, w: torch.Tensor) -> Any:
+        values, indices = torch.sort(x * 2, dim=1)
+        return values + 1, indices * 2, (torch.relu(x).t() @ w).cumsum(0)
+
+    assert_same(mixed, torch.randn(3, 4), torch.randn(3, 5))
+
+
+def test_a_library_view_keeps_its_memory_alive() -> None:
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        unfolded = y.unfold(0, 3, 1)
+        z = torch.sin(x @ x)
+        return torch.cos(z @ z).sum() + unfolded
+
+    program = assert_same(windows, torch.randn(6, 6))
+    assert program.buffer("relu").place is Place.ARENA
+    leaving = assert_same(lambda x: torch.relu(x).unfold(0, 3, 1), torch.randn(6))
+    assert leaving.buffer("relu").place is Place.FRESH
+
+
+def test_constants() -> None:
+    table = torch.arange(4.0)
+    program = assert_same(lambda x: x * table, torch.randn(3, 4))
+    assert len(program.constants) == 1
+
+
+def test_random_numbers_keep_their_order() -> None:
+    def draws(x: torch.Tensor) -> Any:
+        a = torch.rand_like(x)
+        b = torch.randn_like(x)
+        return b * 2, a + x
+
+    program = fused(draws, torch.randn(3))
+    names = [str(step.op) for step in program.steps if isinstance(step, Library)]
+    assert names == ["aten.rand_like.default", "aten.randn_like.default"]
+
+
+def test_positions() -> None:
+    def masks(x: torch.Tensor) -> Any:
+        n = torch.arange(6)
+        return torch.where(n[None, :] <= n[:, None], x, float("-inf")), x.triu(1), x.t().tril().t(), n.view(2, 3).t() + 1
+
+    assert_same(masks, torch.randn(6, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_floats_meet_their_stored_copies(dtype: torch.dtype) -> None:
+    def where_largest(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = x * w
+        return (y == y.amax()).sum(), y == y.amax(-1, keepdim=True)
+
+    x, w = torch.randn(300, 40).to(dtype), torch.randn(40).to(dtype)
+    found = run_program(fused(where_largest, x, w), [x, w])
+    assert int(found[0]) >= 1 and bool(found[1].any(-1).all())  # type: ignore[call-overload, attr-defined]
+
+
+def test_folds_of_every_kind_of_dims() -> None:
+    def folds(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y.sum(1), y.sum((0, 2)), y.amax((1, 2)), y.amin((0, 1)), y.sum(2, keepdim=True), y.prod(), y.mean(0)
+
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    assert_same(folds, x)
+    assert_same(folds, x.permute(2, 0, 1))
+    assert_same(folds, x, fuel=0)
+
+
+def test_rows_within_rows() -> None:
+    """A fold of two dims on top of rows folded over one: the same points cut twice."""
+
+    def nested(x: torch.Tensor) -> Any:
+        y = x - x.mean(-1, keepdim=True)
+        return y, (y * y).sum((-1, -2)), torch.softmax(y.reshape(6, 20), -1)
+
+    assert_same(nested, torch.randn(2, 3, 4, 5, dtype=torch.float64))
+
+
+def _groups(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
+    lowered = lower(traced(fn, *args))
+    return form_groups(lowered, Limits(), Fuel(-1)), {value.name: value for value in lowered.values}
+
+
+def test_reasons_in_words() -> None:
+    groups, values = _groups(lambda x: x.sum(0) * x.mm(x).relu(), torch.randn(4, 4))
+    assert why_not_fuse(groups, values["mm"], values["relu"]) == "mm is a library call: it is left to the library"
+    assert "only after all rows" in str(why_not_fuse(groups, values["sum_1"], values["mul"]))
+    assert why_not_fuse(groups, values["mul"], values["relu"]) is None
+    groups, values = _groups(lambda x: (lambda e: (e, x.sin() + e))(x.t().exp()), torch.randn(4, 4))
+    assert "other points" in str(why_not_fuse(groups, values["exp"], values["add"]))
+
+
+def test_reasons_are_reported() -> None:
+    with events.collect() as collected:
+        build_program(traced(lambda x: x.sum(0) + x, torch.randn(4, 4)), "p", Options())
+    assert any("stay apart" in event.text for event in collected if event.channel == "fusion")
+
+
+def test_fuel_bounds_the_number_of_fusions() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.sin(x)
+        return x
+
+    counts = [len(fused(chain, torch.randn(4), fuel=fuel).steps) for fuel in range(7)]
+    assert counts == [6, 5, 4, 3, 2, 1, 1]
+
+
+def test_the_same_graph_gives_the_same_program() -> None:
+    graph = traced(fold_and_spread, torch.randn(4, 6))
+    assert build_program(graph, "p", Options()) == build_program(graph, "p", Options())

@@ -1,0 +1,127 @@
+"""How many kernels well-known pieces of models become, and that they compute the right thing."""
+
+import torch
+import torch.nn.functional as F
+
+from smelt.ir.interpret import run_program
+from smelt.ir.kernel import Accumulate, Role
+from smelt.ir.program import Library, Program
+from smelt.ir.text import format_program
+from smelt.ops.decompositions import DECOMPOSITIONS
+from tests.fuse.running import assert_same, compare, fused
+from tests.golden import golden
+
+aten = torch.ops.aten
+
+
+def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = F.gelu(x)
+    y = torch.sin(y) * torch.cos(y)
+    y = F.layer_norm(y, (x.shape[-1],), w, b)
+    return torch.softmax(y, -1) * torch.tanh(y)
+
+
+def block_joint(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    leaves = [t.detach().requires_grad_() for t in (x, w, b)]
+    y = block(*leaves)
+    return (y.detach(), *torch.autograd.grad(y, leaves, g))
+
+
+def inputs(rows: int, cols: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((rows, cols), (cols,), (cols,), (rows, cols))]
+
+
+def test_pointwise_block_is_one_kernel() -> None:
+    given = inputs(16, 32)[:3]
+    program = fused(block, *given, decompositions=DECOMPOSITIONS)
+    assert len(program.steps) == 1
+    compare(run_program(program, given), (block(*given),))
+    golden("fuse/pointwise_block.txt", format_program(program))
+
+
+def test_pointwise_block_joint_has_few_kernels() -> None:
+    given = inputs(16, 32)
+    program = fused(block_joint, *given, decompositions=DECOMPOSITIONS)
+    assert len(program.kernels) <= 3 and not any(isinstance(step, Library) for step in program.steps)
+    compare(run_program(program, given), block_joint(*given))
+
+
+def test_pointwise_block_without_fuel_is_the_same() -> None:
+    given = inputs(8, 16)
+    program = fused(block_joint, *given, fuel=0, decompositions=DECOMPOSITIONS)
+    assert len(program.steps) > 60
+    compare(run_program(program, given), block_joint(*given))
+
+
+def test_bias_and_relu_after_matmul_are_one_kernel() -> None:
+    program = assert_same(lambda x, w, b: torch.relu(x @ w + b), torch.randn(8, 4), torch.randn(4, 6), torch.randn(6))
+    assert [type(step).__name__ for step in program.steps] == ["Library", "Launch"]
+    assert isinstance(program.steps[0], Library) and program.steps[0].op is aten.mm.out
+    golden("fuse/bias_relu.txt", format_program(program))
+
+
+def test_relu_backward_and_bias_gradient_are_one_kernel() -> None:
+    def backward(g: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        masked = aten.threshold_backward(g, y, 0)
+        return masked, masked.sum(0)
+
+    program = assert_same(backward, torch.randn(8, 6), torch.randn(8, 6))
+    assert len(program.steps) == 1
+    assert any(isinstance(i, Accumulate) for i in program.kernels[0].instructions())
+    golden("fuse/relu_backward.txt", format_program(program))
+
+
+def test_siblings_that_read_the_same_share_a_kernel() -> None:
+    program = assert_same(lambda x: (torch.sin(x), torch.exp(x)), torch.randn(4, 8))
+    assert len(program.steps) == 1
+
+
+def test_a_transpose_is_read_through() -> None:
+    program = assert_same(lambda x: torch.relu(x).permute(0, 2, 1).contiguous() * 2, torch.randn(2, 3, 4))
+    assert len(program.steps) == 1
+    golden("fuse/transpose.txt", format_program(program))
+
+
+def test_channels_last_is_visited_in_memory_order() -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    program = assert_same(lambda x: torch.relu(x * 2), x)
+    (kernel,) = program.kernels
+    assert len(kernel.rows) + len(kernel.cols) == 1
+
+
+def test_batch_norm_statistics_fold_over_rows() -> None:
+    def stats(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean = x.mean((0, 2, 3), keepdim=True)
+        return mean, ((x - mean) ** 2).mean((0, 2, 3), keepdim=True)
+
+    assert len(assert_same(stats, torch.randn(4, 3, 5, 6)).steps) == 2
+
+
+def test_sum_of_everything() -> None:
+    program = assert_same(lambda x: (x * x).sum(), torch.randn(64, 512, dtype=torch.float64))
+    assert len(program.steps) == 1 and program.kernels[0].row_count > 1
+
+
+def test_a_long_row_keeps_nothing_aside() -> None:
+    program = assert_same(lambda x: torch.softmax(x, -1) * 1, torch.randn(2, 40000, dtype=torch.float64))
+    assert all(buffer.role is not Role.SCRATCH for kernel in program.kernels for buffer in kernel.buffers)
+
+
+def test_equal_kernels_are_one() -> None:
+    def two_layers(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.relu(x @ a) @ b)
+
+    program = assert_same(two_layers, torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4))
+    assert len(program.kernels) == 2 and len(set(program.kernels)) == 1
+
+
+def test_no_kernel_reaches_through_a_library_call() -> None:
+    """y depends on x through a matmul and directly: fusing both ends would close a cycle."""
+
+    def through(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        top = torch.sin(x)
+        return torch.cos(top @ w) + top
+
+    program: Program = assert_same(through, torch.randn(4, 4), torch.randn(4, 4))
+    assert len(program.steps) == 3
