@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ CHANNELS: dict[str, str] = {
     "llvm": "the LLVM IR handed to the code generator",
     "asm": "the machine code that came out",
     "compiled_autograd": "the backward as the autograd engine runs it",
+    "timing": "how long each stage of each compilation took",
 }
 
 counters: Counter[str] = Counter()
@@ -99,3 +101,21 @@ def collect() -> Iterator[list[Event]]:
         yield events
     finally:
         _sinks.lists = [sink for sink in _sinks.lists if sink is not events]  # by identity: empty lists are all equal
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one stage of one compilation took."""
+
+    stage: str
+    seconds: float
+
+
+@contextlib.contextmanager
+def timed(stage: str) -> Iterator[None]:
+    """Report how long the block took, on the "timing" channel."""
+    start = time.perf_counter()
+    yield
+    if wanted("timing"):
+        seconds = time.perf_counter() - start
+        emit("timing", f"{stage}: {seconds * 1000:.1f} ms", Timing(stage, seconds))

@@ -1,0 +1,244 @@
+"""Running a kernel program: `Program` + built kernels → a Python callable from flat tensors to flat outputs.
+
+The steps are written out as one Python function, which is what `Executable.source` shows:
+
+    def run(x, w):
+        arena = take()
+        b0 = empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device0)
+        aten_mm_out(x, as_strided(w, (8, 8), (1, 8), w.storage_offset()), out=arena[0])
+        k0_relu(threads(), arena[0], b0)
+        give(arena)
+        return (b0,)
+
+An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
+between calls, so that pages are faulted in once; calls that overlap in time each take their own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.sizes import Shape
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+
+ARENA_ALIGNMENT = 64
+
+BuiltKernel = Callable[..., None]
+
+
+def launcher(address: int, buffers: int, fixed_workspace: int, per_thread_workspace: int) -> BuiltKernel:
+    """A callable `(threads, *tensors)` for machine code at `address`."""
+    return _native.Launcher(address, buffers, fixed_workspace, per_thread_workspace)
+
+
+class Executable:
+    """A program bound to its kernels; call it with the program's inputs, in order."""
+
+    def __init__(
+        self, program: Program, kernels: Mapping[str, BuiltKernel], threads: int = 0, keep_alive: object = None
+    ) -> None:
+        self.program = program
+        self.keep_alive = keep_alive  # owns the machine code
+        writer = _Writer(program)
+        self.source = writer.source()
+        names = dict(writer.names)
+        names.update({step.kernel.name: kernels[step.kernel.name] for step in program.steps if isinstance(step, Launch)})
+        names["threads"] = torch.get_num_threads if threads == 0 else lambda: threads
+        arenas: list[list[torch.Tensor]] = []
+        views = tuple(writer.arena_views)
+
+        def take() -> list[torch.Tensor]:
+            try:
+                return arenas.pop()
+            except IndexError:
+                return _make_arena(program, views)
+
+        names["take"] = take
+        names["give"] = arenas.append
+        exec(compile(self.source, f"<smelt program {program.name}>", "exec"), names)
+        self.run: Callable[..., tuple[Any, ...]] = names["run"]
+        self.run.__dict__["executable"] = self
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        return self.run(*inputs)
+
+
+def fit(tensor: torch.Tensor, stride: Shape) -> torch.Tensor:
+    """A library call's result in the layout the kernels after it were built for; nearly always it has it already."""
+    if tensor.stride() == stride:
+        return tensor
+    fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    return fitted.copy_(tensor)
+
+
+def _make_arena(program: Program, views: tuple[Operand, ...]) -> list[torch.Tensor]:
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    devices = {buffers[view.buffer].spec.device for view in views}
+    blocks = {device: _aligned_block(program.arena_bytes, device) for device in devices}
+    made = []
+    for view in views:
+        buffer = buffers[view.buffer]
+        dtype = buffer.spec.dtype
+        typed = blocks[buffer.spec.device][buffer.offset :]
+        typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
+    return made
+
+
+def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
+    block = torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device)
+    skip = -block.data_ptr() % ARENA_ALIGNMENT
+    return block[skip : skip + size]
+
+
+class _Writer:
+    """Writes the steps of one program as Python source, collecting the objects the source names."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.buffers: dict[str, ProgramBuffer] = {buffer.name: buffer for buffer in program.buffers}
+        self.names: dict[str, Any] = {
+            "torch": torch,
+            "empty_strided": torch.empty_strided,
+            "as_strided": torch.as_strided,
+            "fit": fit,
+        }
+        self.arena_views: dict[Operand, int] = {}
+        self._objects: dict[int, str] = {}
+        for name, tensor in program.constants:
+            self.names[name] = tensor
+
+    def source(self) -> str:
+        program = self.program
+        body: list[str] = []
+        last_use = _last_uses(program)
+        allocated = {name for name, buffer in self.buffers.items() if buffer.place in (Place.INPUT, Place.CONSTANT)}
+        for position, step in enumerate(program.steps):
+            for name in _written(step):
+                if name not in allocated:
+                    allocated.add(name)
+                    body += self._allocate(name)
+            body.append(self._step(step))
+            dying = [name for name in last_use.get(position, ()) if self._is_local(name)]
+            if dying:
+                body.append(f"del {', '.join(dying)}")
+        result = ", ".join(self._output(output) for output in program.outputs)
+        returned = f"return ({result},)" if program.outputs else "return ()"
+        if self.arena_views:
+            body = ["arena = take()", "try:", *(f"    {line}" for line in [*body, returned]), "finally:", "    give(arena)"]
+        else:
+            body.append(returned)
+        lines = [f"def run({', '.join(program.inputs)}):", *(f"    {line}" for line in body)]
+        return "\n".join(lines) + "\n"
+
+    def _is_local(self, name: str) -> bool:
+        return self.buffers[name].place in (Place.FRESH, Place.LIBRARY)
+
+    def _allocate(self, name: str) -> list[str]:
+        buffer = self.buffers[name]
+        if buffer.place is not Place.FRESH:
+            return []
+        spec = buffer.spec
+        device = self._name_object("device", spec.device)
+        return [f"{name} = empty_strided({spec.shape}, {spec.stride}, dtype={spec.dtype}, device={device})"]
+
+    def _step(self, step: Step) -> str:
+        if isinstance(step, Launch):
+            return f"{step.kernel.name}({', '.join(['threads()', *(self._whole(name) for name in step.args)])})"
+        return self._library(step)
+
+    def _library(self, step: Library) -> str:
+        function = self._name_object(str(step.op).replace(".", "_"), step.op)
+        words = [self._argument(argument) for argument in step.args]
+        words += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
+        if step.into:
+            words += [f"{key}={self._whole(name)}" for key, name in zip(step.into, step.outs, strict=True) if name is not None]
+            return f"{function}({', '.join(words)})"
+        call = f"{function}({', '.join(words)})"
+        if len(step.op._schema.returns) == 1 and not _returns_list(step.op):
+            return f"{step.outs[0]} = {self._fitted(step.outs[0], call)}" if step.outs[0] is not None else call
+        targets = [name if name is not None else "_" for name in step.outs]
+        assigned = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}"
+        fits = [f"{name} = {self._fitted(name, name)}" for name in step.outs if name is not None]
+        return "; ".join([assigned, *fits])
+
+    def _fitted(self, name: str, call: str) -> str:
+        return f"fit({call}, {_tuple(self.buffers[name].spec.stride)})"
+
+    def _whole(self, name: str) -> str:
+        spec = self.buffers[name].spec
+        return self._operand(Operand(name, spec.shape, spec.stride, 0))
+
+    def _operand(self, operand: Operand) -> str:
+        buffer = self.buffers[operand.buffer]
+        if buffer.place is Place.ARENA:
+            position = self.arena_views.setdefault(operand, len(self.arena_views))
+            return f"arena[{position}]"
+        if operand.offset == 0 and operand.shape == buffer.spec.shape and operand.stride == buffer.spec.stride:
+            return operand.buffer
+        offset = f"{operand.buffer}.storage_offset()" + (f" + {operand.offset}" if operand.offset else "")
+        return f"as_strided({operand.buffer}, {_tuple(operand.shape)}, {_tuple(operand.stride)}, {offset})"
+
+    def _output(self, output: Any) -> str:
+        return self._operand(output) if isinstance(output, Operand) else repr(output)
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, Operand):
+            return self._operand(value)
+        if isinstance(value, list):
+            return "[" + ", ".join(self._argument(item) for item in value) + "]"
+        if isinstance(value, tuple):
+            return "(" + "".join(self._argument(item) + ", " for item in value) + ")"
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        return self._name_object(type(value).__name__, value)
+
+    def _name_object(self, stem: str, value: Any) -> str:
+        """A name for an object the source must refer to; the same object keeps its name."""
+        known = self._objects.get(id(value))
+        if known is None:
+            known = self._objects[id(value)] = f"{stem}_{len(self._objects)}"
+            self.names[known] = value
+        return known
+
+
+def _tuple(sizes: Shape) -> str:
+    return repr(tuple(sizes))
+
+
+def _returns_list(op: torch._ops.OpOverload) -> bool:
+    return str(op._schema.returns[0].type) == "List[Tensor]"
+
+
+def _written(step: Step) -> list[str]:
+    """Buffers a step defines, those a kernel takes but does not write included (they are allocated already)."""
+    if isinstance(step, Launch):
+        return list(step.args)
+    return [name for name in step.outs if name is not None]
+
+
+def _buffers_in(value: Any) -> list[str]:
+    if isinstance(value, Operand):
+        return [value.buffer]
+    if isinstance(value, tuple | list):
+        return [name for item in value for name in _buffers_in(item)]
+    return []
+
+
+def _last_uses(program: Program) -> dict[int, list[str]]:
+    """Step position → buffers nobody needs afterwards; those the program returns are left out."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(program.steps):
+        used = _written(step)
+        if isinstance(step, Library):
+            used = used + _buffers_in(step.args) + _buffers_in(tuple(value for _, value in step.kwargs))
+        for name in used:
+            last[name] = position
+    for name in _buffers_in(program.outputs):
+        last.pop(name, None)
+    by_position: dict[int, list[str]] = {}
+    for name, position in last.items():
+        by_position.setdefault(position, []).append(name)
+    return by_position

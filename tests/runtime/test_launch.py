@@ -1,0 +1,182 @@
+"""Programs run from Python: steps in order, memory planned and reused, layouts as promised."""
+
+import threading
+
+import torch
+
+from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.launch import ARENA_ALIGNMENT, Executable, fit
+
+aten = torch.ops.aten
+F32 = torch.float32
+CPU = torch.device("cpu")
+
+
+def spec(*shape: int, stride: tuple[int, ...] | None = None) -> TensorSpec:
+    example = torch.empty(shape)
+    return TensorSpec(tuple(shape), stride or tuple(example.stride()), F32, CPU)
+
+
+def negate(name: str, size: int) -> Kernel:
+    index = Index((("j", 1),))
+    body = (Load("v0", "a", index), Compute("v1", "neg", ("v0",), F32), Store("b", index, "v1"))
+    buffers = (Buffer("a", F32, size, Role.INPUT), Buffer("b", F32, size, Role.OUTPUT))
+    return Kernel(name, (), (Axis("j", size),), buffers, (Stage(True, body),))
+
+
+def run_negate(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+    assert threads > 0
+    torch.neg(source, out=target)
+
+
+def mm_then_negate() -> Program:
+    """out = -(x @ w.T), the product in the arena."""
+    buffers = (
+        ProgramBuffer("x", spec(2, 3), Place.INPUT),
+        ProgramBuffer("w", spec(4, 3), Place.INPUT),
+        ProgramBuffer("product", spec(2, 4), Place.ARENA, offset=64),
+        ProgramBuffer("out", spec(2, 4), Place.FRESH),
+    )
+    product = Library(
+        aten.mm.out,
+        (Operand("x", (2, 3), (3, 1)), Operand("w", (3, 4), (1, 3))),
+        (),
+        outs=("product",),
+        into=("out",),
+    )
+    steps = (product, Launch(negate("k0", 8), ("product", "out")))
+    outputs = (Operand("out", (2, 4), (4, 1)), Operand("out", (4, 2), (1, 4)), None)
+    return Program("p", buffers, ("x", "w"), (), steps, outputs, arena_bytes=96)
+
+
+def test_steps_run_in_order_on_planned_memory() -> None:
+    executable = Executable(mm_then_negate(), {"k0": run_negate})
+    x, w = torch.randn(2, 3), torch.randn(4, 3)
+    out, transposed, nothing = executable(x, w)
+    torch.testing.assert_close(out, -(x @ w.t()))
+    torch.testing.assert_close(transposed, out.t())
+    assert transposed.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    assert nothing is None
+
+
+def test_outputs_of_two_calls_do_not_share_memory() -> None:
+    executable = Executable(mm_then_negate(), {"k0": run_negate})
+    first = executable(torch.ones(2, 3), torch.ones(4, 3))[0]
+    kept = first.clone()
+    executable(torch.zeros(2, 3), torch.ones(4, 3))
+    assert torch.equal(first, kept)
+
+
+def test_the_arena_is_kept_between_calls_and_aligned() -> None:
+    places: list[int] = []
+
+    def watch(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        places.append(source.data_ptr())
+        torch.neg(source, out=target)
+
+    executable = Executable(mm_then_negate(), {"k0": watch})
+    for _ in range(3):
+        executable(torch.ones(2, 3), torch.ones(4, 3))
+    assert len(set(places)) == 1
+    assert places[0] % ARENA_ALIGNMENT == 0
+
+
+def test_overlapping_calls_take_arenas_of_their_own() -> None:
+    both_inside = threading.Barrier(2, timeout=20)
+    places: list[int] = []
+
+    def meet(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        places.append(source.data_ptr())
+        both_inside.wait()
+        torch.neg(source, out=target)
+
+    executable = Executable(mm_then_negate(), {"k0": meet})
+    results: dict[int, torch.Tensor] = {}
+
+    def call(value: int) -> None:
+        results[value] = executable(torch.full((2, 3), float(value)), torch.ones(4, 3))[0]
+
+    callers = [threading.Thread(target=call, args=(value,)) for value in (1, 2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(set(places)) == 2
+    for value, result in results.items():
+        assert torch.equal(result, torch.full((2, 4), -3.0 * value))
+
+
+def test_an_arena_returns_after_an_error() -> None:
+    places: list[int] = []
+
+    def fail_once(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        places.append(source.data_ptr())
+        if len(places) == 1:
+            raise ValueError("once")
+
+    executable = Executable(mm_then_negate(), {"k0": fail_once})
+    try:
+        executable(torch.ones(2, 3), torch.ones(4, 3))
+    except ValueError:
+        pass
+    executable(torch.ones(2, 3), torch.ones(4, 3))
+    assert places[0] == places[1]
+
+
+def test_inputs_with_a_storage_offset_are_seen_where_they_start() -> None:
+    executable = Executable(mm_then_negate(), {"k0": run_negate})
+    x = torch.randn(3, 3)[1:]
+    w = torch.randn(5, 3)[1:]
+    torch.testing.assert_close(executable(x, w)[0], -(x @ w.t()))
+
+
+def test_several_results_of_a_library_call() -> None:
+    buffers = (
+        ProgramBuffer("x", spec(4, 3), Place.INPUT),
+        ProgramBuffer("top", spec(4), Place.LIBRARY),
+        ProgramBuffer("where", TensorSpec((4,), (1,), torch.int64, CPU), Place.LIBRARY),
+    )
+    step = Library(aten.max.dim, (Operand("x", (4, 3), (3, 1)), 1), (("keepdim", False),), outs=("top", "where"))
+    program = Program("p", buffers, ("x",), (), (step,), (Operand("top", (4,), (1,)), Operand("where", (4,), (1,))))
+    x = torch.randn(4, 3)
+    top, where = Executable(program, {})(x)
+    assert torch.equal(top, x.max(1).values)
+    assert torch.equal(where, x.max(1).indices)
+
+
+def test_a_library_result_in_another_layout_is_brought_into_the_promised_one() -> None:
+    surprising = torch.arange(6.0).reshape(3, 2).t()
+    fitted = fit(surprising, (3, 1))
+    assert fitted.stride() == (3, 1)
+    assert torch.equal(fitted, surprising)
+    assert fit(fitted, (3, 1)) is fitted
+
+
+def test_library_buffers_die_after_their_last_use() -> None:
+    buffers = (
+        ProgramBuffer("x", spec(4), Place.INPUT),
+        ProgramBuffer("a", spec(4), Place.LIBRARY),
+        ProgramBuffer("b", spec(4), Place.LIBRARY),
+    )
+    whole = ((4,), (1,))
+    steps = (
+        Library(aten.neg.default, (Operand("x", *whole),), (), outs=("a",)),
+        Library(aten.exp.default, (Operand("a", *whole),), (), outs=("b",)),
+    )
+    program = Program("p", buffers, ("x",), (), steps, (Operand("b", *whole),))
+    executable = Executable(program, {})
+    assert "del a" in executable.source
+    x = torch.randn(4)
+    assert torch.equal(executable(x)[0], (-x).exp())
+
+
+def test_constants_and_odd_numbers_reach_library_calls() -> None:
+    constant = torch.tensor([1.0, 2.0])
+    buffers = (ProgramBuffer("x", spec(2), Place.INPUT), ProgramBuffer("constant0", spec(2), Place.CONSTANT), ProgramBuffer("a", spec(2), Place.LIBRARY))
+    step = Library(
+        aten.add.Tensor, (Operand("x", (2,), (1,)), Operand("constant0", (2,), (1,))), (("alpha", float("inf")),), outs=("a",)
+    )
+    program = Program("p", buffers, ("x",), (("constant0", constant),), (step,), (Operand("a", (2,), (1,)),))
+    assert torch.equal(Executable(program, {})(torch.zeros(2))[0], torch.full((2,), float("inf")))
