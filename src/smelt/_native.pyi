@@ -59,10 +59,10 @@ class Region:
 
     `missed(function, slots)` is asked for a frame that no entry fits: it returns an `Entry` to run (and keep), or None
     to run this frame in CPython; `never(code)` makes that answer final. `slots` are the frame's localsplus before its
-    first instruction: arguments in place, no cell made yet (a captured argument is still the bare value), free variables
-    NULL (they are in `function.__closure__`). Generators, coroutines, module and class bodies are never asked about.
-    Guards, `missed` and compiled code run with no region active. Where the C stack runs low (deep recursion) the hook
-    steps aside and CPython runs the frames below on its own.
+    first instruction: arguments in place, no cell made yet (a captured argument is still the bare value), free
+    variables NULL (they are in `function.__closure__`). Generators, coroutines, module and class bodies are never asked
+    about. Guards, `missed` and compiled code run with no region active. Where the C stack runs low (deep recursion) the
+    hook steps aside and CPython runs the frames below on its own.
     """
 
     def __init__(self, missed: Callable[[FunctionType, tuple[Any, ...]], Entry | None]) -> None: ...
@@ -97,11 +97,11 @@ def run_from(
     """Run `function`'s code in CPython from byte `offset`, with these localsplus and stack contents (`NULL` allowed).
 
     The region active now stays active. Past the function's first instructions, cell and free variables must be cells;
-    NULL there means an empty cell or the function's own closure. Inside an exception handler, `handling` is the exception
-    being handled (what a bare `raise` raises) and the stack holds what PUSH_EXC_INFO left there.
-    ValueError: not an instruction (or between KW_NAMES and CALL, where the names would be lost), contents that do not fit
-    the code, a generator. Beyond that the contents must be a state CPython itself could be in: it trusts the stack's
-    depth and, from 3.12 on, that a LOAD_FAST finds its variable bound.
+    NULL there means an empty cell or the function's own closure. Inside an exception handler, `handling` is the
+    exception being handled (what a bare `raise` raises) and the stack holds what PUSH_EXC_INFO left there.
+    ValueError: not an instruction (or between KW_NAMES and CALL, where the names would be lost), contents that do not
+    fit the code, a generator. Beyond that the contents must be a state CPython itself could be in: it trusts the
+    stack's depth and, from 3.12 on, that a LOAD_FAST finds its variable bound.
     """
 
 def new_frame(function: FunctionType, offset: int, slots: Sequence[Any] | None = None) -> FrameType:

@@ -6,9 +6,14 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from smelt import _native
 from smelt._native import NULL, Entry, Guards, Region
 
 ANYTHING = Guards(())
+
+# To mypy a `def` is no FunctionType.
+run_from: Any = _native.run_from
+new_frame: Any = _native.new_frame
 
 
 def slot_names(code: types.CodeType) -> list[str]:
@@ -17,7 +22,7 @@ def slot_names(code: types.CodeType) -> list[str]:
     return [*code.co_varnames, *cells, *code.co_freevars]
 
 
-def slots_of(function: types.FunctionType, values: dict[str, Any]) -> list[Any]:
+def slots_of(function: Any, values: dict[str, Any]) -> list[Any]:
     """Localsplus of a frame past its first instructions, where the variables have these values."""
     code = function.__code__
     closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -32,7 +37,7 @@ def slots_of(function: types.FunctionType, values: dict[str, Any]) -> list[Any]:
     return slots
 
 
-def states(function: types.FunctionType, *args: Any, **kwargs: Any) -> list[tuple[int, dict[str, Any]]]:
+def states(function: Any, *args: Any, **kwargs: Any) -> list[tuple[int, dict[str, Any]]]:
     """The offset and variables at each line that a call executes, the first instruction of the line being next."""
     found: list[tuple[int, dict[str, Any]]] = []
     starts: dict[int | None, int] = {}
@@ -55,7 +60,7 @@ def states(function: types.FunctionType, *args: Any, **kwargs: Any) -> list[tupl
     return found
 
 
-def offset_of(function: types.FunctionType, opname: str, argval: object = None, *, after: bool = False) -> int:
+def offset_of(function: Any, opname: str, argval: object = None, *, after: bool = False) -> int:
     """Where the first such instruction stands, or the one after it."""
     instructions = [i for i in dis.get_instructions(function) if i.opname != "CACHE"]
     for here, following in zip(instructions, [*instructions[1:], None], strict=True):

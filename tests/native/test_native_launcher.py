@@ -29,20 +29,22 @@ def kernel(function: Any) -> tuple[Any, int]:
 
 
 def test_arguments_reach_the_kernel() -> None:
-    seen = []
-    callback, address = kernel(
-        lambda buffers, threads, space: seen.append(([buffers[i] for i in range(3)], threads, space))
-    )
+    seen: list[tuple[list[int | None], int, int]] = []
+
+    def note(buffers: Any, threads: int, space: int) -> None:
+        seen.append(([buffers[i] for i in range(3)], threads, space))
+
+    callback, address = kernel(note)
     launcher = Launcher(address, 3, 100, 64)
-    assert launcher(4, Buffer(0x1000), Buffer(0x2000), Buffer(0)) is None
-    assert launcher(4, Buffer(1), Buffer(2), Buffer(3)) is None
+    launcher(4, Buffer(0x1000), Buffer(0x2000), Buffer(0))
+    launcher(4, Buffer(1), Buffer(2), Buffer(3))
     assert [call[:2] for call in seen] == [([0x1000, 0x2000, None], 4), ([1, 2, 3], 4)]
     assert seen[0][2] % 64 == 0 and seen[0][2] == seen[1][2]
     del callback
 
 
 def test_many_buffers() -> None:
-    seen = []
+    seen: list[Any] = []
     callback, address = kernel(lambda buffers, threads, space: seen.extend(buffers[i] for i in range(100)))
     Launcher(address, 100, 0, 0)(1, *(Buffer(i + 1) for i in range(100)))
     assert seen == list(range(1, 101))
@@ -61,7 +63,7 @@ def test_workspace_can_be_written_whole() -> None:
 
 
 def test_no_workspace() -> None:
-    seen = []
+    seen: list[Any] = []
     callback, address = kernel(lambda buffers, threads, space: seen.append(space))
     Launcher(address, 0, 0, 0)(2)
     assert seen == [None]
@@ -88,7 +90,7 @@ def test_concurrent_calls_have_their_own_workspace() -> None:
 
 
 def test_recursive_call() -> None:
-    spaces = []
+    spaces: list[int] = []
 
     def nested(buffers: Any, threads: int, space: int) -> None:
         spaces.append(space)

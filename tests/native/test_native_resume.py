@@ -1,4 +1,4 @@
-"""run_from: any function, entered anywhere, goes on as if it had got there by itself. new_frame: what tracebacks show."""
+"""run_from: any function, entered anywhere, goes on as if it had got there by itself. new_frame: for tracebacks."""
 
 import dis
 import gc
@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from smelt._native import NULL, Region, active, hook_installed, new_frame, run_from
-from tests.native.frames import offset_of, slot_names, slots_of, states
+from smelt._native import NULL, Region, active, hook_installed
+from tests.native.frames import new_frame, offset_of, run_from, slot_names, slots_of, states
 
-# --- at every line, with an empty stack --------------------------------------------------------------------------------
+# --- at every line, with an empty stack -----------------------------------------------------------
 
 
 def branches(n: int) -> list[int]:
     total = 0
-    found = []
+    found: list[int] = []
     while n > 0:
         if n % 2:
             total += n
         else:
             found = [*found, total]
         n -= 1
-    pair = {"total": total, "found": found}
+    pair: dict[str, Any] = {"total": total, "found": found}
     return [pair["total"], *found]
 
 
@@ -46,7 +46,7 @@ def cells(x: int) -> Any:
 
 
 def handled(x: Any) -> Any:
-    result = []
+    result: list[Any] = []
     try:
         result = [*result, "try"]
         result = [*result, 10 // x]
@@ -103,7 +103,7 @@ def test_from_the_beginning() -> None:
     assert run_from(free, 0, [3, NULL, NULL, types.CellType("ignored")], []) == free(3)
 
 
-# --- with things on the stack ------------------------------------------------------------------------------------------
+# --- with things on the stack ---------------------------------------------------------------------
 
 
 def test_in_the_middle_of_an_expression() -> None:
@@ -204,7 +204,7 @@ def test_in_an_exception_handler() -> None:
         assert run_from(again, offset, [1, NULL], [outer], error)[1:] == (error, outer)
         assert sys.exc_info()[1] is outer
     with pytest.raises(TypeError):
-        run_from(again, offset, [1, NULL], stack, "not an exception")  # type: ignore[arg-type]
+        run_from(again, offset, [1, NULL], stack, "not an exception")
 
 
 def line_at(function: Any, offset: int) -> int:
@@ -212,7 +212,7 @@ def line_at(function: Any, offset: int) -> int:
     return starts[-1]
 
 
-# --- surroundings ------------------------------------------------------------------------------------------------------
+# --- surroundings ---------------------------------------------------------------------------------
 
 
 def test_region_stays_active() -> None:
@@ -299,11 +299,11 @@ def test_collection_is_switched_on_again() -> None:
         gc.enable()
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def keywords(x: int) -> Any:
-    return dict(a=x, b=repr(x))
+    return dict(a=x, b=repr(x))  # noqa: C408 (for its KW_NAMES)
 
 
 def generator(x: int) -> Any:
@@ -331,7 +331,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="prepare the frame"):
         run_from(cells, 2, [1] * len(slot_names(cells.__code__)), [])
     with pytest.raises(TypeError):
-        run_from(len, 0, [], [])  # type: ignore[arg-type]
+        run_from(len, 0, [], [])
     assert run_from(simple, 0, [1], []) == 2
 
 
@@ -364,7 +364,7 @@ def long_return(function: Any) -> int:
     return max(start for start, line in dis.findlinestarts(function.__code__) if line is not None)
 
 
-# --- references --------------------------------------------------------------------------------------------------------
+# --- references -----------------------------------------------------------------------------------
 
 
 class Thing:
@@ -413,7 +413,7 @@ def test_memory_does_not_grow() -> None:
     assert call(20_000) - before < 100
 
 
-# --- new_frame ---------------------------------------------------------------------------------------------------------
+# --- new_frame ------------------------------------------------------------------------------------
 
 
 def test_new_frame_stands_where_told() -> None:

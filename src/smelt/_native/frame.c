@@ -16,8 +16,8 @@ frame_dispose(PyThreadState *tstate, Frame *frame)
 
 #elif PY_VERSION_HEX >= 0x030C0000
 
-/* 3.12 exports nothing for this. The frame is the topmost on the thread's data stack; that stack is a list of chunks, and
-   a frame that opened a chunk takes the chunk with it. */
+/* 3.12 exports nothing for this. The frame is the topmost on the thread's data stack; that stack is a list of chunks,
+   and a frame that opened a chunk takes the chunk with it. */
 static void
 pop_from_data_stack(PyThreadState *tstate, Frame *frame)
 {

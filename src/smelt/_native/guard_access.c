@@ -134,7 +134,7 @@ find_access(PyObject *name)
         }
     }
     PyErr_Format(PyExc_ValueError,
-                 "unknown guard accessor %R; one of slot, attr, dict, key, item, cell, type, globals, builtins, closure, "
-                 "value", name);
+                 "unknown guard accessor %R; one of slot, attr, dict, key, item, cell, type, globals, builtins, "
+                 "closure, value", name);
     return NULL;
 }

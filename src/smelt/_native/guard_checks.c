@@ -34,7 +34,7 @@ expected_got(const char *what, PyObject *expected, PyObject *got)
     return text;
 }
 
-/* --- type, is, equals ----------------------------------------------------------------------------------------------- */
+/* --- type, is, equals ------------------------------------------------------------------------- */
 
 static int
 type_prepare(Check *check)
@@ -151,7 +151,7 @@ equals_explain(const Check *check, PyObject *value)
     return expected_got("", operand(check, 0), value);
 }
 
-/* --- length, keys, lacks -------------------------------------------------------------------------------------------- */
+/* --- length, keys, lacks ---------------------------------------------------------------------- */
 
 static int
 length_prepare(Check *check)
@@ -254,7 +254,7 @@ lacks_explain(const Check *check, PyObject *value)
     return expected_got("a dict without the key ", operand(check, 0), value);
 }
 
-/* --- unbound, calls, predicate -------------------------------------------------------------------------------------- */
+/* --- unbound, calls, predicate ---------------------------------------------------------------- */
 
 static int
 unbound_holds(const Check *Py_UNUSED(check), PyObject *value)
@@ -346,7 +346,7 @@ find_check(PyObject *name)
         }
     }
     PyErr_Format(PyExc_ValueError,
-                 "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, predicate",
-                 name);
+                 "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, "
+                 "predicate", name);
     return NULL;
 }

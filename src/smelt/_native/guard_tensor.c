@@ -23,7 +23,7 @@ static int
 sizes_prepare(PyObject *tuple, Py_ssize_t rank, int64_t *sizes)
 {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != rank) {
-        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs shape and stride as tuples of one length, got %R", tuple);
+        PyErr_Format(PyExc_TypeError, "guard check \"tensor\" needs shape and stride of one length, got %R", tuple);
         return -1;
     }
     for (Py_ssize_t i = 0; i < rank; i++) {

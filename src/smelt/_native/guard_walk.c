@@ -196,7 +196,8 @@ explain_failure(const GuardFailure *failure)
     }
     PyObject *text = failure->node->text;
     if (failure->same) {
-        return PyUnicode_FromFormat("%U and %U: expected different objects, got the same one", text, failure->same->text);
+        return PyUnicode_FromFormat("%U and %U: expected different objects, got the same one", text,
+                                    failure->same->text);
     }
     if (failure->error) {
         return PyUnicode_FromFormat("%U: %s raised %s: %S", text, failure->check ? "checking it" : "reading it",

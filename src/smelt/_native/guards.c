@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* --- building ------------------------------------------------------------------------------------------------------- */
+/* --- building --------------------------------------------------------------------------------- */
 
 /* Makes room for one more in an array that doubles. 0, or -1 with an exception. */
 static int
@@ -34,7 +34,8 @@ add_check(Guards *self, PyObject *spec)
         return -1;
     }
     if (PyTuple_GET_SIZE(spec) != kind->operands + 1) {
-        PyErr_Format(PyExc_TypeError, "guard check \"%s\" takes %zd operands, got %R", kind->name, kind->operands, spec);
+        PyErr_Format(PyExc_TypeError, "guard check \"%s\" takes %zd operands, got %R", kind->name, kind->operands,
+                     spec);
         return -1;
     }
     Check *check = &self->checks[self->check_count++];
@@ -150,7 +151,7 @@ build(Guards *self)
     return status;
 }
 
-/* --- the Python type ------------------------------------------------------------------------------------------------ */
+/* --- the Python type -------------------------------------------------------------------------- */
 
 static PyObject *
 guards_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -282,7 +283,8 @@ guards_explain(Guards *self, PyObject *sequence)
 static PyMethodDef guards_methods[] = {
     {"check", (PyCFunction)guards_check, METH_O,
      PyDoc_STR("The collected values in tree order, or None if a check fails.")},
-    {"explain", (PyCFunction)guards_explain, METH_O, PyDoc_STR("The first check that fails, in words; None if all hold.")},
+    {"explain", (PyCFunction)guards_explain, METH_O,
+     PyDoc_STR("The first check that fails, in words; None if all hold.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,8 @@
 /* Guards: a tree of values reached from a frame and what must hold of them, flattened into C structs.
 
-   A node says how to reach its value from its parent's (an Access), what must hold of it (Checks), and whether the value
-   is collected as an input of the compiled code. Nodes lie in preorder, so one loop with a short stack of values visits
-   the tree, however deep it is. Access kinds are the rows of one table (guard_access.c), check kinds of another
+   A node says how to reach its value from its parent's (an Access), what must hold of it (Checks), and whether the
+   value is collected as an input of the compiled code. Nodes lie in preorder, so one loop with a short stack of values
+   visits the tree, however deep it is. Access kinds are the rows of one table (guard_access.c), check kinds of another
    (guard_checks.c). */
 #ifndef SMELT_GUARDS_H
 #define SMELT_GUARDS_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* --- from outside --------------------------------------------------------------------------------------------------- */
+/* --- from outside ----------------------------------------------------------------------------- */
 
 typedef struct Guards Guards;
 
@@ -34,7 +34,7 @@ Py_ssize_t guards_collected(const Guards *guards);
    `failure`, where given, says what was wrong. Runs user code (properties, predicates); never leaves an exception. */
 bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure);
 
-/* --- the tree, for the guard_*.c files ------------------------------------------------------------------------------ */
+/* --- the tree, for the guard_*.c files -------------------------------------------------------- */
 
 typedef struct Node Node;
 typedef struct Check Check;
@@ -42,7 +42,7 @@ typedef struct Check Check;
 typedef struct {
     const char *name;
     enum { NO_OPERAND, INDEX_OPERAND, NAME_OPERAND, OBJECT_OPERAND } operand;
-    /* 1: *value has a new reference, or NULL for "unbound"; 0: it cannot be reached; -1: likewise, with an exception. */
+    /* 1: *value has a new reference, or NULL for "unbound"; 0: it cannot be reached; -1: nor without an exception. */
     int (*read)(const Node *node, const GuardSource *source, PyObject *parent, PyObject **value);
     bool wants_parent;
 } AccessKind;

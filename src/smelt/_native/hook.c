@@ -80,8 +80,8 @@ hook_is_installed(void)
     return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate;
 }
 
-/* A hooked call uses C stack where a plain one does not. When that runs low, CPython goes on without the hook, so that a
-   deep recursion ends where it would have ended: at the recursion limit, not in a crash. */
+/* A hooked call uses C stack where a plain one does not. When that runs low, CPython goes on without the hook, so that
+   a deep recursion ends where it would have ended: at the recursion limit, not in a crash. */
 static PyObject *
 evaluate_deep(PyThreadState *tstate, Frame *frame, int throwflag)
 {
@@ -133,8 +133,8 @@ take_pending(Frame *frame)
 PyObject *
 hook_call_with(FrameContents *contents, PyObject *const *dummies, size_t positional, PyObject *names)
 {
-    /* From here to take_pending() CPython only builds the frame. Collection is off, so that no finalizer can run another
-       frame of the same function in between and be taken for ours. */
+    /* From here to take_pending() CPython only builds the frame. Collection is off, so that no finalizer can run
+       another frame of the same function in between and be taken for ours. */
     struct Pending pending = {
         .contents = contents, .uninstall = !hook_is_installed(), .enable_collection = PyGC_Disable()};
     here.pending = &pending;

@@ -117,8 +117,8 @@ launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyO
         return NULL;
     }
     if (count != self->buffers + 1) {
-        PyErr_Format(PyExc_TypeError, "this launcher takes the thread count and %zd tensors, got %zd arguments", self->buffers,
-                     count);
+        PyErr_Format(PyExc_TypeError, "this launcher takes the thread count and %zd tensors, got %zd arguments",
+                     self->buffers, count);
         return NULL;
     }
     long long threads = PyLong_AsLongLong(args[0]);

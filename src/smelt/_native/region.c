@@ -119,7 +119,7 @@ region_add(Region *self, PyCodeObject *code, Entry *entry)
     return record ? 0 : -1;
 }
 
-/* --- the Python type ------------------------------------------------------------------------------------------------ */
+/* --- the Python type -------------------------------------------------------------------------- */
 
 static PyObject *
 region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -266,7 +266,8 @@ static PyMethodDef region_methods[] = {
     {"call", (PyCFunction)(void (*)(void))region_call, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with this region active on the thread.")},
     {"entries", (PyCFunction)region_entries, METH_O, PyDoc_STR("The entries kept for a code object, oldest first.")},
-    {"add", (PyCFunction)(void (*)(void))region_add_method, METH_FASTCALL, PyDoc_STR("Keep an entry for a code object.")},
+    {"add", (PyCFunction)(void (*)(void))region_add_method, METH_FASTCALL,
+     PyDoc_STR("Keep an entry for a code object.")},
     {"never", (PyCFunction)region_never, METH_O, PyDoc_STR("Leave frames of this code object to CPython.")},
     {"clear", (PyCFunction)region_clear, METH_NOARGS, PyDoc_STR("Forget every entry and every never().")},
     {NULL, NULL, 0, NULL},

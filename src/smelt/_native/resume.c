@@ -1,6 +1,6 @@
 /* Entering a function in the middle: CPython builds a frame for a call with made-up arguments, and before it runs the
-   hook replaces all that is in it. What could crash the interpreter later is refused here: offsets between instructions,
-   too deep a stack, variables that the code takes for cells and that are none. */
+   hook replaces all that is in it. What could crash the interpreter later is refused here: offsets between
+   instructions, too deep a stack, variables that the code takes for cells and that are none. */
 #include "resume.h"
 
 #include "frame.h"
@@ -17,7 +17,7 @@ is_suspendable(PyCodeObject *code)
     return code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE);
 }
 
-/* --- where ---------------------------------------------------------------------------------------------------------- */
+/* --- where ------------------------------------------------------------------------------------ */
 
 static int
 opcode_at(const unsigned char *bytes, Py_ssize_t offset)
@@ -87,7 +87,7 @@ expect_instruction(PyCodeObject *code, Py_ssize_t offset)
     return 0;
 }
 
-/* --- with what ------------------------------------------------------------------------------------------------------ */
+/* --- with what -------------------------------------------------------------------------------- */
 
 static void
 drop_values(PyObject **values, Py_ssize_t count)
@@ -171,7 +171,7 @@ gather_values(PyFunctionObject *function, Py_ssize_t offset, PyObject *slots, Py
     return values;
 }
 
-/* --- run_from ------------------------------------------------------------------------------------------------------- */
+/* --- run_from --------------------------------------------------------------------------------- */
 
 /* Calls the function so that argument binding is content, whatever its signature. */
 static PyObject *
@@ -236,14 +236,15 @@ run_from(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"function", "offset", "slots", "stack", "handling", NULL};
     PyObject *object, *slots, *stack, *handling = Py_None;
     Py_ssize_t offset;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nOO|O:run_from", keywords, &PyFunction_Type, &object, &offset, &slots,
-                                     &stack, &handling)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nOO|O:run_from", keywords, &PyFunction_Type, &object, &offset,
+                                     &slots, &stack, &handling)) {
         return NULL;
     }
     PyFunctionObject *function = (PyFunctionObject *)object;
     PyCodeObject *code = (PyCodeObject *)function->func_code;
     if (is_suspendable(code)) {
-        PyErr_Format(PyExc_ValueError, "%U is a generator or coroutine: it cannot be entered in the middle", code->co_qualname);
+        PyErr_Format(PyExc_ValueError, "%U is a generator or coroutine: it cannot be entered in the middle",
+                     code->co_qualname);
         return NULL;
     }
     if (handling != Py_None && !PyExceptionInstance_Check(handling)) {
@@ -265,7 +266,7 @@ run_from(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* --- new_frame ------------------------------------------------------------------------------------------------------ */
+/* --- new_frame -------------------------------------------------------------------------------- */
 
 PyObject *
 new_frame(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -273,14 +274,16 @@ new_frame(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"function", "offset", "slots", NULL};
     PyObject *object, *slots = Py_None;
     Py_ssize_t offset;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!n|O:new_frame", keywords, &PyFunction_Type, &object, &offset, &slots)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!n|O:new_frame", keywords, &PyFunction_Type, &object, &offset,
+                                     &slots)) {
         return NULL;
     }
     PyFunctionObject *function = (PyFunctionObject *)object;
     PyCodeObject *code = (PyCodeObject *)function->func_code;
     Py_ssize_t length = Py_SIZE(code) * (Py_ssize_t)sizeof(_Py_CODEUNIT);
     if (offset < 0 || offset >= length || offset % 2) {
-        PyErr_Format(PyExc_ValueError, "offset %zd of %U is not the place of an instruction", offset, code->co_qualname);
+        PyErr_Format(PyExc_ValueError, "offset %zd of %U is not the place of an instruction", offset,
+                     code->co_qualname);
         return NULL;
     }
     Py_ssize_t earliest = code->_co_firsttraceable * (Py_ssize_t)sizeof(_Py_CODEUNIT);
