@@ -1,0 +1,167 @@
+"""What users call: `compile`, and the few functions round it.
+
+`compile` checks its arguments at once and compiles nothing; the first call does. A compiled function is a plain
+function that enters a region (`smelt.capture`); a compiled module is an object of a subclass of the model's own class
+that shares its `__dict__`, so parameters, `state_dict()`, `train()`/`eval()`, hooks and attributes are one and the same.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.errors import SmeltError
+from smelt.base.events import collect, counters
+from smelt.base.options import Options
+from smelt.capture import CompiledRegion
+from smelt.explain.explanation import Explanation, from_events
+from smelt.ir import ghost
+from smelt.pipeline.backends import CustomBackend, resolve_backend
+from smelt.pipeline.stages import forget_compiled
+
+MODES = (None, "default", "max-speed")
+
+_regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | CustomBackend = "llvm",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
+
+    `fullgraph` makes a graph break an error; `backend` is a name of `smelt.list_backends()` or a callable
+    `(fx.GraphModule, example_inputs) -> callable`; `options` are the fields of `smelt.Options`; `disable` returns the
+    model as it is.
+    """
+    settings = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": options,
+        "disable": disable,
+    }
+    if model is None:
+        return lambda decorated: compile(decorated, **settings)
+    if not callable(model):
+        raise SmeltError(
+            "SM001",
+            f"smelt.compile takes a function or an nn.Module, not {type(model).__name__}",
+            hint="pass the function itself, not the result of calling it",
+        )
+    _check_flags(fullgraph, dynamic, mode, disable)
+    compiler = resolve_backend(backend, Options.from_user(options))
+    if disable:
+        return model
+    region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic)
+    _regions.add(region)
+    if isinstance(model, torch.nn.Module):
+        return _compiled_module(model, region, settings)
+    return _compiled_function(model, region)
+
+
+def _check_flags(fullgraph: object, dynamic: object, mode: object, disable: object) -> None:
+    for name, value in (("fullgraph", fullgraph), ("disable", disable)):
+        if not isinstance(value, bool):
+            raise SmeltError("SM003", f"{name} must be True or False, not {value!r}")
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise SmeltError("SM003", f"dynamic must be None, True or False, not {dynamic!r}")
+    if mode not in MODES:
+        raise SmeltError("SM003", f"unknown mode {mode!r}", hint="choose from " + ", ".join(map(repr, MODES)))
+
+
+def _compiled_function(function: Callable[..., Any], region: CompiledRegion) -> Callable[..., Any]:
+    enter = region.call
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return enter(function, *args, **kwargs)
+
+    functools.update_wrapper(compiled, function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
+    compiled._smelt_region = region  # type: ignore[attr-defined]
+    return compiled
+
+
+def _compiled_module(model: torch.nn.Module, region: CompiledRegion, settings: dict[str, Any]) -> torch.nn.Module:
+    """An object that is the model, but whose `forward` enters the region.
+
+    Hooks stay where they are: `nn.Module.__call__` runs them round `forward` as ever. The original object is what the
+    user's `forward` sees as `self`, so that `type(self)` and identity hold inside.
+    """
+    cls = type(model)
+    enter = region.call
+    forward = model.forward
+
+    def compiled_forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return enter(forward, *args, **kwargs)
+
+    functools.update_wrapper(compiled_forward, cls.forward)
+
+    def reduce(self: torch.nn.Module, protocol: Any) -> Any:
+        return _rebuild_module, (model, settings)
+
+    members = {
+        "forward": compiled_forward,
+        "__reduce_ex__": reduce,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_smelt_region": region,
+        "_smelt_model": model,
+    }
+    compiled_class = type(cls.__name__, (cls,), members)
+    compiled: torch.nn.Module = object.__new__(compiled_class)
+    object.__setattr__(compiled, "__dict__", model.__dict__)
+    return compiled
+
+
+def _rebuild_module(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
+    return compile(model, **settings)
+
+
+def disable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run `function` and all it calls in plain Python, also when compiled code calls it. Usable as a decorator."""
+    if not callable(function):
+        raise SmeltError("SM001", f"smelt.disable takes a callable, not {type(function).__name__}")
+
+    @functools.wraps(function)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return _native.suspended(function, *args, **kwargs)
+
+    disabled._smelt_disable = True  # type: ignore[attr-defined]
+    return disabled
+
+
+def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:
+    """`explain(fn)(*args)` compiles `fn` afresh, runs it once, and says what happened. Takes the settings of `compile`."""
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        compiled = compile(function, **settings)
+        with collect() as events:
+            compiled(*args, **kwargs)
+        return from_events(events)
+
+    return run
+
+
+def reset() -> None:
+    """Forget all compiled code and clear `smelt.counters`."""
+    for region in list(_regions):
+        region.reset()
+    ghost.forget()
+    forget_compiled()
+    counters.clear()
+
+
+def is_compiling() -> bool:
+    """False here; inside a function being captured, it is a constant True."""
+    return False

@@ -1,0 +1,102 @@
+"""The named backends: a backend's name → a `GraphCompiler` for one `smelt.compile`.
+
+"eager" runs the captured graph with PyTorch, "aot_eager" sends it through ahead-of-time autograd first, "llvm" goes
+all the way. A custom backend is any callable `(gm: fx.GraphModule, example_inputs) -> callable`; it can be passed as
+it is, registered by name, or offered by an installed package in the entry-point group `smelt.backends`.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.errors import SmeltError
+from smelt.base.options import Options
+from smelt.ir.ghost import GhostTensor
+from smelt.ir.graph import GraphCompiler, Traced, placeholders
+from smelt.ir.tensorspec import tensor_spec
+from smelt.pipeline.stages import compile_aot_eager, compile_llvm
+
+CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+BackendFactory = Callable[[Options], GraphCompiler]
+
+ENTRY_POINT_GROUP = "smelt.backends"
+
+
+def _eager(options: Options) -> GraphCompiler:
+    return lambda traced: _as_tuple(traced.to_module())
+
+
+def _aot_eager(options: Options) -> GraphCompiler:
+    return lambda traced: compile_aot_eager(traced, options)
+
+
+def _llvm(options: Options) -> GraphCompiler:
+    return lambda traced: compile_llvm(traced, options)
+
+
+BUILT_IN: dict[str, BackendFactory] = {"eager": _eager, "aot_eager": _aot_eager, "llvm": _llvm}
+_registered: dict[str, CustomBackend] = {}
+
+
+def register_backend(backend: CustomBackend, name: str | None = None) -> CustomBackend:
+    """Make a custom backend known by `name` (its own name by default). Usable as a decorator."""
+    if not callable(backend):
+        raise SmeltError("SM002", f"a backend must be callable, not {type(backend).__name__}")
+    chosen = name or getattr(backend, "__name__", type(backend).__name__)
+    if chosen in BUILT_IN:
+        raise SmeltError("SM002", f"backend name {chosen!r} is taken by smelt itself")
+    _registered[chosen] = backend
+    return backend
+
+
+def list_backends() -> list[str]:
+    """Every name `smelt.compile(backend=…)` takes here."""
+    return sorted({*BUILT_IN, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def resolve_backend(backend: str | CustomBackend, options: Options) -> GraphCompiler:
+    """The compiler behind a backend's name or a custom backend."""
+    if isinstance(backend, str):
+        if backend in BUILT_IN:
+            return BUILT_IN[backend](options)
+        custom = _registered.get(backend) or _from_entry_point(backend)
+        if custom is None:
+            raise SmeltError("SM002", f"unknown backend {backend!r}", hint="choose from " + ", ".join(list_backends()))
+        return _custom(custom)
+    if callable(backend):
+        return _custom(backend)
+    raise SmeltError(
+        "SM002",
+        f"backend must be a name or a callable, not {type(backend).__name__}",
+        hint="choose from " + ", ".join(list_backends()),
+    )
+
+
+def _from_entry_point(name: str) -> CustomBackend | None:
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            loaded: CustomBackend = point.load()
+            return loaded
+    return None
+
+
+def _custom(backend: CustomBackend) -> GraphCompiler:
+    def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
+        examples = [GhostTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
+        compiled = backend(traced.to_module(), examples)
+        if not callable(compiled):
+            raise SmeltError("SM002", f"backend {backend!r} returned {type(compiled).__name__}, not a callable")
+        return _as_tuple(compiled)
+
+    return compile_graph
+
+
+def _as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[object, ...]]:
+    def call(*inputs: torch.Tensor) -> tuple[object, ...]:
+        result = function(*inputs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    return call

@@ -1,0 +1,220 @@
+"""The way a graph takes, as data: read the four tables below and you have the map.
+
+    torch-level graph ── TRACE ──► pure graph, or a joint graph that is split into two ── PURE ──► the same, simpler
+                      ── LOWER ──► kernel program ──► machine code ──► a callable
+
+Every pass names the form it takes and the form it gives; with `check_specs` the rules of that form are run after it.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from smelt.autograd.joint import Joint, Pure, trace_forward, trace_joint
+from smelt.autograd.partition import Halves, default, min_cut
+from smelt.autograd.trace import CannotTrace
+from smelt.base import events
+from smelt.base.fuel import Fuel
+from smelt.base.options import Options, config
+from smelt.codegen import compile_kernels
+from smelt.codegen.build import forget as forget_kernels
+from smelt.fuse import build_program
+from smelt.ir.check import check_kernel
+from smelt.ir.check import check_program
+from smelt.ir.graph import Level, Traced, check_graph, placeholders
+from smelt.ir.program import Program
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ir.text import format_program
+from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.runtime.launch import Executable, launcher
+from smelt.runtime.wrap import Flat, join
+from smelt.simplify import PASSES
+
+
+class Form(Enum):
+    """What a pass takes or gives."""
+
+    TORCH = "torch-level graph"
+    JOINT = "joint forward and backward, pure"
+    HALVES = "forward and backward, pure"
+    PURE = "pure graph"
+    PROGRAM = "kernel program"
+    EXECUTABLE = "callable"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What passes are told besides their input."""
+
+    options: Options
+    name: str
+    fuel: Fuel
+
+    @property
+    def check_specs(self) -> bool:
+        return self.options.check_specs or config.check_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the way. `why` says why it stands where it does."""
+
+    name: str
+    takes: Form
+    gives: Form
+    run: Callable[[Any, Context], Any]
+    why: str
+
+
+def _trace_forward(traced: Traced, context: Context) -> Pure:
+    return trace_forward(traced, DECOMPOSITIONS)
+
+
+def _trace_joint(traced: Traced, context: Context) -> Joint:
+    return trace_joint(traced, DECOMPOSITIONS)
+
+
+def _split(joint: Joint, context: Context) -> Halves:
+    return min_cut(joint) if context.options.recompute else default(joint)
+
+
+def _fuse(traced: Traced, context: Context) -> Program:
+    program = build_program(traced, context.name, context.options)
+    events.count("kernels", len(program.kernels))
+    if events.wanted("kernels"):
+        events.emit("kernels", format_program(program), program)
+    return program
+
+
+def _generate(program: Program, context: Context) -> Executable:
+    built = compile_kernels(program.kernels, context.options)
+    kernels = {
+        name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
+        for name, kernel in built.items()
+    }
+    return Executable(program, kernels, context.options.threads, keep_alive=tuple(built.values()))
+
+
+# A graph whose gradients nobody needs.
+TRACE_FORWARD = (
+    Pass("trace forward", Form.TORCH, Form.PURE, _trace_forward, "decompositions apply while recording: one walk, not two"),
+)
+
+# A graph that is trained through.
+TRACE_JOINT = (
+    Pass("trace joint", Form.TORCH, Form.JOINT, _trace_joint, "the engine runs on ghosts, so every formula is eager's own"),
+    Pass("split", Form.JOINT, Form.HALVES, _split, "after decomposition: small pieces can be computed again, whole ones not"),
+)
+
+# Either half, or the forward alone.
+SIMPLIFY = tuple(
+    Pass(name, Form.PURE, Form.PURE, lambda traced, context, run=run: run(traced, context.fuel), why)
+    for name, run, why in PASSES
+)
+
+LOWER = (
+    Pass("fuse", Form.PURE, Form.PROGRAM, _fuse, "last view of the graph as a whole: groups, buffers, memory"),
+    Pass("generate", Form.PROGRAM, Form.EXECUTABLE, _generate, "all kernels of a program in one module: fixed costs once"),
+)
+
+_numbers = itertools.count()
+
+
+def run_passes(value: Any, passes: tuple[Pass, ...], context: Context) -> Any:
+    """Send a value through passes in order, checking each form on request."""
+    for step in passes:
+        with events.timed(step.name):
+            value = step.run(value, context)
+        if context.check_specs:
+            _check(value, step)
+    return value
+
+
+def _check(value: Any, step: Pass) -> None:
+    if isinstance(value, Traced):
+        check_graph(value.graph, value.level, after=step.name)
+    elif isinstance(value, Pure | Joint):
+        check_graph(value.traced.graph, Level.PURE, after=step.name)
+    elif isinstance(value, Halves):
+        for half in (value.forward, value.backward):
+            if half is not None:
+                check_graph(half.graph, Level.PURE, after=step.name)
+    elif isinstance(value, Program):
+        check_program(value, after=step.name)
+        for kernel in value.kernels:
+            check_kernel(kernel, after=step.name)
+
+
+def compile_llvm(traced: Traced, options: Options) -> Flat:
+    """The whole way, for one torch-level graph."""
+    fuel = Fuel(options.fuel)
+
+    def lower(half: Traced, name: str) -> Flat:
+        context = Context(options, name, fuel)
+        executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
+        return executable.run
+
+    return _compile(traced, options, lower)
+
+
+def compile_aot_eager(traced: Traced, options: Options) -> Flat:
+    """Through autograd, then run by PyTorch."""
+
+    def lower(half: Traced, name: str) -> Flat:
+        return half.to_module().forward  # type: ignore[no-any-return]
+
+    return _compile(traced, options, lower)
+
+
+def _compile(traced: Traced, options: Options, lower: Callable[[Traced, str], Flat]) -> Flat:
+    number = next(_numbers)
+    context = Context(options, f"graph{number}", Fuel(options.fuel))
+    if context.check_specs:
+        check_graph(traced.graph, Level.TORCH, after="capture")
+    try:
+        if not _needs_gradients(traced):
+            return _join_forward(run_passes(traced, TRACE_FORWARD, context), number, lower)
+        halves: Halves = run_passes(traced, TRACE_JOINT, context)
+    except CannotTrace as refused:
+        events.count("eager_graphs")
+        events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
+        return _run_by_pytorch(traced)
+    forward = lower(halves.forward, f"forward{number}")
+    backward = lower(halves.backward, f"backward{number}") if halves.backward is not None else None
+    return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager)
+
+
+def _join_forward(pure: Pure, number: int, lower: Callable[[Traced, str], Flat]) -> Flat:
+    return join(lower(pure.traced, f"forward{number}"), None, pure.plan, eager=pure.eager)
+
+
+def _needs_gradients(traced: Traced) -> bool:
+    """Whether a backward may follow: grad mode is on where the graph begins, and something in it requires gradients."""
+    if not any(tensor_spec(node).requires_grad for node in placeholders(traced.graph)):
+        return False
+    if torch.is_grad_enabled():
+        return True
+    switched_on = any(node.target is torch._C._set_grad_enabled and node.args == (True,) for node in traced.graph.nodes)
+    if switched_on:
+        raise CannotTrace("gradients are switched on inside a graph that begins without them")
+    return False
+
+
+def _run_by_pytorch(traced: Traced) -> Flat:
+    module = traced.to_module()
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        result = module(*inputs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    return run
+
+
+def forget_compiled() -> None:
+    """Drop code kept between compilations (for `smelt.reset`)."""
+    forget_kernels()
+
