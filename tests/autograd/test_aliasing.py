@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from smelt.autograd.joint import trace_forward, trace_joint
@@ -203,3 +204,17 @@ def test_parameter_step_under_no_grad_in_the_graph() -> None:
         run(p, x)
         torch.testing.assert_close(p.detach(), torch.full((3,), 0.8))
         assert p.is_leaf and p.requires_grad
+
+
+def test_batch_norm_says_what_it_writes() -> None:
+    joint = joint_of(lambda x, m, v: F.batch_norm(x, m, v, training=True), g(4, 3), c(3), c(3))
+    assert joint.plan.written == (1, 2)
+    assert all(node.target is not torch.ops.aten.native_batch_norm.default for node in joint.traced.graph.nodes)
+
+
+def test_running_statistics_written_behind_the_scenes_are_refused() -> None:
+    def function(x: Any, m: Any, v: Any) -> Any:
+        return torch.instance_norm(x, None, None, m, v, True, 0.1, 1e-5, False)
+
+    with pytest.raises(CannotTrace, match="writes in place below"):
+        trace_joint(captured(function, [g(2, 3, 4), c(3), c(3)]), {})

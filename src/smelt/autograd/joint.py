@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import Arrangement, Result, arrange
+from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
     CannotTrace,
     Decompositions,
@@ -154,7 +155,8 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> 
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
-        outputs = source.call(inputs, constants)
+        with Substituting():
+            outputs = source.call(inputs, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise

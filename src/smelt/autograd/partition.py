@@ -27,7 +27,7 @@ from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 
-# Bytes are weighed finely enough that, at equal bytes, inputs (which live anyway) go before values computed.
+# Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
 _PER_BYTE = 8
 
 _CLONE = torch.ops.aten.clone.default
@@ -110,11 +110,13 @@ def _fewest_bytes(joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], pa
     """
     network = Network()
     ends = {node: (network.vertex(), network.vertex()) for node in early}
-    costs = {node: 1 for index, node in enumerate(placeholders(joint.traced.graph)) if index in parameters}
+    inputs = placeholders(joint.traced.graph)
+    free = {inputs[index] for index in parameters}
+    living = {*inputs, *outputs(joint.traced.graph)[: joint.plan.results]}
     read = {node for node in early if any(user in late for user in node.users)}
     read |= {node for node in _gradients(joint) if node in ends}
     for node, (start, end) in ends.items():
-        network.edge(start, end, costs.get(node) or _cost(node))
+        network.edge(start, end, 1 if node in free else _cost(node, lives_anyway=node in living))
         if phase_of(node) is Phase.FORWARD and recomputable(node) is not None:
             network.edge(network.source, start, INFINITE)
         if node in read:
@@ -126,14 +128,14 @@ def _fewest_bytes(joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], pa
     return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
 
 
-def _cost(node: fx.Node) -> int:
+def _cost(node: fx.Node, *, lives_anyway: bool) -> int:
     """What saving `node` takes, in eighths of a byte. Views are not saved themselves: they would keep all of their base."""
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec) or node.op == "get_attr":
         return INFINITE
     if is_view(node):
         return INFINITE
-    return spec.nbytes * _PER_BYTE + (1 if node.op == "placeholder" else 2)
+    return spec.nbytes * _PER_BYTE + (1 if lives_anyway else 2)
 
 
 def _why_saved(node: fx.Node) -> str:

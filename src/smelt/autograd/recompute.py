@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import is_view
-from smelt.autograd.trace import is_random
+from smelt.autograd.trace import draws
 from smelt.ir.graph import Level, Traced
 from smelt.ir.joint import Phase, set_phase
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
@@ -45,7 +45,7 @@ def recomputable(node: fx.Node) -> str | None:
         return recomputable(source) if isinstance(source, fx.Node) else None
     if not isinstance(op, torch._ops.OpOverload):
         return "an input of the graph" if node.op == "placeholder" else "not an operator"
-    if is_random(op):
+    if draws(node):
         return "draws random numbers"
     if op.namespace != "aten":
         return "an operator whose cost is unknown"

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from smelt.autograd.substitutes import writes_secretly
 from smelt.base.errors import SmeltError
 from smelt.ir.ghost import GhostTensor, Recorder
 from smelt.ir.graph import Traced, output_node
@@ -73,7 +74,7 @@ class SharingRecorder(Recorder):
         if func in IDENTITIES:
             result.node = args[0]
             return
-        if func._schema.is_mutable:
+        if func._schema.is_mutable or writes_secretly(func, args):
             raise CannotTrace(f"{func} writes in place below functionalization")
         key = _call_key(func, args, kwargs) if is_known_pure(func) else None
         known = self._calls.get(key) if key is not None else None
@@ -127,18 +128,6 @@ def _hashable(value: Any) -> Any:
     return (type(value), value.hex() if isinstance(value, float) else value)
 
 
-def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """`F.dropout` on the CPU, from the same random numbers, without the writes it makes inside."""
-    if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
-        return torch.nn.functional.dropout(input, p, training, inplace)
-    noise = torch.bernoulli(torch.empty_like(input), 1 - p)
-    return input * (noise / (1 - p))
-
-
-# Functions that need not write, and whose writes make functionalization ask meta kernels that import sympy: a second.
-WITHOUT_WRITES: dict[Any, Callable[..., Any]] = {torch.nn.functional.dropout: _dropout}
-
-
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
     """Run a torch-level graph node by node. Values are dropped after their last use."""
     values: dict[fx.Node, Any] = {}
@@ -161,7 +150,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
-                made = WITHOUT_WRITES.get(node.target, node.target)(*args, **kwargs)
+                made = node.target(*args, **kwargs)
             if node.users:
                 values[node] = made
             for used in node.all_input_nodes:

@@ -106,7 +106,8 @@ class _Differentiable:
         if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
             return self.eager(*inputs)
         box: list[Any] = []
-        differentiable = _Joined.apply(self, box, *inputs)  # type: ignore[no-untyped-call]
+        apply = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
+        differentiable = apply(self, box, *inputs)
         values = differentiable
         if box:
             values = box[0]
@@ -183,6 +184,10 @@ class _Joined(torch.autograd.Function):
         for index, gradient in zip(state.plan.gradients, gradients, strict=True):
             placed[index + 2] = gradient
         return tuple(placed)
+
+
+# `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
 
 
 def _differentiable_backward(ctx: Any, state: _Differentiable, tangents: Sequence[Any]) -> Sequence[Any]:

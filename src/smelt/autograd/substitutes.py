@@ -1,0 +1,90 @@
+"""Functions of PyTorch that write where nobody is told, and what is traced in their place.
+
+    F.batch_norm(x, mean, var, training=True)  →  aten._native_batch_norm_legit, whose schema admits that it writes
+    F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no writes inside
+
+Functionalization removes the writes that an operator's schema declares. One that writes all the same would make a graph
+that looks pure and is not, so calls that `writes_secretly` are refused where no substitute caught them first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+aten = torch.ops.aten
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Its own `div_` would make functionalization ask a meta kernel that imports sympy, which takes a second."""
+    if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
+        return F.dropout(input, p, training, inplace)
+    noise = torch.bernoulli(torch.empty_like(input), 1 - p)
+    return input * (noise / (1 - p))
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training or running_mean is None or running_var is None or not input.numel():
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    F._verify_batch_size(input.size())  # type: ignore[no-untyped-call]
+    made = aten._native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    normed: torch.Tensor = made[0]
+    return normed
+
+
+def _torch_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    F.dropout: _dropout,
+    F.batch_norm: _batch_norm,
+    torch.batch_norm: _torch_batch_norm,
+}
+
+
+class Substituting(TorchFunctionMode):
+    """While this is on, calls of the functions above are calls of their substitutes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
+
+
+# Operators that update running statistics without a word of it in their schemas: positions of mean, var and `training`.
+_SECRET_WRITES: dict[Any, tuple[int, int, int]] = {
+    aten.native_batch_norm.default: (3, 4, 5),
+    aten.cudnn_batch_norm.default: (3, 4, 5),
+    aten.miopen_batch_norm.default: (3, 4, 5),
+}
+
+
+def writes_secretly(op: Any, args: Sequence[Any]) -> bool:
+    """Whether this call writes an argument that its schema does not mark as written."""
+    places = _SECRET_WRITES.get(op)
+    if places is None:
+        return False
+    mean, var, training = (args[place] if place < len(args) else None for place in places)
+    return bool(training) and (mean is not None or var is not None)
