@@ -61,7 +61,7 @@ BANNED: tuple[str, ...] = (
 # Only these units may name these packages: LLVM stays behind the code generators.
 ONLY: dict[str, frozenset[str]] = {"llvmlite": frozenset({"codegen", "plugins"})}
 
-_C_IMPORT = re.compile(r'PyImport_Import(?:Module\w*|_Import)?\s*\(\s*"([^"]+)"')
+_C_IMPORT = re.compile(r'PyImport_Import\w*\s*\(\s*"([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ def _called(node: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
     """Modules named by strings: `import_module("x")`, `__import__("x")`, `getattr(torch, "x")`."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     texts = [arg.value if isinstance(arg, ast.Constant) and isinstance(arg.value, str) else None for arg in node.args]
-    if name in ("import_module", "__import__", "find_spec") and texts and texts[0]:
+    if name in ("import_module", "__import__") and texts and texts[0]:
         yield texts[0]
-    if name in ("getattr", "attrgetter") and len(texts) > 1 and texts[1]:
+    if name == "getattr" and len(texts) > 1 and texts[1]:
         owner = _chain(node.args[0], aliases)
         if owner:
             yield f"{owner}.{texts[1]}"

@@ -85,3 +85,11 @@ def settings_page() -> str:
 
 def test_every_channel_and_setting_is_documented() -> None:
     golden.golden("settings.md", settings_page(), root=DOCS)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [*DOCS.glob("*.md"), *files.ROOT.glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))]
+    local = [(page, link) for page, link in links if "://" not in link]
+    assert local
+    assert [f"{page.name}: {link}" for page, link in local if not (page.parent / link).exists()] == []
