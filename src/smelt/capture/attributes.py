@@ -95,9 +95,11 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     if name == "__class__":
         return interp.outside.fixed(value.kind)
     found = interp.tree.class_attribute(value.kind, name)
+    if value.members and name in value.members and value.source is not None:
+        return interp.outside.value(value.members[name], value.source.member(name))
     if found is ABSENT:
         if value.source is not None:
-            raise Unsupported("B007", f"{name} of a tensor")  # may sit in the tensor's own __dict__
+            value.source.instance_dict().check(("lacks", name))
         raise Missing(value, name)
     if isinstance(found, types.FunctionType) or isinstance(found, _C_METHODS):
         return Method(interp.outside.fixed(found), value)

@@ -19,7 +19,7 @@ from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE
 from smelt.capture.bytecode import CodeInfo, decode
 from smelt.capture.container_calls import container_method
 from smelt.capture.guards import ABSENT
-from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.interpret import PUSHED, Frame, Interpreter
 from smelt.capture.policy import (
     ANSWERED_TRUE,
     EVALUATED,
@@ -49,7 +49,7 @@ DISABLED = "_smelt_disable"
 """Functions with this attribute are called by Python, never captured."""
 
 _MOST_CODE_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
-_GRAD_CLASSES = ("torch.autograd.grad_mode.no_grad", "torch.autograd.grad_mode.enable_grad", "torch.autograd.grad_mode.set_grad_enabled")
+_GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
 
 
 def graph_break() -> None:
@@ -271,8 +271,7 @@ def _call_class(interp: Interpreter, function: Object, args: list[Value], kwargs
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
         return _make_namedtuple(interp, kind, args, kwargs)
     tree = interp.tree
-    makes_plainly = tree.class_attribute(kind, "__new__") is object.__new__ or qualified_name(kind) in _GRAD_CLASSES
-    makes_plainly = makes_plainly or _grad_class(kind)
+    makes_plainly = tree.class_attribute(kind, "__new__") is object.__new__ or kind in _GRAD_CLASSES
     initialise = tree.class_attribute(kind, "__init__")
     plain_class = type(kind) is type and kind.__flags__ & (1 << 9) and kind.__dictoffset__ and kind.__basicsize__ <= 32
     if not (makes_plainly and plain_class and tree.class_attribute(type(kind), "__call__") is type.__call__):
@@ -290,18 +289,12 @@ def _call_class(interp: Interpreter, function: Object, args: list[Value], kwargs
         raise Unsupported("B002", f"class {kind.__qualname__}")
     interp.frames[-1].discard = True
     interp.frames[-2].stack.append(made)
-    from smelt.capture.interpret import PUSHED
-
     return PUSHED
 
 
-def _grad_class(kind: type) -> bool:
-    return kind in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-
-
-def _make_namedtuple(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-    if kind.__dict__["__new__"].__defaults__ or len(args) + len(kwargs) != len(fields) or "__init__" in kind.__dict__:
+def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    fields: tuple[str, ...] = kind._fields
+    if kind._field_defaults or len(args) + len(kwargs) != len(fields) or "__init__" in kind.__dict__:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     by_name = dict(zip(fields, args, strict=False)) | kwargs
     if set(by_name) != set(fields):

@@ -68,10 +68,22 @@ def _one_step(plan: Stop) -> Action:
         STEPS[instruction.name](frame, instruction, _invoker(owner, frame, instruction))
         if plan.forbidden is not None:
             raise plan.forbidden
+        _store_result(frame)
         frame.clear_dead()
         return _RUNNING
 
     return act
+
+
+def _store_result(frame: LiveFrame) -> None:
+    """Put a result where it goes: on the stack the next capture would look at it, and guard what nobody reads."""
+    while frame.instruction.name in ("POP_TOP", "STORE_FAST", "NOP"):
+        instruction = frame.instruction
+        frame.index += 1
+        if instruction.name == "POP_TOP":
+            frame.stack.pop()
+        elif instruction.name == "STORE_FAST":
+            frame.slots[instruction.arg] = frame.stack.pop()
 
 
 def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
@@ -85,6 +97,8 @@ def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
         return value
     if not frame.discard:
         frames[-1].stack.append(value)
+    _store_result(frames[-1])
+    frames[-1].clear_dead()
     return _RUNNING
 
 

@@ -33,6 +33,7 @@ PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
 )
 
 ABSENT = object()
+_HEAP_TYPE = 1 << 9
 
 
 def static_lookup(kind: type, name: str) -> Any:
@@ -69,6 +70,8 @@ class GuardTree:
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """`static_lookup`, remembered: the entry is void once the class answers otherwise."""
+        if not kind.__flags__ & _HEAP_TYPE:
+            return static_lookup(kind, name)  # a C type, which nobody can change
         seen = self._classes.setdefault(kind, {})
         if name not in seen:
             seen[name] = static_lookup(kind, name)

@@ -104,6 +104,8 @@ class Rebuilder:
             return self.constant(_native.NULL)
         if isinstance(value, Constant):
             return self.constant(value.value)
+        if isinstance(value, Object) and value.pinned:
+            return self.constant(value.value)
         if value.source is not None:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt import _native
-from smelt.base.errors import SmeltWarning
+from smelt.base.errors import GraphBreakError, SmeltWarning
 from smelt.base.events import count, emit
 from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
@@ -115,44 +115,32 @@ class CompiledRegion:
                               f"on where no version fits. What keeps changing: {reason}. Pass it as a tensor, or keep it constant.")
                 return None
         try:
-            captured = capture(frames, self._compile, fullgraph=self.fullgraph)
+            captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
         except Abandoned as reason:
             self._settled.add(key)
             count("frames_skipped")
             emit("breaks", f"{name} is left to Python: {reason}", reason)
             return None
-        except _CompilerError as failure:
-            return self._compiler_failed(failure, key, name)
+        except GraphBreakError:
+            raise
+        except Exception as error:
+            return self._failed(error, key, name)
         if _is_pointless(captured.plan, frames):
             self._settled.add(key)
             count("frames_skipped")
             return None
         return captured
 
-    def _compile(self, traced: Any) -> Callable[..., Any]:
-        try:
-            return self.compile_graph(traced)
-        except Exception as error:
-            raise _CompilerError(error) from error
-
-    def _compiler_failed(self, failure: "_CompilerError", key: Any, name: str) -> None:
-        error = failure.error
+    def _failed(self, error: Exception, key: Any, name: str) -> None:
+        """Capture never runs user code, so this is the compiler's own fault, not the program's."""
         if not config.suppress_errors:
             raise error
         detail = "".join(traceback.format_exception(error)) if config.verbose else f"{type(error).__name__}: {error}"
-        self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python: {detail}")
+        self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python. {detail}")
 
     def _give_up(self, key: Any, text: str) -> None:
         self._settled.add(key)
         warnings.warn(text, SmeltWarning, stacklevel=2)
-
-
-class _CompilerError(Exception):
-    """Wraps what `compile_graph` raised, to tell it from capture's own errors."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def _is_pointless(plan: Plan, frames: list[LiveFrame]) -> bool:

@@ -60,7 +60,7 @@ class Tape:
         spec = TensorSpec.of(tensor)
         set_spec(node, spec)
         self.inputs[node] = source
-        value = Tensor(node, GhostTensor(spec), type(tensor), source=source)
+        value = Tensor(node, GhostTensor(spec), type(tensor), tensor.__dict__, source=source)
         self._by_ghost[id(value.ghost)] = value
         return value
 

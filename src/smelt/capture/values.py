@@ -53,11 +53,15 @@ class Constant(Value):
 
 @dataclass(slots=True, eq=False)
 class Tensor(Value):
-    """A tensor: the graph node that yields it and a ghost with its metadata. `kind` is Tensor or Parameter."""
+    """A tensor: the graph node that yields it and a ghost with its metadata.
+
+    `kind` is Tensor or Parameter; `members` is the `__dict__` of a tensor from outside.
+    """
 
     node: fx.Node
     ghost: GhostTensor
     kind: type = torch.Tensor
+    members: dict[str, Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
