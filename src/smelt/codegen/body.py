@@ -126,6 +126,9 @@ class Body:
         """A loop over the flattened points of `axes`, their positions found by division."""
         if any(axis.size == 0 for axis in axes):
             return
+        if not axes and not first.name.startswith("%"):
+            write()
+            return
         loop = self.b.begin(first, last, 1, (), guard=first.name.startswith("%"))
         left = loop.index
         for number, axis in enumerate(reversed(axes)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
-from smelt.codegen import cpu, engine
+from smelt.codegen import engine
 from smelt.codegen.parallel import Code, write
 from smelt.codegen.schedule import plan
 from smelt.device import Target, find
@@ -77,9 +77,7 @@ def _build(new: dict[str, Kernel]) -> None:
 
 
 def _codes(kernels: Iterable[Kernel], target: Target) -> list[Code]:
-    parallel = cpu.has_openmp()
-    planned = [plan(kernel, target) for kernel in kernels]
-    return [write(f"k{number}", each, target, parallel=parallel) for number, each in enumerate(planned)]
+    return [write(f"k{number}", plan(kernel, target), target) for number, kernel in enumerate(kernels)]
 
 
 def _join(codes: Sequence[Code]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt.base.errors import SmeltError
 from smelt.codegen import cpu
+from smelt.codegen.parallel import LAUNCH, launcher_text
 from smelt.device import Target
 
 _lock = threading.Lock()
@@ -20,12 +21,6 @@ def llvm() -> Any:
     llvmlite.binding.initialize_native_target()
     llvmlite.binding.initialize_native_asmprinter()
     return llvmlite.binding
-
-
-@functools.cache
-def _symbols_added() -> None:
-    for name, address in cpu.external_symbols().items():
-        llvm().add_symbol(name, address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +60,27 @@ def _optimized(module: Any, generator: Any) -> None:
             passes.run(function, builder)
 
 
+_launchers: dict[Target, Loaded] = {}
+
+
 def load(text: str, target: Target) -> Loaded:
     """Build `text` for the host and keep the result ready to call."""
     with _lock:
-        _symbols_added()
-        generator = machine(target)
-        module = _parsed(text, target)
-        _optimized(module, generator)
-        engine = llvm().create_mcjit_compiler(module, generator)
-        engine.finalize_object()
-        return Loaded(engine, module)
+        if target not in _launchers:
+            for name, address in cpu.external_symbols().items():
+                llvm().add_symbol(name, address)
+            _launchers[target] = _load(launcher_text(parallel=cpu.has_openmp()), target)
+            llvm().add_symbol(LAUNCH, _launchers[target].address(LAUNCH))
+        return _load(text, target)
+
+
+def _load(text: str, target: Target) -> Loaded:
+    generator = machine(target)
+    module = _parsed(text, target)
+    _optimized(module, generator)
+    engine = llvm().create_mcjit_compiler(module, generator)
+    engine.finalize_object()
+    return Loaded(engine, module)
 
 
 def assemble(text: str, target: Target) -> str:
