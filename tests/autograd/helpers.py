@@ -87,7 +87,9 @@ def assert_same(mine: Any, eager: Any) -> None:
     torch.testing.assert_close(mine, eager, rtol=1e-12, atol=1e-12)
 
 
-def compare(function: Callable[..., Any], inputs: Sequence[torch.Tensor], partition_fn: Any = partition.min_cut) -> None:
+def compare(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], partition_fn: Any = partition.min_cut
+) -> None:
     """Outputs, written inputs and gradients agree with eager, in float64, on a first and a second call."""
     compiled = aot(function, partition_fn)
     for seed in (1, 2):

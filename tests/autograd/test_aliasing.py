@@ -216,5 +216,5 @@ def test_running_statistics_written_behind_the_scenes_are_refused() -> None:
     def function(x: Any, m: Any, v: Any) -> Any:
         return torch.instance_norm(x, None, None, m, v, True, 0.1, 1e-5, False)
 
-    with pytest.raises(CannotTrace, match="writes in place below"):
+    with pytest.raises(CannotTrace, match="writes running statistics"):
         trace_joint(captured(function, [g(2, 3, 4), c(3), c(3)]), {})

@@ -11,7 +11,9 @@ Edges = list[tuple[int, int, int]]
 
 VERTICES = 6
 edges_of = st.lists(
-    st.tuples(st.integers(0, VERTICES - 1), st.integers(0, VERTICES - 1), st.integers(1, 9)).filter(lambda e: e[0] != e[1]),
+    st.tuples(st.integers(0, VERTICES - 1), st.integers(0, VERTICES - 1), st.integers(1, 9)).filter(
+        lambda e: e[0] != e[1]
+    ),
     max_size=14,
 )
 

@@ -93,7 +93,9 @@ def names(halves: Halves) -> list[str]:
 
 
 def calls(graph: fx.Graph) -> list[str]:
-    return [node.target.overloadpacket.__name__ for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return [
+        node.target.overloadpacket.__name__ for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+    ]
 
 
 def test_the_seeds_example_saves_what_the_seeds_say() -> None:

@@ -316,7 +316,7 @@ def test_second_derivative_without_the_input_is_an_error() -> None:
     compiled = aot(lambda x, y: x.exp() + y * 0.5)
     out = compiled(x, torch.randn(4, dtype=torch.float64)).sum()
     gc.collect()
-    with pytest.raises(SmeltError, match="SM040.*is gone"):
+    with pytest.raises(SmeltError, match="is gone"):
         torch.autograd.grad(out, x, create_graph=True)
 
 
@@ -349,7 +349,9 @@ def test_a_plan_with_tangents_needs_a_backward() -> None:
     from smelt.ir.joint import FromResult
     from smelt.ir.tensorspec import TensorSpec
 
-    plan = Plan(inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(TensorSpec.of(torch.ones(2)),))
+    plan = Plan(
+        inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(TensorSpec.of(torch.ones(2)),)
+    )
     with pytest.raises(ValueError, match="needs a backward"):
         join(lambda x: (x,), None, plan)
 

@@ -4,8 +4,8 @@
 
     results: (add,)   outputs: FromResult(0, (t,)), FromResult(0, (select,)), FromInput(0, (view,))
 
-Only values with memory of their own are computed by the graph; everything else is rebuilt outside as views of them or of
-the real inputs, so that aliasing, in-place writes afterwards and autograd's own view tracking are PyTorch's.
+Only values with memory of their own are computed by the graph; everything else is rebuilt outside as views of them or
+of the real inputs, so that aliasing, in-place writes afterwards and autograd's own view tracking are PyTorch's.
 """
 
 import operator
@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.trace import CannotTrace, settled, storage_id
+from smelt.ir import effects
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Repeat, Restride, Steps, ViewStep
 from smelt.ir.tensorspec import tensor_spec
 
@@ -46,11 +47,10 @@ class Arrangement:
 
 def is_view(node: fx.Node) -> bool:
     """Whether a node yields memory of its first argument; `_unsafe_view` does without saying so."""
-    op = node.target
-    if op is operator.getitem:
+    if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
-    return isinstance(op, torch._ops.OpOverload) and (bool(op.is_view) or op is aten._unsafe_view.default)
+    return effects.is_view(node.target) or node.target is aten._unsafe_view.default
 
 
 def view_root(node: fx.Node) -> fx.Node:

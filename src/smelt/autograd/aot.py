@@ -6,8 +6,8 @@
 
     fast = smelt.aot_function(fn, fw_compiler=show, bw_compiler=show)
 
-Compilers receive `(fx.GraphModule, example_inputs)` and return a callable from flat tensors to a tuple. A `partition_fn`
-is `smelt.partition.default`, `smelt.partition.min_cut`, or a function
+Compilers receive `(fx.GraphModule, example_inputs)` and return a callable from flat tensors to a tuple. A
+`partition_fn` is `smelt.partition.default`, `smelt.partition.min_cut`, or a function
 `(joint_module, joint_inputs, *, num_fwd_outputs) -> (forward_module, backward_module)`.
 """
 
@@ -77,7 +77,7 @@ def aot_module_simplified(
     partition_fn: PartitionFunction | None = None,
     decompositions: Decompositions | None = None,
 ) -> Callable[..., Any]:
-    """For backends: `mod` compiled for inputs like `args` at once; takes those inputs, and reads `mod`'s state itself."""
+    """For backends: `mod` compiled at once for inputs like `args`. Takes those inputs, reads `mod`'s state itself."""
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
     function = _lifted(mod)
 
@@ -108,7 +108,11 @@ class _Stage:
     """The choices of one `aot_function`."""
 
     def __init__(
-        self, forward: Compiler, backward: Compiler, partition_fn: PartitionFunction, decompositions: Decompositions | None
+        self,
+        forward: Compiler,
+        backward: Compiler,
+        partition_fn: PartitionFunction,
+        decompositions: Decompositions | None,
     ) -> None:
         self.forward = forward
         self.backward = backward
@@ -208,7 +212,7 @@ def _replaced(mod: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iter
     """Put other tensors in the place of a module's own, wherever it holds them, and take them out again."""
     current, _ = _state(mod)
     substitute = {id(current[name]): tensor for name, tensor in tensors.items()}
-    slots = [
+    slots: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
         (held, name, tensor, substitute[id(tensor)])
         for part in mod.modules()
         for held in (part._parameters, part._buffers)

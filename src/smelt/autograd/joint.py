@@ -24,16 +24,15 @@ from smelt.autograd.trace import (
     Decompositions,
     SharingRecorder,
     caller_state_kept,
-    draws,
     functional,
     functionalized,
     interpret,
-    is_known_pure,
     plain_spec,
     settled,
 )
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride
+from smelt.ir.effects import draws, why_not_drop
 from smelt.ir.ghost import GhostError
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.joint import Phase, Plan, Replay
@@ -53,12 +52,12 @@ class Source:
 
     @classmethod
     def of_graph(cls, traced: Traced) -> "Source":
-        inputs = placeholders(traced.graph)
-
         def call(inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
             return interpret(traced, inputs, constants)
 
-        return cls(tuple(tensor_spec(node) for node in inputs), tuple(node.name for node in inputs), call, traced.constants)
+        nodes = placeholders(traced.graph)
+        specs, names = tuple(tensor_spec(node) for node in nodes), tuple(node.name for node in nodes)
+        return cls(specs, names, call, traced.constants)
 
     def eager(self) -> Eager:
         """The original as PyTorch runs it."""
@@ -138,7 +137,8 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
         tangents=tangents,
         gradients=tuple(gradients),
     )
-    joint = Joint(_finish(recorder), plan, source.eager(), _replay(source, arrangement, differentiable, written, recorder))
+    replay = _replay(source, [arrangement.results[index] for index in differentiable], written, recorder)
+    joint = Joint(_finish(recorder), plan, source.eager(), replay)
     events.count("joint_graphs")
     if events.wanted("joint"):
         events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
@@ -164,7 +164,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> 
     for output in outputs:
         if isinstance(output, tuple | list | dict):
             raise CannotTrace("an output is a container")
-        if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):  # type: ignore[attr-defined]
+        if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):
             raise CannotTrace("an output escaped functionalization")
     for name, tensor in constants.items():
         if settled(tensor).node is not before[name]:
@@ -201,7 +201,9 @@ def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, .
     try:
         with torch._C._DisableAutocast():  # as when a training loop leaves autocast before it calls backward
             gradients = _run_engine(
-                tuple(result.tensor for result in results), tuple(tangents), tuple(run.inputs[index] for index in wanted)
+                tuple(result.tensor for result in results),
+                tuple(tangents),
+                tuple(run.inputs[index] for index in wanted),
             )
     except (GhostError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, CannotTrace):
@@ -211,7 +213,7 @@ def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, .
     for index, gradient in zip(wanted, gradients, strict=True):
         if gradient is None:
             continue
-        if not torch._is_functional_tensor(gradient):  # type: ignore[attr-defined]
+        if not torch._is_functional_tensor(gradient):
             raise CannotTrace("a gradient escaped functionalization")
         node = settled(gradient).node
         assert node is not None
@@ -240,7 +242,8 @@ def _tangent_spec(result: Result) -> TensorSpec:
 def _is_dense(spec: TensorSpec) -> bool:
     """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(spec.stride, spec.shape, strict=True) if size != 1):
+    dimensions = [(stride, size) for stride, size in zip(spec.stride, spec.shape, strict=True) if size != 1]
+    for stride, size in sorted(dimensions):
         if stride != expected:
             return False
         expected *= size
@@ -263,7 +266,7 @@ def _finish(recorder: SharingRecorder) -> Traced:
     for node in reversed(list(graph.nodes)):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload) or is_known_pure(node.target):
+        if node.op == "get_attr" or why_not_drop(node) is None:
             graph.erase_node(node)
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
     constants = {name: tensor for name, tensor in recorder.constants.items() if name in used}
@@ -271,14 +274,15 @@ def _finish(recorder: SharingRecorder) -> Traced:
 
 
 def _replay(
-    source: Source, arrangement: Arrangement, differentiable: Sequence[int], written: Sequence[int], recorder: SharingRecorder
+    source: Source, results: Sequence[Result], written: Sequence[int], recorder: SharingRecorder
 ) -> Replay | str:
+    """Running the original again on the same inputs, or why that would not yield the same."""
     if written:
         return "the graph writes an input, and running it again would write it again"
     random = next((node for node in recorder.graph.nodes if draws(node)), None)
     if random is not None:
         return f"the graph draws random numbers ({random.target}), and running it again would draw others"
-    places = [(arrangement.results[index].shown, arrangement.results[index].beneath) for index in differentiable]
+    places = [(result.shown, result.beneath) for result in results]
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = source.call(inputs, source.constants)

@@ -4,7 +4,7 @@
     network.edge(network.source, a, 5); network.edge(a, network.sink, 3)
     network.cut() → the vertices on the source's side, here {source, a}
 
-Of several minimum cuts, the one nearest the sink is taken: everything that does not have to be on the sink's side is not.
+Of several minimum cuts, the one nearest the sink is taken: what does not have to be on the sink's side is not.
 """
 
 from collections import deque

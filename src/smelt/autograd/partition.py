@@ -3,15 +3,14 @@
     joint(primals, tangents) → results, new values, gradients
     forward(primals)         → results, new values, saved          backward(saved, tangents) → gradients
 
-`default` saves what the backward's formulas read, which is what eager saves. `min_cut` saves the fewest bytes from which
-cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
+`default` saves what the backward's formulas read, which is what eager saves. `min_cut` saves the fewest bytes from
+which cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
 
     x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -20,9 +19,9 @@ from smelt.autograd.aliasing import is_view
 from smelt.autograd.joint import Eager, Joint
 from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import narrowed, recomputable
-from smelt.autograd.trace import is_known_pure
 from smelt.base import events
 from smelt.base.errors import SmeltError
+from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
@@ -52,7 +51,7 @@ def default(joint: Joint) -> Halves:
     own = {node for node in traced.graph.nodes if node in late or phase_of(node) is not Phase.FORWARD or is_view(node)}
     needed = _needed(_gradients(joint), stop=lambda node: node not in own)
     saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]
-    return split(joint, saved, {node: "read by the backward" for node in saved})
+    return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
 
 
 def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves:
@@ -64,7 +63,7 @@ def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves:
     late = _depending_on(_tangents(joint))
     needed = _needed(_gradients(joint), stop=lambda node: False)
     early = [node for node in joint.traced.graph.nodes if node in needed and node not in late and node.op != "output"]
-    saved = _fewest_bytes(joint, early, late, frozenset(parameters))
+    saved = _fewest_bytes(joint, early, late, parameters)
     return split(joint, saved, {node: _why_saved(node) for node in saved})
 
 
@@ -89,8 +88,8 @@ def _depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _needed(wanted: Iterable[fx.Node], stop: Any) -> set[fx.Node]:
-    """`wanted` and all they are computed from; nodes for which `stop` holds are included, what lies behind them is not."""
+def _needed(wanted: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """`wanted` and all they are computed from; nodes for which `stop` holds are in it, what lies behind them is not."""
     found: set[fx.Node] = set()
     pending = list(wanted)
     while pending:
@@ -102,11 +101,13 @@ def _needed(wanted: Iterable[fx.Node], stop: Any) -> set[fx.Node]:
     return found
 
 
-def _fewest_bytes(joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], parameters: frozenset[int]) -> list[fx.Node]:
+def _fewest_bytes(
+    joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], parameters: Collection[int]
+) -> list[fx.Node]:
     """The cheapest set of early nodes that all ways from the forward into the backward go through.
 
-    Each node is an edge whose capacity is its bytes. What is not recomputable hangs on the source: the backward can have
-    it only by a cut below it. What a late node reads hangs on the sink.
+    Each node is an edge whose capacity is its bytes. What is not recomputable hangs on the source: the backward can
+    have it only by a cut below it. What a late node reads hangs on the sink.
     """
     network = Network()
     ends = {node: (network.vertex(), network.vertex()) for node in early}
@@ -129,11 +130,9 @@ def _fewest_bytes(joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], pa
 
 
 def _cost(node: fx.Node, *, lives_anyway: bool) -> int:
-    """What saving `node` takes, in eighths of a byte. Views are not saved themselves: they would keep all of their base."""
+    """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base."""
     spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or node.op == "get_attr":
-        return INFINITE
-    if is_view(node):
+    if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
         return INFINITE
     return spec.nbytes * _PER_BYTE + (1 if lives_anyway else 2)
 
@@ -154,7 +153,7 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
     written = {primals[index] for index in plan.written}
     late = _depending_on(_tangents(joint))
-    kept = [node for node in joint.traced.graph.nodes if _has_effect(node)]
+    kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and why_not_drop(node) is not None]
     forward = _extract(
         joint.traced,
         primals,
@@ -201,21 +200,17 @@ def _extract(
             if node.op == "get_attr":
                 constants[str(node.target)] = traced.constants[str(node.target)]
     returned: list[object] = []
-    for position, node in enumerate(wanted):
-        value = made[node] if isinstance(node, fx.Node) else node
-        if position >= first_copied and node in copied:
-            assert isinstance(value, fx.Node)
-            copy = graph.call_function(_CLONE, (value,))
-            set_spec(copy, spec_of(value))
-            value = copy
-        returned.append(value)
+    for position, value in enumerate(wanted):
+        if not isinstance(value, fx.Node):
+            returned.append(value)
+            continue
+        node = made[value]
+        if position >= first_copied and value in copied:
+            node = graph.call_function(_CLONE, (node,))
+            set_spec(node, spec_of(value))
+        returned.append(node)
     graph.output(tuple(returned))  # type: ignore[arg-type]
     return Traced(graph, Level.PURE, constants)
-
-
-def _has_effect(node: fx.Node) -> bool:
-    """Whether a call must run even if nobody reads its result: it draws random numbers, or is not PyTorch's own."""
-    return isinstance(node.target, torch._ops.OpOverload) and not is_known_pure(node.target)
 
 
 def _report(halves: Halves) -> None:
@@ -241,7 +236,8 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
     count = len(placeholders(backward.graph)) - len(plan.tangents)
     if len(returned) != count:
         raise SmeltError(
-            "SM020", f"the partition's forward saves {len(returned)} values, and its backward takes {count} before the tangents"
+            "SM020",
+            f"the partition's forward saves {len(returned)} values, and its backward takes {count} before the tangents",
         )
     number = {node: index for index, node in enumerate(placeholders(forward.graph))}
     written = {placeholders(forward.graph)[index] for index in plan.written}

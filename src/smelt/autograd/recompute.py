@@ -1,10 +1,10 @@
 """What the backward may compute again, and how little of a value it needs.
 
-    recomputable(node) -> why not, or None        mm: "a library call", sum: "a reduction", bernoulli: "draws random numbers"
+    recomputable(mm) → "a library call"     recomputable(sum) → "a reduction"     recomputable(sin) → None: it may be
 
 `narrowed` rewrites a joint graph so that the least of a value crosses from forward to backward:
 
-    threshold_backward(g, relu, 0)   →   le = le(relu, 0); where(le, zero, g)         one byte an element instead of four
+    threshold_backward(g, relu, 0)   →   le = le(relu, 0); where(le, zero, g)       one byte an element instead of four
     noise = bernoulli(x, 0.9)        →   mask = to bool(noise); again = to float(mask)
 
 Both are exact: the comparison is the one the kernel makes, and zeros and ones survive the trip through bool.
@@ -12,12 +12,13 @@ Both are exact: the comparison is the one the kernel makes, and zeros and ones s
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.autograd.aliasing import is_view
-from smelt.autograd.trace import draws
+from smelt.ir.effects import draws
 from smelt.ir.graph import Level, Traced
 from smelt.ir.joint import Phase, set_phase
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
@@ -80,8 +81,10 @@ def _noise_applies(node: fx.Node) -> bool:
     return tensor_spec(node).dtype.itemsize > 1
 
 
-def _call(graph: fx.Graph, op: torch._ops.OpOverload, args: tuple[object, ...], spec: TensorSpec, **kwargs: object) -> fx.Node:
-    node = graph.create_node("call_function", op, args, kwargs, name=op.overloadpacket.__name__)  # type: ignore[arg-type]
+def _call(
+    graph: fx.Graph, op: torch._ops.OpOverload, args: tuple[Any, ...], spec: TensorSpec, **kwargs: Any
+) -> fx.Node:
+    node = graph.create_node("call_function", op, args, kwargs, name=op.overloadpacket.__name__)
     set_spec(node, spec)
     set_phase(node, Phase.BACKWARD)
     return node

@@ -4,7 +4,7 @@
     F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no writes inside
 
 Functionalization removes the writes that an operator's schema declares. One that writes all the same would make a graph
-that looks pure and is not, so calls that `writes_secretly` are refused where no substitute caught them first.
+that looks pure and is not; where no substitute catches it first, the recorder refuses it (`ir.effects`).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def _batch_norm(
 ) -> torch.Tensor:
     if not training or running_mean is None or running_var is None or not input.numel():
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    F._verify_batch_size(input.size())  # type: ignore[no-untyped-call]
+    F._verify_batch_size(input.size())  # type: ignore[attr-defined]
     made = aten._native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, True, momentum, eps)
     normed: torch.Tensor = made[0]
     return normed
@@ -71,20 +71,3 @@ class Substituting(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
-
-
-# Operators that update running statistics without a word of it in their schemas: positions of mean, var and `training`.
-_SECRET_WRITES: dict[Any, tuple[int, int, int]] = {
-    aten.native_batch_norm.default: (3, 4, 5),
-    aten.cudnn_batch_norm.default: (3, 4, 5),
-    aten.miopen_batch_norm.default: (3, 4, 5),
-}
-
-
-def writes_secretly(op: Any, args: Sequence[Any]) -> bool:
-    """Whether this call writes an argument that its schema does not mark as written."""
-    places = _SECRET_WRITES.get(op)
-    if places is None:
-        return False
-    mean, var, training = (args[place] if place < len(args) else None for place in places)
-    return bool(training) and (mean is not None or var is not None)

@@ -17,8 +17,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from smelt.autograd.substitutes import writes_secretly
 from smelt.base.errors import SmeltError
+from smelt.ir.effects import QUIET_WRITE, effect_of
 from smelt.ir.ghost import GhostTensor, Recorder
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, phase_of, set_phase
@@ -40,29 +40,7 @@ class CannotTrace(SmeltError):
         self.reason = reason
 
 
-def is_random(op: object) -> bool:
-    """Whether an operator draws random numbers (or may)."""
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether this call draws random numbers; attention without dropout does not."""
-    if not is_random(node.target):
-        return False
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
-    return True
-
-
-def is_known_pure(op: object) -> bool:
-    """Whether two equal calls may be made one, and an unused call none: PyTorch's own, without randomness."""
-    return isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims") and not is_random(op)
-
-
-class SharingRecorder(Recorder):
+class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
 
     def __init__(self, decompositions: Decompositions | None = None) -> None:
@@ -74,9 +52,10 @@ class SharingRecorder(Recorder):
         if func in IDENTITIES:
             result.node = args[0]
             return
-        if func._schema.is_mutable or writes_secretly(func, args):
-            raise CannotTrace(f"{func} writes in place below functionalization")
-        key = _call_key(func, args, kwargs) if is_known_pure(func) else None
+        effect = effect_of(func, args, kwargs)
+        if func._schema.is_mutable or effect == QUIET_WRITE:
+            raise CannotTrace(f"{func} {effect} below functionalization")
+        key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
             self._take_again(known, result)
@@ -84,8 +63,10 @@ class SharingRecorder(Recorder):
         super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
         made = [part for part in parts if part is not None]
-        for node in {*made, *(node for part in made for node in part.all_input_nodes if part.target is operator.getitem)}:
+        for node in made:
             set_phase(node, self.phase)
+            if node.target is operator.getitem:
+                set_phase(node.all_input_nodes[0], self.phase)
         if key is not None:
             self._calls[key] = parts
 
@@ -163,7 +144,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
 
 @contextlib.contextmanager
 def caller_state_kept() -> Iterator[None]:
-    """Run with none of the caller's debugging or saving hooks, and leave grad mode as it was, whatever the graph does."""
+    """Run with none of the caller's debugging or saving hooks; leave grad mode as it was, whatever the graph does."""
     grad, anomaly, check_nan = torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     hooks: list[Any] = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -182,23 +163,23 @@ def caller_state_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def functionalized() -> Iterator[None]:
     """Within, operators on functional tensors reach the modes below without writes."""
-    torch._enable_functionalization(reapply_views=True)  # type: ignore[attr-defined]
+    torch._enable_functionalization(reapply_views=True)
     try:
         yield
     finally:
-        torch._disable_functionalization()  # type: ignore[attr-defined]
+        torch._disable_functionalization()  # type: ignore[no-untyped-call]
 
 
 def functional(ghost: GhostTensor, *, requires_grad: bool = False) -> torch.Tensor:
     """A tensor that functionalization follows, standing for `ghost`."""
-    wrapped: torch.Tensor = torch._to_functional_tensor(ghost)  # type: ignore[attr-defined]
+    wrapped: torch.Tensor = torch._to_functional_tensor(ghost)
     return wrapped.requires_grad_() if requires_grad else wrapped
 
 
 def settled(tensor: torch.Tensor) -> GhostTensor:
     """The ghost a functional tensor stands for now, after every write to it or to what it shares memory with."""
-    torch._sync(tensor)  # type: ignore[attr-defined]
-    ghost = torch._from_functional_tensor(tensor)  # type: ignore[attr-defined]
+    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+    ghost = torch._from_functional_tensor(tensor)
     assert isinstance(ghost, GhostTensor)
     return ghost
 

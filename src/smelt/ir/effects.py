@@ -1,9 +1,11 @@
 """What a call does besides yielding its result: draw random numbers, write memory its schema keeps quiet about.
 
-    why_not_drop(bernoulli(x))  → "draws random numbers"        why_not_drop(sin(x)) → None
+why_not_drop(bernoulli(x))  → "draws random numbers"        why_not_drop(sin(x)) → None
 """
 
 import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,14 +13,24 @@ from torch import fx
 aten = torch.ops.aten
 
 # Operators that write arguments although their schema does not say so: running statistics, in training.
-_QUIET_WRITERS = {aten.native_batch_norm.default: 5, aten.cudnn_batch_norm.default: 5, aten.miopen_batch_norm.default: 5}
+_QUIET_WRITERS = {
+    aten.native_batch_norm.default: 5,
+    aten.cudnn_batch_norm.default: 5,
+    aten.miopen_batch_norm.default: 5,
+}
+
+
+RANDOM = "draws random numbers"
+QUIET_WRITE = "writes running statistics"
 
 
 def why_not_drop(node: fx.Node) -> str | None:
     """Why a call whose result nobody uses must stay, and why two equal calls are not one; None if they may go."""
-    target = node.target
-    if target is operator.getitem:
-        return None
+    return None if node.target is operator.getitem else effect_of(node.target, node.args, node.kwargs)
+
+
+def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The same of a call that is not in a graph yet; its arguments may be nodes or values."""
     if not isinstance(target, torch._ops.OpOverload):
         return "is not an ATen operator"
     if target.namespace not in ("aten", "prims"):
@@ -26,19 +38,24 @@ def why_not_drop(node: fx.Node) -> str | None:
     if target._schema.is_mutable:
         return "writes an argument"
     training = _QUIET_WRITERS.get(target)
-    if training is not None and node.args[training] is not False and node.args[3] is not None:
-        return "writes running statistics"
-    if torch.Tag.nondeterministic_seeded in target.tags and _draws(node, target):
-        return "draws random numbers"
+    if training is not None and args[training] is not False and args[3] is not None:
+        return QUIET_WRITE
+    if torch.Tag.nondeterministic_seeded in target.tags and _draws(target, args, kwargs):
+        return RANDOM
     return None
 
 
-def _draws(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+def draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers."""
+    return why_not_drop(node) == RANDOM
+
+
+def _draws(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Attention is marked random for its dropout; without any it is not."""
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            given = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0.0)
     return True
 
 

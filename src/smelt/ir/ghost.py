@@ -8,9 +8,9 @@ under it yield ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
         x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
         y = torch.relu(x) + 1          # recorder.graph now holds aten.relu.default, aten.add.Tensor
 
-Metadata comes from `ir.specrules` where it has a rule, otherwise from PyTorch's meta kernels, many of which are Python and
-cost up to a millisecond; their answer is kept by operator and argument metadata, so the second layer of a model asks no
-more.
+Metadata comes from `ir.specrules` where it has a rule, otherwise from PyTorch's meta kernels, many of which are Python
+and cost up to a millisecond; their answer is kept by operator and argument metadata, so the second layer of a model
+asks no more.
 """
 
 import operator
@@ -39,7 +39,7 @@ class GhostTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, spec: TensorSpec, node: fx.Node | None = None) -> "GhostTensor":
-        ghost: GhostTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        ghost: GhostTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             spec.shape,
             strides=spec.stride,
@@ -51,17 +51,17 @@ class GhostTensor(torch.Tensor):
         ghost.node = node
         return ghost
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ghost {TensorSpec.of(self)}"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return propagate(func, args, kwargs or {})
 
 
-class GhostMode(TorchDispatchMode):
+class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Under this mode every operator, factories such as `torch.arange` included, yields ghosts."""
 
     @classmethod
@@ -202,7 +202,7 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
     return found
 
 
-class Recorder(GhostMode):
+class Recorder(GhostMode):  # type: ignore[no-untyped-call]
     """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
 
     `decompositions` maps an operator to a function of the same arguments; calls of that operator are recorded as what
@@ -212,7 +212,7 @@ class Recorder(GhostMode):
     """
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self._constant_nodes: dict[int, fx.Node] = {}

@@ -106,13 +106,13 @@ class _Differentiable:
         if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
             return self.eager(*inputs)
         box: list[Any] = []
-        apply = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
+        apply: Flat = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
         differentiable = apply(self, box, *inputs)
-        values = differentiable
+        values: Any = differentiable
         if box:
             values = box[0]
-            for position, result in zip(plan.differentiable, differentiable, strict=True):
-                values[position] = result
+            for position, value in zip(plan.differentiable, differentiable, strict=True):
+                values[position] = value
             if plan.written:
                 _write_back(plan.written, inputs, values[plan.results :])
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
@@ -129,7 +129,7 @@ class _Differentiable:
             if tensor is None:
                 raise SmeltError(
                     "SM040",
-                    f"input {index} of the compiled graph is gone, and create_graph=True needs it to compute the graph again",
+                    f"input {index} of the compiled graph is gone, and create_graph=True needs it again",
                     hint="keep a reference to it until the backward has run",
                 )
             if tensor._version != version:
@@ -146,7 +146,7 @@ class _Joined(torch.autograd.Function):
     """The one node that a compiled graph is to PyTorch's autograd."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Differentiable, box: list[Any], *inputs: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(ctx: Any, state: _Differentiable, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
         plan = state.plan
         values = _without_autocast(state.forward, inputs)
         if plan.copied:
