@@ -29,7 +29,7 @@ def gradients(call):
 expected = gradients(model)
 found = gradients(smelt.compile(model, options={"fallback": False}))
 for mine, theirs in zip(found, expected, strict=True):
-    torch.testing.assert_close(mine, theirs)
+    assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)  # torch.testing would import sympy itself
 print(json.dumps({"modules": sorted(sys.modules), "graphs": smelt.counters["graphs"]}))
 """
 
