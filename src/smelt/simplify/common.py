@@ -20,7 +20,14 @@ from smelt.simplify.memory import Memory
 aten = torch.ops.aten
 
 _COMMUTATIVE = frozenset(
-    {aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default, aten.logical_and.default, aten.logical_or.default}
+    {
+        aten.add.Tensor,
+        aten.mul.Tensor,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.logical_and.default,
+        aten.logical_or.default,
+    }
 )
 
 

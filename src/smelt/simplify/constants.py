@@ -38,10 +38,24 @@ _NAMED: dict[Any, int] = {
     aten.new_zeros.default: 0,
 }
 _LIKE = frozenset(
-    {aten.full_like.default, aten.new_full.default, aten.ones_like.default, aten.new_ones.default, aten.zeros_like.default, aten.new_zeros.default}
+    {
+        aten.full_like.default,
+        aten.new_full.default,
+        aten.ones_like.default,
+        aten.new_ones.default,
+        aten.zeros_like.default,
+        aten.new_zeros.default,
+    }
 )
 _CARRIERS = frozenset(
-    {aten.expand.default, aten.view.default, aten.permute.default, aten.clone.default, aten.unsqueeze.default, aten.squeeze.dim}
+    {
+        aten.expand.default,
+        aten.view.default,
+        aten.permute.default,
+        aten.clone.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+    }
 )
 _COMMUTATIVE = frozenset({aten.add.Tensor, aten.mul.Tensor})
 _RIGHT = frozenset({aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor, aten.div.Tensor})
@@ -101,7 +115,10 @@ def _rounded(value: Any, dtype: torch.dtype) -> _Uniform | None:
 
 def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -> _Uniform | None:
     """Arithmetic on uniform tensors, done by the operator itself on one element of each."""
-    if not all(isinstance(source, fx.Node) and source in known for source in node.all_input_nodes) or not node.all_input_nodes:
+    if (
+        not all(isinstance(source, fx.Node) and source in known for source in node.all_input_nodes)
+        or not node.all_input_nodes
+    ):
         return None
     if spec.device.type != "cpu":
         return None
@@ -124,7 +141,9 @@ def _as_full(node: fx.Node, found: _Uniform, known: dict[fx.Node, _Uniform], fue
     assert isinstance(spec, TensorSpec)
     if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not fuel.take():
         return
-    made = insert(node, aten.full.default, (list(spec.shape), found.value), {"dtype": spec.dtype, "device": spec.device})
+    made = insert(
+        node, aten.full.default, (list(spec.shape), found.value), {"dtype": spec.dtype, "device": spec.device}
+    )
     known[made] = found
     node.replace_all_uses_with(made)
 

@@ -16,7 +16,7 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.simplify.memory import Memory, fits, insert, same_layout
+from smelt.simplify.memory import Memory, fits, same_layout
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ def _over_one(node: fx.Node) -> fx.Node | None:
 
 
 def _is_neutral(value: Any, node: fx.Node, sign: float) -> bool:
-    """Whether adding `sign · value` changes nothing: of the zeros only -0.0 leaves -0.0 as it is. Integers have one zero."""
+    """Whether adding `sign · value` changes nothing. Of a float's two zeros only -0.0 leaves -0.0 as it is."""
     if not _is_number(value, 0):
         return False
     spec = spec_of(node)
@@ -125,7 +125,7 @@ def _join_casts(node: fx.Node, fuel: Fuel) -> None:
 _ALIASES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 
 _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
-    **{alias: _first for alias in _ALIASES},
+    **dict.fromkeys(_ALIASES, _first),
     aten.clone.default: _first,
     aten._to_copy.default: _first,
     aten.mul.Tensor: _times_one,

@@ -1,6 +1,6 @@
 """Whose memory leaves the graph, and replacing one node by another without changing that.
 
-    y = clone(x); return y      x is an input: returning it instead of `y` would hand out the caller's own memory
+y = clone(x); return y      x is an input: returning it instead of `y` would hand out the caller's own memory
 """
 
 import operator
@@ -67,7 +67,11 @@ def _essence(spec: TensorSpec) -> tuple[object, ...]:
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """What a call that is not in the graph would yield, where a rule can tell."""
-    found = describe(target, tuple(_ghosts(arg) for arg in args), {k: _ghosts(v) for k, v in kwargs.items()}, _CPU)
+    named = {name: _ghosts(value) for name, value in kwargs.items()}
+    try:
+        found = describe(target, tuple(_ghosts(value) for value in args), named, _CPU)
+    except (RuntimeError, IndexError):  # a call that PyTorch would refuse
+        return None
     return found if isinstance(found, TensorSpec) else None
 
 
@@ -93,7 +97,9 @@ def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[s
     )
 
 
-def insert(node: fx.Node, target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> fx.Node:
+def insert(
+    node: fx.Node, target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None
+) -> fx.Node:
     """A new call just before `node`, with its spec and the rest of its metadata."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args, kwargs or {})  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """One view where there were several, none where nothing changes.
 
-    view(view(x, [4, 8]), [32])         → view(x, [32])         permute(permute(x, [1, 0]), [1, 0]) → x
-    expand(expand(x, [1, 8]), [4, 8])   → expand(x, [4, 8])     slice(x, 0, 0, its extent)          → x
+view(view(x, [4, 8]), [32])         → view(x, [32])         permute(permute(x, [1, 0]), [1, 0]) → x
+expand(expand(x, [1, 8]), [4, 8])   → expand(x, [4, 8])     slice(x, 0, 0, its extent)          → x
 """
 
 from typing import Any
@@ -67,10 +67,10 @@ def _as_one(node: fx.Node, inner: fx.Node) -> tuple[torch._ops.OpOverload, Any] 
     if node.target in _REGROUPING and inner.target in _REGROUPING:
         return aten.view.default, list(tensor_spec(node).shape)
     if node.target is aten.permute.default and inner.target is aten.permute.default:
-        first, second = inner.args[1], node.args[1]
-        assert isinstance(first, tuple | list) and isinstance(second, tuple | list)
+        first: Any = inner.args[1]
+        second: Any = node.args[1]
         rank = len(first)
-        return aten.permute.default, [first[dim % rank] % rank for dim in second]  # type: ignore[operator]
+        return aten.permute.default, [first[dim % rank] % rank for dim in second]
     if node.target is aten.expand.default and inner.target is aten.expand.default:
         return aten.expand.default, list(tensor_spec(node).shape)
     return None

@@ -3,8 +3,8 @@
     describe(aten.add.Tensor, (f32[4, 8], f32[8]), {}) → f32[4, 8]
 
 Many of PyTorch's own answers are Python, cost up to milliseconds and import sympy at first use. A rule here costs some
-ten microseconds and says `NotImplemented` whenever it is not sure; then PyTorch is asked. Every rule is held against real
-execution in `tests/ir/test_specrules.py`. Rules describe results on the CPU; `RULES` of element-wise operators,
+ten microseconds and says `NotImplemented` whenever it is not sure; then PyTorch is asked. Every rule is held against
+real execution in `tests/ir/test_specrules.py`. Rules describe results on the CPU; `RULES` of element-wise operators,
 reductions and copies hold on every device, those of `library` and `losses` only there.
 """
 

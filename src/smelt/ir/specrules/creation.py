@@ -1,8 +1,8 @@
 """Specs of operators that make tensors from numbers, copy one, or make another like it.
 
-    aten.zeros([2, 3])                                  → f32[2, 3]
-    aten.arange(0, 10, 3)                               → i64[4]
-    aten._to_copy(f32[2, 3]:(1, 2), dtype=float64)      → f64[2, 3]:(1, 2)
+aten.zeros([2, 3])                                  → f32[2, 3]
+aten.arange(0, 10, 3)                               → i64[4]
+aten._to_copy(f32[2, 3]:(1, 2), dtype=float64)      → f64[2, 3]:(1, 2)
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, contiguous_stride
-from smelt.ir.specrules.layout import channels_last_stride, formatted_stride, is_contiguous, like_stride
+from smelt.ir.specrules.layout import channels_last_stride, formatted_stride, is_contiguous, is_dense
 from smelt.ir.specrules.promotion import FLOATS, KNOWN, number_dtype
 from smelt.ir.tensorspec import TensorSpec
 
@@ -118,12 +118,20 @@ def _bernoulli(value: Any, *rest: Any, **options: Any) -> Any:
     return _contiguous(value.shape, value.dtype) if value.dtype in FLOATS else NotImplemented
 
 
-def _new(value: Any, size: Sequence[int], *fill: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+def _new(
+    value: Any, size: Sequence[int], *fill: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
     return _contiguous(size, dtype or value.dtype) if _plain(layout) else NotImplemented
 
 
 def _new_strided(
-    value: Any, size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+    value: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    **rest: Any,
 ) -> Any:
     return _empty_strided(size, stride, dtype=dtype or value.dtype, layout=layout)
 
@@ -140,7 +148,9 @@ def _copy(value: Any, source: Any, *rest: Any) -> Any:
     for size, have in zip(reversed(shape), reversed(source.shape), strict=False):
         if have not in (1, size):
             return NotImplemented
-    return TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+    if not is_dense(shape, value.stride()):
+        return NotImplemented
+    return TensorSpec(shape, value.stride(), value.dtype, CPU)
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:

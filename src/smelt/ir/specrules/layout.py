@@ -103,7 +103,7 @@ def like_stride(shape: Shape, stride: Shape) -> Shape:
 
 
 def formatted_stride(shape: Shape, stride: Shape, memory_format: torch.memory_format | None) -> Shape | None:
-    """Strides under an explicit `memory_format=`; None means preserve. None comes back for a format that does not fit."""
+    """Strides under a given `memory_format=` (None: preserve); None comes back for a format that does not fit."""
     if memory_format is None or memory_format is torch.preserve_format:
         return like_stride(shape, stride)
     if memory_format is torch.contiguous_format:
@@ -146,7 +146,8 @@ def _aligned(shape: Shape, have: Shape, stride: Shape) -> Shape:
         return stride
     offset = len(shape) - len(have)
     own = [
-        0 if size == 1 and shape[offset + dim] != 1 else step for dim, (size, step) in enumerate(zip(have, stride, strict=True))
+        0 if size == 1 and shape[offset + dim] != 1 else step
+        for dim, (size, step) in enumerate(zip(have, stride, strict=True))
     ]
     return (0,) * offset + tuple(own)
 

@@ -132,7 +132,16 @@ def _batch_norm_no_stats(value: Any, weight: Any, bias: Any, training: bool, *re
 
 
 def _batch_norm_backward(
-    grad: Any, value: Any, weight: Any, mean: Any, var: Any, saved: Any, inverse: Any, training: bool, eps: float, mask: Any
+    grad: Any,
+    value: Any,
+    weight: Any,
+    mean: Any,
+    var: Any,
+    saved: Any,
+    inverse: Any,
+    training: bool,
+    eps: float,
+    mask: Any,
 ) -> Any:
     parts = _batch_norm_parts(value, weight, mean, var)
     if parts is None or not _one_dtype(grad, value) or grad.shape != value.shape or not grad.is_contiguous():
@@ -181,7 +190,12 @@ def _convolution(
     rank = value.dim() - 2
     if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
         return NotImplemented
-    if not value.is_contiguous() or not weight.is_contiguous() or _looks_channels_last(value) or _looks_channels_last(weight):
+    if (
+        not value.is_contiguous()
+        or not weight.is_contiguous()
+        or _looks_channels_last(value)
+        or _looks_channels_last(weight)
+    ):
         return NotImplemented
     if 0 in value.shape or value.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         return NotImplemented
@@ -191,7 +205,8 @@ def _convolution(
     if any(len(given) != rank for given in steps) or any(step < 1 for step in (*steps[0], *steps[2])):
         return NotImplemented
     sizes = tuple(
-        _spatial(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim]) for dim in range(rank)
+        _spatial(value.shape[2 + dim], weight.shape[2 + dim], steps[0][dim], steps[1][dim], steps[2][dim])
+        for dim in range(rank)
     )
     if any(size < 1 for size in sizes):
         return NotImplemented
@@ -206,11 +221,24 @@ def _looks_channels_last(value: Any) -> bool:
 
 
 def _convolution_backward(
-    grad: Any, value: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+    grad: Any,
+    value: Any,
+    weight: Any,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *rest: Any,
 ) -> Any:
     output_padding, groups, mask = rest
     forward = _convolution(value, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-    if forward is NotImplemented or forward.shape != tuple(grad.shape) or not grad.is_contiguous() or _looks_channels_last(grad):
+    if (
+        forward is NotImplemented
+        or forward.shape != tuple(grad.shape)
+        or not grad.is_contiguous()
+        or _looks_channels_last(grad)
+    ):
         return NotImplemented
     return (
         row_major(tuple(value.shape), value.dtype) if mask[0] else None,
@@ -220,7 +248,12 @@ def _convolution_backward(
 
 
 def _max_pool2d(
-    value: Any, kernel: Sequence[int], stride: Sequence[int] = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    value: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Any:
     if value.dim() not in (3, 4) or value.dtype not in FLOATS or ceil_mode or not value.is_contiguous():
         return NotImplemented
@@ -228,9 +261,14 @@ def _max_pool2d(
         return NotImplemented
     kernels, paddings, dilations = _pair(kernel), _pair(padding), _pair(dilation)
     strides = _pair(stride) if stride else kernels
-    if any(2 * pad > size for pad, size in zip(paddings, kernels, strict=True)) or min(*strides, *dilations, *kernels) < 1:
+    if (
+        any(2 * pad > size for pad, size in zip(paddings, kernels, strict=True))
+        or min(*strides, *dilations, *kernels) < 1
+    ):
         return NotImplemented
-    sizes = tuple(_spatial(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1))
+    sizes = tuple(
+        _spatial(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1)
+    )
     if min(sizes) < 1 or min(paddings) < 0:
         return NotImplemented
     shape: Shape = (*value.shape[:-2], *sizes)
@@ -243,7 +281,12 @@ def _pair(given: Any) -> tuple[int, int]:
 
 
 def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
-    if not _one_dtype(grad, value) or not value.is_contiguous() or _looks_channels_last(value) or grad.dim() != value.dim():
+    if (
+        not _one_dtype(grad, value)
+        or not value.is_contiguous()
+        or _looks_channels_last(value)
+        or grad.dim() != value.dim()
+    ):
         return NotImplemented
     return row_major(tuple(value.shape), value.dtype)
 
@@ -252,7 +295,14 @@ def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
 
 
 def _attention(
-    query: Any, key: Any, value: Any, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
 ) -> Any:
     if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape or not _one_dtype(query, key, value):
         return NotImplemented
@@ -267,7 +317,12 @@ def _attention(
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *rest: Any, **options: Any) -> Any:
-    if not _one_dtype(grad, query, key, value) or query.dim() != 4 or grad.shape != query.shape or key.shape != value.shape:
+    if (
+        not _one_dtype(grad, query, key, value)
+        or query.dim() != 4
+        or grad.shape != query.shape
+        or key.shape != value.shape
+    ):
         return NotImplemented
     if 0 in (*query.shape, *key.shape):
         return NotImplemented
@@ -308,7 +363,9 @@ def _nll_fits(value: Any, target: Any, weight: Any) -> bool:
     return fits and (weight is None or (weight.dtype is value.dtype and tuple(weight.shape) == (value.shape[-1],)))
 
 
-def _nll_loss_backward(grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any) -> Any:
+def _nll_loss_backward(
+    grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> Any:
     if not _nll_fits(value, target, weight) or grad.dtype is not value.dtype or not value.is_contiguous():
         return NotImplemented
     wanted = tuple(target.shape) if reduction == 0 else ()

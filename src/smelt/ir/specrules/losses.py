@@ -1,7 +1,7 @@
 """Specs of losses. Reduced ones yield a scalar; others, and gradients, are answered for row-major inputs of one shape.
 
-    aten.mse_loss(f32[4, 8], f32[4, 8], 1)                      → f32[]
-    aten.mse_loss_backward(f32[], f32[4, 8], f32[4, 8], 1)      → f32[4, 8]
+aten.mse_loss(f32[4, 8], f32[4, 8], 1)                      → f32[]
+aten.mse_loss_backward(f32[], f32[4, 8], f32[4, 8], 1)      → f32[4, 8]
 """
 
 from typing import Any
@@ -33,7 +33,12 @@ def _loss(value: Any, target: Any, reduction: int = 1, *options: Any) -> Any:
 
 def _loss_backward(grad: Any, value: Any, target: Any, reduction: int, *options: Any) -> Any:
     wanted = tuple(value.shape) if reduction == 0 else ()
-    if not _alike(value, target) or grad.dtype is not value.dtype or tuple(grad.shape) != wanted or not grad.is_contiguous():
+    if (
+        not _alike(value, target)
+        or grad.dtype is not value.dtype
+        or tuple(grad.shape) != wanted
+        or not grad.is_contiguous()
+    ):
         return NotImplemented
     return row_major(tuple(value.shape), value.dtype)
 

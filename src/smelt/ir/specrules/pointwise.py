@@ -25,20 +25,24 @@ aten = torch.ops.aten
 
 def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) -> Any:
     """The result of computing in `common` and yielding `out`. Tensors of other dtypes are converted first."""
+    tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return NotImplemented
+    numbers = len(tensors) < len(operands)
+    shapes: list[Shape] = [tensor.shape for tensor in tensors]
+    if (
+        not numbers
+        and all(shape == shapes[0] for shape in shapes)
+        and all(tensor.is_contiguous() for tensor in tensors)
+    ):
+        shape = tuple(shapes[0])
+        return TensorSpec(shape, contiguous_stride(shape), out, CPU)  # by far the commonest case
     layouts: list[Layout] = []
-    shapes: list[Shape] = []
-    numbers = False
-    for value in operands:
-        if not isinstance(value, torch.Tensor):
-            numbers = True
-            continue
-        shape, stride = value.shape, value.stride()
-        if value.dtype is not common and not value.is_contiguous():
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        stride = tensor.stride()
+        if tensor.dtype is not common and not tensor.is_contiguous():
             stride = like_stride(shape, stride)  # the converted copy is dense
         layouts.append((shape, stride))
-        shapes.append(shape)
-    if not shapes:
-        return NotImplemented
     common_shape = broadcast(shapes)
     if common_shape is None:
         return NotImplemented
@@ -90,7 +94,9 @@ _add_like = _binary(KNOWN - {torch.bool}, _same)
 
 
 def _subtract(a: Any, b: Any, *rest: Any, **options: Any) -> Any:
-    return NotImplemented if _is_bool(a) or _is_bool(b) else _add_like(a, b, *rest, **options)
+    if _is_bool(a) or _is_bool(b):
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
+    return _add_like(a, b, *rest, **options)
 
 
 def _subtract_reversed(a: Any, b: Any, *rest: Any, **options: Any) -> Any:
@@ -104,6 +110,15 @@ def _like(value: Any, *rest: Any, **options: Any) -> Any:
         return NotImplemented
     shape = value.shape
     return TensorSpec(tuple(shape), like_stride(shape, value.stride()), value.dtype, CPU)
+
+
+_binary_of_integers = _binary(KNOWN - FLOATS, _same)
+
+
+def _bits(a: Any, b: Any) -> Any:
+    if result_dtype((a, b)) in FLOATS:
+        raise RuntimeError("bitwise operators are not implemented for floating point tensors")
+    return _binary_of_integers(a, b)
 
 
 def _matched(count: int, kinds: frozenset[torch.dtype] = FLOATS) -> Rule:
@@ -156,8 +171,10 @@ def _clamp_tensors(value: Any, *bounds: Any, **named: Any) -> Any:
 
 def _pow_number(base: Any, exponent: Any) -> Any:
     common = result_dtype((base, exponent))
-    if common is None or common is torch.bool or (not common.is_floating_point and exponent < 0):
+    if common is None or common is torch.bool:
         return NotImplemented
+    if not common.is_floating_point and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
     return elementwise((base,), common, common)
 
 
@@ -234,29 +251,78 @@ def _masked_fill(value: Any, mask: Any, fill: Any) -> Any:
 _NUMBERS = KNOWN - {torch.bool}
 _INTEGERS = KNOWN - FLOATS
 
-_FLOAT_UNARY = (
-    "acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 "
-    "reciprocal rsqrt sigmoid sin sinc sinh sqrt tan tanh i0"
-).split()
-_SAME_UNARY = "abs neg sign ceil floor trunc round relu".split()
-_FLOATS_UNARY = (
-    "gelu silu mish hardswish hardsigmoid elu leaky_relu softplus softshrink hardshrink frac threshold"
-).split()
-_BOOL_UNARY = "logical_not signbit isnan isposinf isneginf".split()
-_PROMOTED = "mul maximum minimum fmax fmin remainder fmod floor_divide".split()
-_FLOAT_BINARY = "div atan2 copysign xlogy".split()
-_COMPARISONS = "eq ne lt le gt ge".split()
-_BITS = "bitwise_and bitwise_or bitwise_xor".split()
-_BACKWARDS = (
-    "silu_backward tanh_backward sigmoid_backward hardtanh_backward hardswish_backward "
-    "hardsigmoid_backward softplus_backward mish_backward hardshrink_backward softshrink_backward logit_backward"
-).split()
+_FLOAT_UNARY = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "digamma",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinc",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "i0",
+]
+_SAME_UNARY = ["abs", "neg", "sign", "ceil", "floor", "trunc", "round", "relu"]
+_FLOATS_UNARY = [
+    "gelu",
+    "silu",
+    "mish",
+    "hardswish",
+    "hardsigmoid",
+    "elu",
+    "leaky_relu",
+    "softplus",
+    "softshrink",
+    "hardshrink",
+    "frac",
+    "threshold",
+]
+_BOOL_UNARY = ["logical_not", "signbit", "isnan", "isposinf", "isneginf"]
+_PROMOTED = ["mul", "maximum", "minimum", "fmax", "fmin", "remainder", "fmod", "floor_divide"]
+_FLOAT_BINARY = ["div", "atan2", "copysign", "xlogy"]
+_COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+_BITS = ["bitwise_and", "bitwise_or", "bitwise_xor"]
+_BACKWARDS = [
+    "silu_backward",
+    "tanh_backward",
+    "sigmoid_backward",
+    "hardtanh_backward",
+    "hardswish_backward",
+    "hardsigmoid_backward",
+    "softplus_backward",
+    "mish_backward",
+    "hardshrink_backward",
+    "softshrink_backward",
+    "logit_backward",
+]
 
 
 def _overloads(name: str, *overloads: str) -> list[Any]:
-    """The named overloads that this PyTorch has."""
+    """The named overloads that this PyTorch has, those on numbers alone left out."""
     packet = getattr(aten, name, None)
-    return [getattr(packet, overload) for overload in overloads if packet is not None and hasattr(packet, overload)]
+    found = [getattr(packet, overload) for overload in overloads if packet is not None and hasattr(packet, overload)]
+    return [op for op in found if any(str(argument.type) == "Tensor" for argument in op._schema.arguments)]
 
 
 def _table() -> dict[Any, Rule]:
@@ -283,7 +349,7 @@ def _table() -> dict[Any, Rule]:
     enter(("logaddexp", "hypot", "nextafter"), ("default",), _binary(FLOATS, _same))
     enter(_COMPARISONS, ("Tensor", "Scalar"), _binary(KNOWN, _bool))
     enter(("logical_and", "logical_or", "logical_xor"), ("default",), _binary(KNOWN, _bool))
-    enter(_BITS, ("Tensor", "Scalar"), _binary(_INTEGERS, _same))
+    enter(_BITS, ("Tensor", "Scalar"), _bits)
     enter(("pow",), ("Tensor_Tensor",), _binary(_NUMBERS, _same))
     enter(("pow",), ("Scalar",), _pow_of_number)
     enter(("pow",), ("Tensor_Scalar",), _pow_number)

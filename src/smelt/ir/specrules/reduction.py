@@ -1,8 +1,8 @@
 """Specs of reductions, running sums and normalizations along dimensions. Their results are always row-major.
 
-    aten.sum.dim_IntList(f32[4, 8], [1], True)  → f32[4, 1]
-    aten.argmax(f32[4, 8], 1)                   → i64[4]
-    aten._softmax(f32[4, 8]:(1, 4), 1, False)   → f32[4, 8]
+aten.sum.dim_IntList(f32[4, 8], [1], True)  → f32[4, 1]
+aten.argmax(f32[4, 8], 1)                   → i64[4]
+aten._softmax(f32[4, 8]:(1, 4), 1, False)   → f32[4, 8]
 """
 
 from collections.abc import Callable, Sequence
@@ -137,13 +137,22 @@ def _running(value: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return row_major(tuple(value.shape), found)
 
 
+def _check_dim(value: Any, dim: int) -> None:
+    """The meta kernels let a wrong dim pass here."""
+    rank = max(value.dim(), 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+
+
 def _softmax(value: Any, dim: int, half_to_float: bool) -> Any:
+    _check_dim(value, dim)
     if value.dtype not in FLOATS or half_to_float or reduced_shape(value.shape, dim, True) is None:
         return NotImplemented
     return row_major(tuple(value.shape), value.dtype)
 
 
 def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> Any:
+    _check_dim(grad, dim)
     same = grad.dtype is output.dtype is input_dtype and grad.shape == output.shape
     if not same or input_dtype not in FLOATS or reduced_shape(grad.shape, dim, True) is None:
         return NotImplemented

@@ -1,7 +1,7 @@
 """Specs of the commonest views. They keep the memory and change only how it is walked.
 
-    aten.permute(f32[2, 3], [1, 0])     → f32[3, 2]:(1, 3)
-    aten.expand(f32[3], [2, 3])         → f32[2, 3]:(0, 1)
+aten.permute(f32[2, 3], [1, 0])     → f32[3, 2]:(1, 3)
+aten.expand(f32[3], [2, 3])         → f32[2, 3]:(0, 1)
 """
 
 from collections.abc import Sequence
@@ -65,9 +65,11 @@ def _expand(value: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
 
 def _expand_new_strides(shape: list[int], stride: list[int], new: int) -> None:
     """A new leading dimension of extent one is laid out as if it were stored; a repeated one has stride zero."""
+    if new == len(shape):
+        return  # a scalar, repeated
     for dim in range(new - 1, -1, -1):
         if shape[dim] == 1:
-            stride[dim] = shape[dim + 1] * stride[dim + 1] if dim + 1 < len(shape) else 1
+            stride[dim] = shape[dim + 1] * stride[dim + 1]
 
 
 def _unsqueeze(value: Any, dim: int) -> Any:

@@ -1,6 +1,6 @@
 """Losses: the pointwise term, then a mean or a sum (reduction 0 is none, 1 mean, 2 sum).
 
-    mse_loss(x, y, 1) → d = x - y; mean(d·d)
+mse_loss(x, y, 1) → d = x - y; mean(d·d)
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Softmax, variance, norms: into keepdim reductions and pointwise arithmetic around them.
 
-    _softmax(x, 1) → e = exp(x - amax(x, [1], True)); e / sum(e, [1], True)
-    var(x, [1])    → c = x - mean(x, [1], True); sum(c·c, [1]) / (n - 1)
+_softmax(x, 1) → e = exp(x - amax(x, [1], True)); e / sum(e, [1], True)
+var(x, [1])    → c = x - mean(x, [1], True); sum(c·c, [1]) / (n - 1)
 """
 
 from typing import Any
@@ -103,7 +103,7 @@ def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: boo
 @decomposes(aten.linalg_vector_norm.default)
 def vector_norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+) -> Any:
     """Orders 1 and infinity. Squares of order 2 can overflow where the library's do not, so it is left whole."""
     wide, dims = widen(x), _dims(x, dim)
     if order == 1:

@@ -1,8 +1,8 @@
 """The table of decompositions and how an entry gets into it.
 
-A decomposition is a function of an operator's own arguments that does the same with simpler operators. `decomposes` adds
-one together with a check: what comes out must have the shape, strides and dtype the operator itself would give, or the
-call is left whole.
+A decomposition is a function of an operator's own arguments that does the same with simpler operators. `decomposes`
+adds one together with a check: what comes out must have the shape, strides and dtype the operator itself would give, or
+the call is left whole.
 
     @decomposes(aten.silu_backward.default)
     def silu_backward(grad, x): ...
@@ -83,7 +83,8 @@ def widen(value: torch.Tensor) -> torch.Tensor:
 
 def constant(value: float, like: torch.Tensor) -> torch.Tensor:
     """A number as a tensor without dimensions, for operators that take no numbers."""
-    return torch.ops.aten.full.default([], value, dtype=like.dtype, device=like.device)
+    made: torch.Tensor = torch.ops.aten.full.default([], value, dtype=like.dtype, device=like.device)
+    return made
 
 
 def choose(condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor | float) -> torch.Tensor:
@@ -92,4 +93,5 @@ def choose(condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor 
     assert isinstance(like, torch.Tensor)
     first = yes if isinstance(yes, torch.Tensor) else constant(yes, like)
     second = no if isinstance(no, torch.Tensor) else constant(no, like)
-    return torch.ops.aten.where.self(condition, first, second)
+    chosen: torch.Tensor = torch.ops.aten.where.self(condition, first, second)
+    return chosen
