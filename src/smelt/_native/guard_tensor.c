@@ -1,9 +1,13 @@
-/* The check ("tensor", type, dtype, device, shape, stride, requires_grad), through Python attributes alone: whatever has
-   them is a tensor, and torch is not needed to build or import this module. */
+/* The check ("tensor", type, dtype, device, shape, stride, requires_grad), through Python attributes: whatever has them
+   is a tensor, and torch is not needed to build or import this module.
+
+   Reading them makes a Python object each, about a microsecond a tensor. Where the tensor's type offers DLPack's
+   exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
+   from then on one call and a few comparisons of integers stand in for all but the type and requires_grad. */
 #include "guards.h"
 
 static struct {
-    PyObject *dtype, *device, *shape, *stride, *requires_grad; /* interned */
+    PyObject *dtype, *device, *shape, *stride, *requires_grad, *exchange; /* interned */
 } names;
 
 int
@@ -14,7 +18,9 @@ guard_tensor_init(void)
     names.shape = PyUnicode_InternFromString("shape");
     names.stride = PyUnicode_InternFromString("stride");
     names.requires_grad = PyUnicode_InternFromString("requires_grad");
-    return names.dtype && names.device && names.shape && names.stride && names.requires_grad ? 0 : -1;
+    names.exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    bool complete = names.dtype && names.device && names.shape && names.stride && names.requires_grad && names.exchange;
+    return complete ? 0 : -1;
 }
 
 enum { TENSOR_TYPE, TENSOR_DTYPE, TENSOR_DEVICE, TENSOR_SHAPE, TENSOR_STRIDE, TENSOR_GRAD };
@@ -34,6 +40,20 @@ sizes_prepare(PyObject *tuple, Py_ssize_t rank, int64_t *sizes)
         }
     }
     return 0;
+}
+
+/* The type's exchange function; NULL, without an exception, if it has none that we know. */
+static DescribeTensor
+find_describe(PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttr(type, names.exchange);
+    ExchangeInterface *interface = NULL;
+    if (capsule && PyCapsule_CheckExact(capsule)) {
+        interface = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    }
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    return interface && interface->major_version == 1 ? interface->describe : NULL;
 }
 
 int
@@ -57,6 +77,7 @@ tensor_prepare(Check *check)
     spec->requires_grad = PyObject_IsTrue(operand(check, TENSOR_GRAD));
     spec->rank = rank;
     spec->any_stride = stride == Py_None;
+    spec->describe = find_describe(spec->type);
     if (spec->requires_grad < 0 || sizes_prepare(shape, rank, spec->sizes) < 0) {
         return -1;
     }
@@ -117,14 +138,105 @@ tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
     }
 }
 
-int
-tensor_holds(const Check *check, PyObject *value)
+static int
+tensor_holds_by_attributes(const TensorSpec *spec, PyObject *value)
 {
     int holds = 1;
     for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_GRAD; property++) {
-        holds = tensor_property_holds(check->tensor, value, property);
+        holds = tensor_property_holds(spec, value, property);
     }
     return holds;
+}
+
+/* Kinds of numbers and devices where the exchange interface tells apart all that Python does. */
+static bool
+is_unambiguous(const ExchangeTensor *tensor)
+{
+    uint8_t code = tensor->type.code;
+    int32_t device = tensor->device.kind;
+    return tensor->type.lanes == 1
+           && (code == EXCHANGE_INT || code == EXCHANGE_UINT || code == EXCHANGE_FLOAT || code == EXCHANGE_BFLOAT
+               || code == EXCHANGE_BOOL)
+           && (device == EXCHANGE_CPU || device == EXCHANGE_CUDA || device == EXCHANGE_ROCM);
+}
+
+/* Describes a tensor; if that does not work, it is not tried again. */
+static bool
+describe(TensorSpec *spec, PyObject *value, ExchangeTensor *tensor)
+{
+    if (spec->describe(value, tensor) == 0) {
+        return true;
+    }
+    PyErr_Clear();
+    spec->describe = NULL;
+    return false;
+}
+
+static bool
+same_sizes(const int64_t *actual, const int64_t *expected, Py_ssize_t rank)
+{
+    for (Py_ssize_t i = 0; i < rank; i++) {
+        if (expected[i] != ANY_SIZE && expected[i] != actual[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+same_kind(const TensorSpec *spec, const ExchangeTensor *tensor)
+{
+    return tensor->type.code == spec->exchange_type.code && tensor->type.bits == spec->exchange_type.bits
+           && tensor->type.lanes == spec->exchange_type.lanes && tensor->device.kind == spec->exchange_device.kind
+           && tensor->device.index == spec->exchange_device.index && tensor->rank == spec->rank;
+}
+
+/* Whether the description has the wanted sizes. */
+static bool
+same_layout(const TensorSpec *spec, const ExchangeTensor *tensor)
+{
+    return same_sizes(tensor->shape, spec->sizes, spec->rank)
+           && (spec->any_stride || same_sizes(tensor->stride, spec->sizes + spec->rank, spec->rank));
+}
+
+/* From a tensor that passed: what its dtype and device look like. An interface that describes it otherwise than Python
+   does is of no use. */
+static void
+learn(TensorSpec *spec, PyObject *value)
+{
+    ExchangeTensor tensor;
+    if (!describe(spec, value, &tensor)) {
+        return;
+    }
+    spec->exchange_type = tensor.type;
+    spec->exchange_device = tensor.device;
+    if (is_unambiguous(&tensor) && same_kind(spec, &tensor) && same_layout(spec, &tensor)) {
+        spec->learned = true;
+    }
+    else {
+        spec->describe = NULL;
+    }
+}
+
+int
+tensor_holds(const Check *check, PyObject *value)
+{
+    TensorSpec *spec = check->tensor;
+    if ((PyObject *)Py_TYPE(value) != spec->type) {
+        return 0;
+    }
+    ExchangeTensor tensor;
+    if (!spec->learned || !spec->describe || !describe(spec, value, &tensor)) {
+        int holds = tensor_holds_by_attributes(spec, value);
+        if (holds == 1 && spec->describe && !spec->learned) {
+            learn(spec, value);
+        }
+        return holds;
+    }
+    if (!same_kind(spec, &tensor) || !same_layout(spec, &tensor)) {
+        return 0;
+    }
+    return tensor_property_holds(spec, value, TENSOR_GRAD);
 }
 
 static PyObject *

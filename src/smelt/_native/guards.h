@@ -10,6 +10,7 @@
 #include <Python.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include "exchange.h"
 
 /* --- from outside ----------------------------------------------------------------------------- */
 
@@ -75,6 +76,10 @@ typedef struct {
     int requires_grad;
     Py_ssize_t rank;
     bool any_stride;
+    DescribeTensor describe; /* the type's exchange function, NULL if there is none or it cannot be used */
+    bool learned;            /* whether the next two are known */
+    ExchangeType exchange_type;
+    ExchangeDevice exchange_device;
     int64_t sizes[]; /* shape, then stride; ANY_SIZE where anything goes */
 } TensorSpec;
 
