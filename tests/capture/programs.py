@@ -27,7 +27,7 @@ class Captured:
     def _compile(self, traced: Traced) -> Callable[..., Any]:
         check_graph(traced.graph, Level.TORCH)
         self.graphs.append(traced)
-        return traced.to_module()
+        return traced.to_module().forward  # not the module's __call__: global hooks must not see it
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with collect() as events:

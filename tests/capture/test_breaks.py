@@ -51,7 +51,7 @@ def test_branch_on_a_tensor_compiles_both_sides() -> None:
     compare(f, -X, runner=runner)
     compare(f, X, runner=runner)
     assert runner.break_codes == ["B003"]
-    assert len(runner.graphs) == 2
+    assert len(runner.graphs) == 3
     assert runner.recompiles == []
 
 

@@ -80,6 +80,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     name = qualified_name(real)
     if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
         return Constant(True)
+    if name == "torch.is_inference_mode_enabled":
+        return Constant(interp.tree.inference_mode)  # capture itself runs outside that mode
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)

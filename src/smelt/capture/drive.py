@@ -88,11 +88,9 @@ def _store_result(frame: LiveFrame) -> None:
 
 def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
     """CPython runs the innermost frame from where it stands; its result goes to its caller."""
-    frame = frames[-1]
-    frame.index += 1  # as a caller stands behind its call, so that `running` names the instruction that may raise
-    offset = frame.running.offset
-    value = _native.resumed(owner.native, _native.run_from, frame.function, offset, tuple(frame.slots), tuple(frame.stack))
-    frames.pop()
+    frame = frames.pop()  # it is a real frame from here: what it does not handle itself is for its callers
+    slots, stack = tuple(frame.slots), tuple(frame.stack)
+    value = _native.resumed(owner.native, _native.run_from, frame.function, frame.offset, slots, stack)
     if not frames:
         return value
     if not frame.discard:

@@ -53,6 +53,7 @@ class GuardTree:
         self._classes: dict[type, dict[str, Any]] = {}
         self._state = Source(None, ("value", None), "process")
         self.distinct = False
+        self.inference_mode = torch.is_inference_mode_enabled()
         for text, function in PROCESS_STATE:
             self._state.child(("value", function), text).check(("calls", function, function()))
 

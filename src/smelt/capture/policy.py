@@ -37,7 +37,6 @@ _STDLIB_INLINE = ("contextlib.py", "functools.py", "collections/__init__.py", "d
 EVALUATED: frozenset[str] = frozenset(
     {
         "torch.is_grad_enabled",
-        "torch.is_inference_mode_enabled",
         "torch.get_default_dtype",
         "torch.are_deterministic_algorithms_enabled",
         "torch.is_autocast_enabled",
@@ -100,7 +99,7 @@ NEVER_LEAVES: frozenset[str] = frozenset(
 # Tensor methods and attributes whose answer is not in the metadata, with the reason's code.
 TENSOR_BREAKS: dict[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"), "B004"),
-    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to"), "B004"),
+    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to", "is_inference"), "B004"),
     **dict.fromkeys(("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"),
     **dict.fromkeys(("cpu", "cuda", "pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
     **dict.fromkeys(("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"),

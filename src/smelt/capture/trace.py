@@ -3,6 +3,7 @@
     capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
 """
 
+import operator
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.tape import Tape
-from smelt.capture.values import Cell, Globals, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Globals, Object, Pending, Value
 from smelt.ir.ghost import GhostMode
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
@@ -47,8 +48,15 @@ class Captured:
 def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph: bool) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
     tree, tape = GuardTree(), Tape()
-    outside = Outside(tree, tape)
     grad_mode = torch.is_grad_enabled()
+    with torch.inference_mode(False):  # inference tensors keep no version by which writes are noticed
+        torch._C._set_grad_enabled(grad_mode)
+        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, grad_mode)
+
+
+def _capture(
+    frames: list[LiveFrame], outside: Outside, compile_graph: GraphCompiler, fullgraph: bool, grad_mode: bool
+) -> Captured:
     try:
         with torch._C.DisableTorchFunctionSubclass(), GhostMode():
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
@@ -101,8 +109,6 @@ def _virtual(outside: Outside, frame: LiveFrame, base: int) -> Frame:
 
 
 def _null(source: Source) -> Value:
-    from smelt.capture.values import NULL
-
     source.check(("unbound",))
     return NULL
 
@@ -165,8 +171,10 @@ class _Closing:
 
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)
-        if guards.check(state) is None:
-            raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
+        with torch.inference_mode(self.interp.tree.inference_mode):
+            torch._C._set_grad_enabled(self.entry_mode)
+            if guards.check(state) is None:
+                raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
 
     def _record(self, stop: Unsupported) -> BreakRecord:
         stack: list[str] = []
@@ -272,8 +280,6 @@ def _among(value: Any, known: frozenset[Any]) -> bool:
 
 def _drop_unused_parts(graph: fx.Graph) -> None:
     """Erase items of tuples that nobody took."""
-    import operator
-
     for node in reversed(list(graph.nodes)):
         if node.target is operator.getitem and not node.users and node.op == "call_function":
             graph.erase_node(node)
