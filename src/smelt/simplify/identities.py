@@ -49,10 +49,10 @@ def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
         rule = _RULES.get(node.target)
         if rule is None:
             continue
+        if node.target is aten._to_copy.default:
+            _join_casts(node, fuel)
         found = rule(node)
         if found is None or not same_layout(node, found):
-            if node.target is aten._to_copy.default:
-                _join_casts(node, fuel)
             continue
         if node.target in _ALIASES:
             if fuel.take():

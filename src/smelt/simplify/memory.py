@@ -102,7 +102,7 @@ def insert(
 ) -> fx.Node:
     """A new call just before `node`, with its spec and the rest of its metadata."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args, kwargs or {})  # type: ignore[arg-type]
+        made = node.graph.create_node("call_function", target, args, kwargs or {}, target.overloadpacket.__name__)  # type: ignore[arg-type]
     made.meta.update(node.meta)
     set_spec(made, spec_of(node))
     return made
