@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -100,6 +101,45 @@ def test_nested_frames_are_seen_and_compiled_code_is_not_captured() -> None:
     assert region.call(outer, 3) == 12
     assert seen == [outer, inner]
     assert states == [(None, False)]
+
+
+def test_frames_called_from_specialised_code_are_seen() -> None:
+    class Box:
+        def __getitem__(self, i: int) -> int:
+            return i
+
+        def method(self, i: int) -> int:
+            return i
+
+        @property
+        def field(self) -> int:
+            return 5
+
+    def inner(i: int) -> int:
+        return i
+
+    def outer(box: Box) -> int:
+        return inner(1) + box[2] + box.method(3) + box.field
+
+    for _ in range(200):
+        assert outer(Box()) == 11
+    seen = []
+    region = Region(lambda function, slots: seen.append(function.__name__))
+    for _ in range(100):
+        seen.clear()
+        assert region.call(outer, Box()) == 11
+        assert {"outer", "inner", "method"} <= set(seen)
+
+
+def test_many_collected_values() -> None:
+    names = [f"a{i}" for i in range(100)]
+    space: dict[str, Any] = {}
+    exec(f"def wide({', '.join(names)}):\n    return None", space)
+    collect = Guards(tuple((("slot", i), (), (), True, name) for i, name in enumerate(names)))
+    region = only(space["wide"], Entry(collect, lambda *values: values))
+    assert region.call(space["wide"], *range(100)) == tuple(range(100))
+    refuse = Guards((*collect.roots, (("slot", 0), (("equals", "no"),), (), True, "a0")))
+    assert only(space["wide"], Entry(refuse, lambda *values: values)).call(space["wide"], *range(100)) is None
 
 
 def test_guards_see_the_function_after_the_last_slot() -> None:
@@ -431,6 +471,29 @@ def test_other_threads_are_left_alone() -> None:
 
     region.call(sample)
     assert sample in seen and elsewhere not in seen
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork_forgets_the_other_threads() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        leave.wait(10)
+
+    region = Region(lambda function, slots: None)
+    thread = threading.Thread(target=region.call, args=(stay,))
+    thread.start()
+    inside.wait(10)
+    child = os.fork()
+    if child == 0:
+        good = region.call(double, 2) == 4 and not hook_installed()
+        os._exit(0 if good else 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert not hook_installed()
 
 
 # --- tracing --------------------------------------------------------------------------------------

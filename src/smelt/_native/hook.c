@@ -1,6 +1,8 @@
 /* The frame hook (PEP 523). See hook.h. */
 #include "frame.h"
 
+#include <pthread.h>
+
 #include "entry.h"
 #include "guards.h"
 #include "hook.h"
@@ -11,13 +13,14 @@
 static struct {
     _PyFrameEvalFunction next; /* what evaluates the frames that are left alone */
     Py_ssize_t active_threads;
-    Py_ssize_t deep_threads; /* those that ran low on C stack: see evaluate_deep() */
+    Py_ssize_t deep_threads; /* times any thread ran low on C stack: see evaluate_deep() */
 } hook = {.next = _PyEval_EvalFrameDefault};
 
 struct Pending;
 
 static _Thread_local struct {
     Region *active;
+    Py_ssize_t deep; /* how often this thread counts in deep_threads */
     struct Pending *pending;
     uintptr_t stack_limit;
 } here;
@@ -74,6 +77,24 @@ hook_active(void)
     return here.active;
 }
 
+/* After fork() this thread is the only one. */
+static void
+forget_other_threads(void)
+{
+    hook.active_threads = here.active ? 1 : 0;
+    hook.deep_threads = here.deep;
+}
+
+int
+hook_init(void)
+{
+    if (pthread_atfork(NULL, NULL, forget_other_threads) == 0) {
+        return 0;
+    }
+    PyErr_NoMemory();
+    return -1;
+}
+
 bool
 hook_is_installed(void)
 {
@@ -86,9 +107,11 @@ static PyObject *
 evaluate_deep(PyThreadState *tstate, Frame *frame, int throwflag)
 {
     hook.deep_threads++;
+    here.deep++;
     install_or_uninstall();
     PyObject *result = hook.next(tstate, frame, throwflag);
     hook.deep_threads--;
+    here.deep--;
     install_or_uninstall();
     return result;
 }

@@ -10,6 +10,9 @@
 
 typedef struct Region Region;
 
+/* Once, at import. 0, or -1 with an exception. */
+int hook_init(void);
+
 /* Makes `region` (NULL: none) the active one on this thread; returns the one it replaces, to be given back later.
    Borrowed references: the caller keeps both alive until then. */
 Region *hook_activate(Region *region);

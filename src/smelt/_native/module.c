@@ -74,7 +74,7 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType};
-    if (guard_tensor_init() < 0 || launcher_init() < 0) {
+    if (guard_tensor_init() < 0 || launcher_init() < 0 || hook_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);
