@@ -17,6 +17,9 @@ from smelt.fuse.limits import Limits
 from smelt.fuse.values import Call, Kind, Lowered, Value
 
 
+_SMALL = 8  # a value this many times smaller than its reader costs its reader next to nothing
+
+
 class Fuel:
     """Counts optional rewrites down; a negative tank never runs dry."""
 
@@ -50,16 +53,18 @@ def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[i
 
 
 def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
-    """Whether a value is so cheap that every reader computes it anew: made from nothing, or from one tensor in memory
-    with many readers."""
+    """Whether a value is so cheap that every reader computes it anew: made from nothing, or read by many and made from
+    one tensor in memory, give or take a small one spread over it (a bias)."""
     if value.kind is not Kind.POINTWISE or value.needed:
         return False
     if not value.readings:
         return fuel.burn()
-    big = {r.value for r in value.readings if r.value not in groups.inlined}
-    in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in big)
-    several = len(set(value.users)) > 1
-    return in_memory and several and len(big) <= 1 and value.cost <= 1 and fuel.burn()
+    if value.cost > 1 or len(set(value.users)) == 1:
+        return False
+    sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
+    in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
+    big = [source for source in sources if source.numel * _SMALL > value.numel]
+    return in_memory and len(big) <= 1 and fuel.burn()
 
 
 def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[int]) -> None:

@@ -40,9 +40,11 @@ class Group:
     levels: dict[Value, Level] = field(default_factory=dict)
     cuts: set[Size] = field(default_factory=set)  # extents at which the point numbers must be divisible into axes
     call: Call | None = None
-    mask: int = 0
-    ancestors: int = 0
-    successors: int = 0
+    bit: int = 0  # stands for the group in the masks of others
+    mask: int = 0  # the bits of all that was merged into it
+    ancestors: int = 0  # all that must come before it
+    predecessors: int = 0  # what it reads itself
+    successors: int = 0  # what reads it
 
     @property
     def folds(self) -> list[FoldRule]:
@@ -89,7 +91,7 @@ class Groups:
     # Building.
 
     def add_call(self, call: Call) -> Group:
-        group = Group(call.id, call=call, mask=1 << call.id)
+        group = Group(call.id, call=call, bit=1 << call.id, mask=1 << call.id)
         self.by_id[call.id] = group
         refs: list[Ref] = [*references(call.args), *references(call.kwargs)]
         before = [self.group_of(ref.value) for ref in refs if ref.value not in self.inlined]
@@ -100,7 +102,7 @@ class Groups:
 
     def add_value(self, value: Value) -> Group:
         """A group of its own for a value to be computed."""
-        group = Group(value.id, members=[value], mask=1 << value.id)
+        group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
             _settle_fold(group, value, value.rule, self.limits)
         else:
@@ -114,8 +116,9 @@ class Groups:
     def _depend(self, group: Group, before: "list[Group | None]") -> None:
         for source in before:
             if source is not None and source is not group:
-                source.successors |= group.mask
-                group.ancestors |= source.ancestors | source.mask
+                source.successors |= group.bit
+                group.predecessors |= source.bit
+                group.ancestors |= source.ancestors | source.bit
 
     # Merging.
 
@@ -130,19 +133,24 @@ class Groups:
             self.by_value[value] = keep
         for number in _bits(gone.mask):
             self.by_id[number] = keep
+        for number in _bits(gone.predecessors & ~keep.mask):
+            self.by_id[number].successors |= keep.bit
+        fresh = gone.ancestors & ~keep.ancestors & ~keep.mask
         keep.members.extend(gone.members)
         keep.id = min(keep.id, gone.id)
         keep.mask |= gone.mask
-        keep.successors |= gone.successors
+        keep.predecessors |= gone.predecessors
         keep.ancestors = (keep.ancestors | gone.ancestors) & ~keep.mask
-        self._spread(keep)
+        if gone.successors or (fresh and keep.successors):
+            keep.successors |= gone.successors
+            self._spread(keep)
 
     def _spread(self, group: Group) -> None:
         """Tell all that come after `group` what now comes before them."""
         waiting = [group]
         while waiting:
             source = waiting.pop()
-            known = source.ancestors | source.mask
+            known = source.ancestors | source.bit
             for number in _bits(source.successors & ~source.mask):
                 after = self.by_id[number]
                 if after is not source and known & ~after.ancestors & ~after.mask:
@@ -176,20 +184,12 @@ def needed_cuts(value: Value) -> set[Size]:
     """Extents at which the points of `value` must be cut so that its readings, folds included, can be addressed."""
     shape, stride = value.loop
     cuts: set[Size] = set()
-    bent = any(any(reading.stride) and not is_straight(value, reading) for reading in value.readings)
+    bent = any(not reading.straight and any(reading.stride) for reading in value.readings)
     if bent or isinstance(value.rule, FoldRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
                 cuts.update((step, step * size))
     return cuts
-
-
-def is_straight(value: Value, reading: Reading) -> bool:
-    """Whether `value` reads at each of its points the element of the same number."""
-    shape, stride = value.loop
-    return reading.offset == 0 and all(
-        size == 1 or have == want for size, have, want in zip(shape, reading.stride, stride, strict=True)
-    )
 
 
 def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
@@ -348,7 +348,7 @@ def _misread(reader: Value, level: Level, reading: Reading, source: Level, cols:
         return None if aligned else f"{reader.name} does not read {name} row by row"
     if source is Level.FULL and at_row:
         return f"{reader.name} has one element per row and reads {name} at points"
-    return None if is_straight(reader, reading) else f"{reader.name} reads {name} at other points than its own"
+    return None if reading.straight else f"{reader.name} reads {name} at other points than its own"
 
 
 def merge(groups: Groups, keep: Group, gone: Group, plan: Merge) -> None:

@@ -17,6 +17,7 @@ from smelt.fuse.assemble import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.grouping import Fuel, form_groups
 from smelt.fuse.groups import Group, Groups
+from smelt.fuse.inplace import reuse_in_place
 from smelt.fuse.limits import Limits
 from smelt.fuse.order import order
 from smelt.fuse.plan import plan_memory
@@ -41,7 +42,7 @@ def build_program(traced: Traced, name: str, options: Options, limits: Limits = 
             events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
             alone |= {value.id for value in failed.values}
             continue
-        return plan_memory(program)
+        return plan_memory(reuse_in_place(program))
 
 
 class _Failed(Exception):

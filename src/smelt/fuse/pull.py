@@ -13,7 +13,7 @@ import torch
 
 from smelt.base.sizes import Shape, Size
 from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
-from smelt.fuse.groups import Group, Groups, Level, is_straight
+from smelt.fuse.groups import Group, Groups, Level
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import FoldRule, PointRule, Reading, Slot, Value
 from smelt.ir.kernel import Reduction
@@ -151,10 +151,10 @@ class _Puller:
 
     def moved(self, value: Value, reading: Reading, place: Place) -> Place:
         """Where `reading` finds what `value` needs for its element at `place`."""
+        if reading.straight:
+            return place
         if not any(reading.stride):
             return (reading.offset, *([0] * len(self.space.sizes)))
-        if is_straight(value, reading):
-            return place
         indices = self.split(place, *value.loop)
         return combine(indices, reading.stride, reading.offset, len(self.space.sizes))
 

@@ -40,6 +40,19 @@ class Reading:
     value: "Value"
     stride: Shape
     offset: Size
+    straight: bool  # at each point of the user the element of the same number
+
+    @classmethod
+    def of(cls, value: "Value", layout: Layout, dense: Shape) -> "Reading":
+        """A reading over the dims of `layout`, by a user whose points are numbered by `dense` strides."""
+        straight = layout.offset == 0 and (
+            layout.stride == dense
+            or all(
+                size == 1 or have == want
+                for size, have, want in zip(layout.shape, layout.stride, dense, strict=True)
+            )
+        )
+        return cls(value, layout.stride, layout.offset, straight)
 
 
 @dataclass(eq=False, slots=True)
@@ -251,8 +264,8 @@ class _Lowerer:
         def place(argument: Any) -> Any:
             if isinstance(argument, fx.Node):
                 ref: Ref = self.refs[argument]
-                spread = expand(ref.layout, spec.shape)
-                readings.append(Reading(ref.value, spread.stride, spread.offset))
+                spread = ref.layout if ref.layout.shape == spec.shape else expand(ref.layout, spec.shape)
+                readings.append(Reading.of(ref.value, spread, spec.stride))
                 return Slot(len(readings) - 1)
             return argument
 
@@ -280,14 +293,14 @@ class _Lowerer:
             stride = next(own) if call.keepdim or dim not in call.dims else 0
             result.append(0 if dim in call.dims else stride)
         rule = FoldRule.of(call, shape, _dense_order(base.layout), tuple(result))
-        reading = Reading(base.value, base.layout.stride, base.layout.offset)
+        reading = Reading.of(base.value, base.layout, rule.stride)
         value = self._new(node, node.name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
         self.refs[node] = _whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
         """A fold over extents of one is the element itself."""
         kept = base.layout if call.keepdim else squeeze(base.layout, call.dims)
-        reading = Reading(base.value, kept.stride, kept.offset)
+        reading = Reading.of(base.value, kept, tensor_spec(node).stride)
         rule = PointRule(Pointwise(_itself), (Slot(0),), {}, tensor_spec(node).dtype)
         value = self._new(node, node.name, Kind.POINTWISE, tensor_spec(node), readings=(reading,), rule=rule, cost=1)
         self.refs[node] = _whole(value)
@@ -332,7 +345,13 @@ def _itself(e: Emitter, x: Scalar) -> Scalar:
 
 def is_random(op: torch._ops.OpOverload) -> bool:
     """Whether the operator draws from a random number generator."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+    found = _random.get(op)
+    if found is None:
+        found = _random[op] = torch.Tag.nondeterministic_seeded in op.tags
+    return found
+
+
+_random: dict[torch._ops.OpOverload, bool] = {}  # reading an operator's tags is slow
 
 
 def _live_nodes(graph: fx.Graph) -> set[fx.Node]:

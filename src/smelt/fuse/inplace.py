@@ -1,0 +1,125 @@
+"""Outputs that take over the memory of an input nobody needs any more.
+
+    launch k3(mm, bias, relu)   mm dies here, relu is as long and written where mm is read
+    →  launch k3_in0out0(mm, bias)   with mm `inout`; whoever read relu reads mm
+
+Safe where every read of the dying buffer in the kernel is at the one index the output is stored at, and comes before the
+store. Only arena memory is taken over: inputs, constants and library results belong to others.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from smelt.fuse.plan import lifetimes
+from smelt.ir.check_program import span
+from smelt.ir.kernel import Accumulate, Buffer, Index, Kernel, Load, Role, Stage, Store
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+
+
+def reuse_in_place(program: Program) -> Program:
+    """Let outputs of kernels take over dying inputs where that is safe."""
+    return _Reuse(program).run()
+
+
+class _Reuse:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.lives = lifetimes(program)
+        self.now: dict[str, str] = {}  # buffers taken over → whose memory they have
+
+    def run(self) -> Program:
+        steps = [self._step(number, step) for number, step in enumerate(self.program.steps)]
+        if not self.now:
+            return self.program
+        buffers = tuple(buffer for buffer in self.program.buffers if buffer.name not in self.now)
+        outputs = tuple(self._renamed(output) for output in self.program.outputs)
+        return replace(self.program, buffers=buffers, steps=tuple(steps), outputs=outputs)
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, Operand):
+            return replace(value, buffer=self.now.get(value.buffer, value.buffer))
+        if isinstance(value, list | tuple):
+            return type(value)(self._renamed(item) for item in value)
+        return value
+
+    def _step(self, number: int, step: Step) -> Step:
+        if isinstance(step, Library):
+            kwargs = tuple((name, self._renamed(value)) for name, value in step.kwargs)
+            return replace(step, args=self._renamed(step.args), kwargs=kwargs)
+        kernel, args = step.kernel, tuple(self.now.get(name, name) for name in step.args)
+        for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:
+            given = dict(zip((p.name for p in kernel.parameters), args, strict=True))
+            target = self._taker(number, kernel, source, given)
+            if target is None:
+                continue
+            mine, taken = given[source.name], given[target.name]
+            self.now[taken] = mine
+            self.lives[mine] = (self.lives[mine][0], self.lives[taken][1])
+            args = tuple(name for name in args if name != taken)
+            kernel = merged(kernel, source, target)
+        return Launch(kernel, args)
+
+    def _taker(self, number: int, kernel: Kernel, source: Buffer, given: dict[str, str]) -> Buffer | None:
+        """The output of this launch that may take over the buffer given for `source`."""
+        mine = self.buffers[given[source.name]]
+        if mine.place is not Place.ARENA or self.lives[mine.name][1] != number:
+            return None
+        if list(given.values()).count(mine.name) != 1:
+            return None
+        for target in kernel.parameters:
+            theirs = self.buffers[given[target.name]]
+            if target.role is Role.OUTPUT and _alike(mine, theirs) and is_safe(kernel, source, target):
+                return target
+        return None
+
+
+def _alike(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
+    return (
+        theirs.place is Place.ARENA
+        and mine.spec.dtype is theirs.spec.dtype
+        and mine.spec.device == theirs.spec.device
+        and span(mine.spec.shape, mine.spec.stride) == span(theirs.spec.shape, theirs.spec.stride)
+    )
+
+
+def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
+    """Whether `target` may be written over `source`."""
+    index: Index | None = None
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Load) and instruction.buffer in (source.name, target.name):
+            if instruction.buffer == target.name or (index is not None and instruction.index != index):
+                return False
+            index = instruction.index
+    stored = False
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Accumulate) and instruction.buffer == target.name:
+            return False
+        if isinstance(instruction, Store) and instruction.buffer == target.name:
+            if stored or instruction.index != index:
+                return False
+            stored = True
+        if stored and isinstance(instruction, Load) and instruction.buffer == source.name:
+            return False
+    return stored
+
+
+def merged(kernel: Kernel, source: Buffer, target: Buffer) -> Kernel:
+    """The kernel with one buffer, read and then overwritten, in the place of two."""
+    buffers = tuple(
+        replace(buffer, role=Role.INOUT) if buffer.name == source.name else buffer
+        for buffer in kernel.buffers
+        if buffer.name != target.name
+    )
+    stages = tuple(
+        Stage(
+            stage.loop,
+            tuple(
+                replace(i, buffer=source.name) if isinstance(i, Store) and i.buffer == target.name else i
+                for i in stage.body
+            ),
+        )
+        for stage in kernel.stages
+    )
+    name = f"{kernel.name}_{source.name}{target.name}"
+    return Kernel(name, kernel.rows, kernel.cols, buffers, stages)

@@ -1,0 +1,86 @@
+"""The plan of memory: buffers apart while alive, memory used again, outputs over dying inputs where that is safe."""
+
+import torch
+
+from smelt.fuse.inplace import is_safe
+from smelt.fuse.plan import lifetimes, plan_memory
+from smelt.ir.check import check_program
+from smelt.ir.check_program import arena_bytes
+from smelt.ir.kernel import Role
+from smelt.ir.program import Place, Program
+from tests.fuse.running import assert_same
+
+
+def overlapping(program: Program) -> list[tuple[str, str]]:
+    """Pairs of arena buffers that share bytes while both are alive."""
+    lives = lifetimes(program)
+    planned = [buffer for buffer in program.buffers if buffer.place is Place.ARENA]
+    found = []
+    for number, a in enumerate(planned):
+        for b in planned[number + 1 :]:
+            apart = lives[a.name][1] < lives[b.name][0] or lives[b.name][1] < lives[a.name][0]
+            disjoint = a.offset + arena_bytes(a) <= b.offset or b.offset + arena_bytes(b) <= a.offset
+            if not apart and not disjoint:
+                found.append((a.name, b.name))
+    return found
+
+
+def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(5):
+        x = torch.cumsum(torch.relu(x @ w) @ w, 0)
+    return x
+
+
+def test_memory_is_used_again() -> None:
+    program = assert_same(chain, torch.randn(16, 16) / 4, torch.randn(16, 16) / 4)
+    assert overlapping(program) == []
+    total = sum(arena_bytes(buffer) for buffer in program.buffers if buffer.place is Place.ARENA)
+    assert program.arena_bytes < total
+    assert all(buffer.offset % 64 == 0 for buffer in program.buffers)
+
+
+def test_overlaps_are_found() -> None:
+    """The checkers above see a broken plan: every buffer at offset zero."""
+    from dataclasses import replace
+
+    program = assert_same(lambda x, w: (torch.relu(x @ w), torch.sin(x @ w.t()) @ (x @ w)), torch.randn(4, 4), torch.randn(4, 4))
+    broken = replace(program, buffers=tuple(replace(buffer, offset=0) for buffer in program.buffers))
+    assert overlapping(broken)
+    try:
+        check_program(broken)
+    except Exception as error:
+        assert "shares memory" in str(error)
+    else:
+        raise AssertionError("check_program accepted overlapping buffers")
+
+
+def test_an_output_takes_over_a_dying_input() -> None:
+    program = assert_same(lambda x, w: torch.relu(x @ w) @ w, torch.randn(4, 4), torch.randn(4, 4))
+    (kernel,) = program.kernels
+    assert [buffer.role for buffer in kernel.parameters] == [Role.INOUT]
+
+
+def test_an_input_read_elsewhere_is_not_taken_over() -> None:
+    """The transposed reading would see what other points have overwritten."""
+    program = assert_same(lambda x, w: ((x @ w) + (x @ w).t().exp()) @ w, torch.randn(4, 4), torch.randn(4, 4))
+    assert all(buffer.role is not Role.INOUT or len(kernel.parameters) > 1 for kernel in program.kernels for buffer in kernel.parameters)
+
+
+def test_an_input_needed_later_is_not_taken_over() -> None:
+    program = assert_same(lambda x, w: (lambda y: torch.relu(y) @ w + torch.cumsum(y, 0))(x @ w), torch.randn(4, 4), torch.randn(4, 4))
+    assert all(buffer.role is not Role.INOUT for buffer in program.kernels[0].parameters)
+
+
+def test_safety_of_a_fold_read_twice() -> None:
+    """softmax reads its row before it writes it, at the same places: safe. A shifted reading is not."""
+    program = assert_same(lambda x, w: torch.softmax(x @ w, -1).exp().cumsum(0), torch.randn(4, 8), torch.randn(8, 8))
+    for kernel in program.kernels:
+        for source in kernel.parameters:
+            for target in kernel.parameters:
+                if source.role is Role.INPUT and target.role is Role.OUTPUT:
+                    assert is_safe(kernel, source, target) or source.dtype is not target.dtype
+
+
+def test_planning_again_changes_nothing() -> None:
+    program = assert_same(chain, torch.randn(4, 4), torch.randn(4, 4))
+    assert plan_memory(program) == program
