@@ -363,3 +363,23 @@ def test_inputs_are_not_changed_by_comparison() -> None:
     with torch.no_grad():
         copy.add_(1)
     assert not torch.equal(copy, x)
+
+
+def test_a_tangent_that_is_negated_lazily() -> None:
+    """The gradient of an imaginary part under a conjugation arrives with its sign still to be applied."""
+    signs: list[bool] = []
+
+    def spy(module: Any, examples: Any) -> Any:
+        def run(*given: Any) -> Any:
+            signs.append(given[-1].is_neg())
+            return module(*given)
+
+        return run
+
+    x = g(4)
+    out = aot_function(lambda x: x * 2, lambda module, _: module, spy)(x)
+    lazily_negated = torch.complex(torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)).conj().imag
+    assert lazily_negated.is_neg()
+    (grad,) = torch.autograd.grad(out, x, lazily_negated)
+    torch.testing.assert_close(grad, torch.full((4,), -2.0, dtype=torch.float64))
+    assert signs == [False]

@@ -137,8 +137,8 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool]:
     steps = view_steps(node, base_node)
     if steps is None:
         shown, beneath = tensor_spec(node), tensor_spec(base_node)
-        if output.dtype != base.dtype:
-            raise CannotTrace("an output shows the memory of another value as a different dtype")
+        if output.dtype != base.dtype or output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
+            raise CannotTrace("an output shows the memory of another value as something else")
         steps = (Restride(tuple(output.shape), tuple(output.stride()), shown.offset - beneath.offset),)
     return steps, True, detached
 

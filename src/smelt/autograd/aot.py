@@ -188,7 +188,9 @@ def _examples(traced: Traced) -> list[GhostTensor]:
 def _key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return TensorSpec(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, 0, leaf.requires_grad)
-    return (type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)
+    if isinstance(leaf, float | slice):  # 0.0 and -0.0 are equal, and slices have no hash before 3.12
+        return (type(leaf), repr(leaf))
+    return (type(leaf), leaf)
 
 
 def _state(mod: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:

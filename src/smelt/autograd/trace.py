@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from smelt.base.errors import SmeltError
-from smelt.ir.effects import QUIET_WRITE, effect_of
+from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostTensor, Recorder
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, phase_of, set_phase
@@ -55,6 +55,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         effect = effect_of(func, args, kwargs)
         if func._schema.is_mutable or effect == QUIET_WRITE:
             raise CannotTrace(f"{func} {effect} below functionalization")
+        if func is aten.view_as_real.default and _is_lazy_conjugate(args[0]):
+            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
         key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
@@ -88,6 +90,13 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, tuple | list) else (result,)
+
+
+def _is_lazy_conjugate(node: fx.Node) -> bool:
+    """Whether a node's memory holds the conjugate of its value. Ghosts do not know, and PyTorch refuses to look."""
+    while is_view(node.target) and node.target is not aten._conj.default:
+        node = node.all_input_nodes[0]
+    return node.target is aten._conj.default
 
 
 def _call_key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

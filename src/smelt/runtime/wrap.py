@@ -175,7 +175,7 @@ class _Joined(torch.autograd.Function):
                 saved = [_fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
             given = [
                 tangent
-                if tangent is not None and tangent.layout is torch.strided and tangent.stride() == stride
+                if tangent is not None and _is_plain(tangent) and tangent.stride() == stride
                 else _fit(tangent, spec)
                 for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True)
             ]
@@ -223,6 +223,11 @@ def _without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
         with torch._C._DisableAutocast():
             return function(*inputs)
     return function(*inputs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its values: not sparse, and no negation or conjugation left to be done."""
+    return tensor.layout is torch.strided and not tensor.is_neg() and not tensor.is_conj()
 
 
 def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
