@@ -132,7 +132,8 @@ def test_random_numbers_keep_their_order() -> None:
 def test_positions() -> None:
     def masks(x: torch.Tensor) -> Any:
         n = torch.arange(6)
-        return torch.where(n[None, :] <= n[:, None], x, float("-inf")), x.triu(1), x.t().tril().t(), n.view(2, 3).t() + 1
+        causal = torch.where(n[None, :] <= n[:, None], x, float("-inf"))
+        return causal, x.triu(1), x.t().tril().t(), n.view(2, 3).t() + 1
 
     assert_same(masks, torch.randn(6, 6))
 

@@ -139,5 +139,6 @@ def test_programs_in_single_precision(recipe: Recipe) -> None:
     exact = recipe(*(tensor.double() for tensor in inputs))
     eager = recipe(*inputs)
     # Where a comparison falls the other way in single precision there is nothing to compare.
-    if all(torch.allclose(a.double(), b, rtol=1e-4, atol=1e-4, equal_nan=True) for a, b in zip(eager, exact, strict=True)):
+    pairs = zip(eager, exact, strict=True)
+    if all(torch.allclose(a.double(), b, rtol=1e-4, atol=1e-4, equal_nan=True) for a, b in pairs):
         assert_same(recipe, *inputs, rtol=1e-4, atol=1e-4)

@@ -29,7 +29,8 @@ def block_joint(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tens
 
 def inputs(rows: int, cols: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((rows, cols), (cols,), (cols,), (rows, cols))]
+    shapes = ((rows, cols), (cols,), (cols,), (rows, cols))
+    return [torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
 def test_pointwise_block_is_one_kernel() -> None:

@@ -1,9 +1,9 @@
 """The scalar code of one kernel before it is put in order: expressions over points, each written once.
 
-    load x at point · load m at row · sub · exp   →   four expressions, `exp` ready in pass 1 because `m` is a fold of pass 0
+    x at point - m of row, exp   →   load x, load m, sub, exp; if m is a fold of pass 0, exp is ready in pass 1
 
-A `Place` is an affine position over the kernel's axes. An expression `varies` if it differs between the cols of a row; its
-`ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
+A `Place` is an affine position over the kernel's axes. An expression `varies` if it differs between the cols of a row;
+its `ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,9 @@ class Space:
     def cut(cls, points: Size, cols: Size, cuts: set[Size]) -> "Space":
         """Axes between neighbouring cuts, outermost first."""
         bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), reverse=True)
-        sizes, steps, above = [], [], points
+        sizes: list[Size] = []
+        steps: list[Size] = []
+        above = points
         for bound in [*bounds, 1]:
             if above % bound:
                 raise Unbuildable(f"{above} points cannot be cut at {bound}")

@@ -16,7 +16,6 @@ from smelt.fuse.groups import Group, Groups, Level, merge, why_not_merge
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import Call, Kind, Lowered, Value
 
-
 _SMALL = 8  # a value this many times smaller than its reader costs its reader next to nothing
 
 

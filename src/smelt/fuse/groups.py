@@ -8,13 +8,14 @@ along rows, the numbers are cut into rows of `cols` points. Each member stands a
     FULL  one element per point            ROW    one element per row
     FREE  computed wherever it is read     TOTAL  folded over rows, in memory when the kernel has ended
 
-Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do not.
-Merging must not close a cycle through a third group or a library call, which ancestor sets kept as bit masks decide.
+Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do
+not. Merging must not close a cycle through a third group or a library call; ancestor sets kept as bit masks tell.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 from smelt.base.sizes import Size
 from smelt.fuse.limits import Limits
@@ -211,7 +212,7 @@ def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
 def forms_chain(cuts: set[Size]) -> bool:
     """Whether each cut divides the next, so that axes can be laid between them."""
     ordered = sorted(cuts)
-    return all(large % small == 0 for small, large in zip(ordered, ordered[1:], strict=False))
+    return all(large % small == 0 for small, large in pairwise(ordered))
 
 
 def fold_fits(rule: FoldRule, cols: Size) -> bool:
@@ -286,9 +287,9 @@ def _loosened(a: Group, b: Group) -> Merge | None:
     """A lone fold over longer rows can fold the shorter rows of the other first, then those over rows."""
     for alone, other in ((a, b), (b, a)):
         rule = alone.members[0].rule
-        if len(alone.members) == 1 and isinstance(rule, FoldRule) and other.cols is not None:
-            if fold_fits(rule, other.cols):
-                return Merge(other.cols, True, loosened=alone.members[0])
+        lone_fold = len(alone.members) == 1 and isinstance(rule, FoldRule)
+        if lone_fold and other.cols is not None and fold_fits(rule, other.cols):  # type: ignore[arg-type]
+            return Merge(other.cols, True, loosened=alone.members[0])
     return None
 
 

@@ -3,8 +3,8 @@
     launch k3(mm, bias, relu)   mm dies here, relu is as long and written where mm is read
     →  launch k3_in0out0(mm, bias)   with mm `inout`; whoever read relu reads mm
 
-Safe where every read of the dying buffer in the kernel is at the one index the output is stored at, and comes before the
-store. Only arena memory is taken over: inputs, constants and library results belong to others.
+Safe where every read of the dying buffer in the kernel is at the one index the output is stored at, and comes before
+the store. Only arena memory is taken over: inputs, constants and library results belong to others.
 """
 
 from dataclasses import replace

@@ -11,3 +11,6 @@ class Limits:
     values: int = 120  # operations in one kernel: register pressure and compile time grow with it
     keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
+
+
+DEFAULT_LIMITS = Limits()

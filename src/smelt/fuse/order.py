@@ -4,7 +4,7 @@
     kept:   e, in scratch            recomputed: nothing; x is loaded again
 
 An expression is computed in each pass that needs it, unless it was computed in an earlier one and costs more than a few
-operations: then that pass puts it aside, in scratch or in the output it is stored to anyway, and the later one loads it.
+operations: then that pass puts it aside, in scratch or in the output it is stored to anyway; the later one loads it.
 """
 
 from dataclasses import dataclass, field

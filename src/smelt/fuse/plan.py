@@ -7,7 +7,6 @@ Offsets are multiples of 64 bytes. A free gap that fits best is taken, the lowes
 
 from dataclasses import replace
 
-
 from smelt.base.sizes import Size
 from smelt.ir.check_program import arena_bytes, operands_in, reads, writes
 from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step

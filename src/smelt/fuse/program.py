@@ -2,13 +2,12 @@
 
     {add, relu} · call mm  →  launch k0_add_relu(x, b, relu) · call aten.mm.out(relu[…], w[…], out=mm)
 
-A value gets a buffer if something outside its kernel reads it. What the program returns is allocated fresh, the rest lies
-in the arena; results of library calls without an out-variant are the library's own tensors.
+A value gets a buffer if something outside its kernel reads it. What the program returns is allocated fresh, the rest
+lies in the arena; results of library calls without an out-variant are the library's own tensors.
 """
 
 import heapq
 from typing import Any
-
 
 from smelt.base import events
 from smelt.base.options import Options
@@ -18,7 +17,7 @@ from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.grouping import Fuel, form_groups
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inplace import reuse_in_place
-from smelt.fuse.limits import Limits
+from smelt.fuse.limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.order import order
 from smelt.fuse.plan import plan_memory
 from smelt.fuse.pull import pull
@@ -28,7 +27,7 @@ from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 
-def build_program(traced: Traced, name: str, options: Options, limits: Limits = Limits()) -> Program:
+def build_program(traced: Traced, name: str, options: Options, limits: Limits = DEFAULT_LIMITS) -> Program:
     """Fuse a pure graph into kernels and library calls, and plan their memory."""
     lowered = lower(traced)
     alone: frozenset[int] = frozenset()

@@ -2,8 +2,8 @@
 
     store y at point ← mul ← load x at point · load w at (point mod cols)
 
-A value in memory becomes a load; a member of the group is computed at the asked-for place from what it reads there; a fold
-over cols becomes a `reduce`. Members other than FREE ones are only ever asked for at their own point or row.
+A value in memory becomes a load; a member of the group is computed at the asked-for place from what it reads there; a
+fold over cols becomes a `reduce`. Members other than FREE ones are only ever asked for at their own point or row.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
     x: f32[4, 8]; t = t(x); y = mul(t, 2); z = mm(y, x)
     →  leaf x · pointwise y reads x at strides (1, 8) · call mm(y, x) → z
 
-A `Value` owns (or would own) dense memory laid out by its strides. Whoever uses it reads it through strides over his own
-dimensions, so views, broadcasts and transposes are all the same thing: a `Reading`.
+A `Value` owns (or would own) dense memory laid out by its strides. Whoever uses it reads it through strides over their
+own dimensions, so views, broadcasts and transposes are all the same thing: a `Reading`.
 """
 
 import operator
@@ -130,7 +130,7 @@ class FoldRule:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` are its values, None where unused."""
+    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused."""
 
     id: int
     name: str

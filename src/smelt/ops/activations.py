@@ -62,8 +62,9 @@ declare(
     samples=samples.chain(samples.call(0, tensors=2), samples.call(0.1, tensors=2)),
     why_not=why_not_integer,
 )
-declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, samples=samples.call(tensors=2), why_not=why_not_integer)
-declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, samples=samples.call(tensors=2), why_not=why_not_integer)
+_two = samples.call(tensors=2)
+declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, samples=_two, why_not=why_not_integer)
+declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, samples=_two, why_not=why_not_integer)
 
 
 def _silu(e: Emitter, x: Scalar) -> Scalar:

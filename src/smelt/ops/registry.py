@@ -14,7 +14,7 @@ from smelt.ops.promote import KERNEL_DTYPES
 from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, OpRecord, View, Views
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
-_FAMILIES = ("pointwise", "activations", "creation", "reductions", "views", "library")
+_FAMILIES = ("pointwise", "choice", "activations", "creation", "reductions", "views", "library")
 _loaded = False
 
 

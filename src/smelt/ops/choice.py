@@ -1,0 +1,244 @@
+"""Records of comparisons, choice, logic, conversions and copies.
+
+    gt(e, x, 0.1) on bf16  →  v0 = const 0.10009765625 ; v1 = gt x, v0
+
+Comparisons round narrow floats first, so that a value meets its own stored copy as an equal.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
+from smelt.ops import samples
+from smelt.ops.pointwise import Operand, declare, function, rounded, value, why_not_bool
+from smelt.ops.promote import promoted
+from smelt.ops.record import EmitRule, Emitter, Sample, Scalar
+
+aten = torch.ops.aten
+
+
+def truth(e: Emitter, operand: Scalar) -> Scalar:
+    """Whether the operand is not zero."""
+    return e.cast(operand, torch.bool)
+
+
+def _numbers(node: fx.Node) -> list[Any]:
+    """The call's operands for promotion: specs of tensors, and numbers."""
+    found: list[Any] = []
+    for argument in node.args:
+        spec = spec_of(argument) if isinstance(argument, fx.Node) else argument
+        if isinstance(spec, TensorSpec | bool | int | float):
+            found.append(spec)
+    return found
+
+
+# Comparisons and choice.
+
+
+def comparison(name: str) -> EmitRule:
+    """Both sides in their common dtype, rounded to it."""
+
+    def emit(e: Emitter, a: Operand, b: Operand) -> Scalar:
+        dtype = e.common
+        if dtype is torch.bool and name not in ("eq", "ne"):
+            dtype = torch.uint8
+            return e.op(name, e.cast(value(e, a, torch.bool), dtype), e.cast(value(e, b, torch.bool), dtype))
+        return e.op(name, rounded(e, a, dtype), rounded(e, b, dtype))
+
+    return emit
+
+
+def _why_not_compare(node: fx.Node) -> str | None:
+    """A number outside the range of the integers it meets is compared by its value, which a constant cannot hold."""
+    operands = _numbers(node)
+    dtype = promoted(operands)
+    for operand in operands:
+        if isinstance(operand, int) and not dtype.is_floating_point and dtype is not torch.bool:
+            limits = torch.iinfo(dtype)
+            if not limits.min <= operand <= limits.max:
+                return "compares with a number outside the dtype's range"
+    return None
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    declare(getattr(aten, _name).Tensor, emit=comparison(_name), samples=samples.binary)
+    declare(
+        getattr(aten, _name).Scalar,
+        emit=comparison(_name),
+        samples=samples.with_numbers(0, 2, 0.1, True),
+        why_not=_why_not_compare,
+    )
+
+
+def _where(e: Emitter, condition: Scalar, a: Operand, b: Operand) -> Scalar:
+    return e.op("where", truth(e, condition), value(e, a, e.result), value(e, b, e.result))
+
+
+def _masked_fill(e: Emitter, x: Scalar, mask: Scalar, filler: Operand) -> Scalar:
+    return e.op("where", truth(e, mask), value(e, filler, e.result), value(e, x, e.result))
+
+
+def _fit(node: fx.Node, numbers: list[Any]) -> str | None:
+    """Numbers that the result's integer dtype cannot hold are PyTorch's to refuse or wrap."""
+    dtype = tensor_spec(node).dtype
+    if dtype.is_floating_point:
+        return None
+    for number in numbers:
+        if isinstance(number, fx.Node) or number is None:
+            continue
+        if isinstance(number, float) or (dtype is torch.bool and not isinstance(number, bool)):
+            return "puts a number into a dtype that cannot hold it"
+        if dtype is not torch.bool and not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
+            return "puts a number into a dtype that cannot hold it"
+    return None
+
+
+def where_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    mask = samples.tensor(torch.bool)
+    yield Sample((mask, samples.tensor(dtype), samples.tensor(dtype, turn=4)))
+    yield Sample((mask[:1], samples.tensor(dtype, (2, 1)), samples.tensor(torch.float32, (), 2)))
+    yield Sample((mask, samples.tensor(torch.uint8), samples.tensor(dtype, (8,))))
+
+
+def masked_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample((samples.tensor(dtype), samples.tensor(torch.bool), 3))
+    yield Sample((samples.tensor(dtype), samples.tensor(torch.bool, (8,)), True))
+
+
+declare(aten.where.self, emit=_where, samples=where_samples)
+declare(
+    aten.masked_fill.Scalar, emit=_masked_fill, samples=masked_samples, why_not=lambda node: _fit(node, [node.args[2]])
+)
+declare(
+    aten.masked_fill.Tensor,
+    emit=_masked_fill,
+    samples=lambda d: iter([Sample((samples.tensor(d), samples.tensor(torch.bool), samples.tensor(d, (), 3)))]),
+)
+
+
+def _clamp(e: Emitter, x: Scalar, min: Operand | None = None, max: Operand | None = None) -> Scalar:
+    found = value(e, x, e.result)
+    if min is not None:
+        found = e.op("maximum", found, value(e, min, e.result))
+    if max is not None:
+        found = e.op("minimum", found, value(e, max, e.result))
+    return found
+
+
+def _why_not_clamp(node: fx.Node) -> str | None:
+    limits = [*node.args[1:], *node.kwargs.values()]
+    if any(isinstance(limit, float) and math.isnan(limit) for limit in limits):
+        return "clamps to NaN"
+    return why_not_bool(node) or _fit(node, limits)
+
+
+declare(
+    aten.clamp.default,
+    emit=_clamp,
+    cost=2,
+    samples=samples.chain(samples.call(1, 3), samples.call(None, 2), samples.call(-0.5, 0.75), samples.call(max=0)),
+    why_not=_why_not_clamp,
+)
+declare(
+    aten.clamp.Tensor,
+    emit=_clamp,
+    cost=2,
+    samples=samples.chain(samples.call(tensors=3), samples.call(tensors=2)),
+    why_not=why_not_bool,
+)
+declare(aten.clamp_min.default, emit=_clamp, samples=samples.with_numbers(1, -0.5), why_not=_why_not_clamp)
+declare(
+    aten.clamp_max.default,
+    emit=lambda e, x, limit: _clamp(e, x, None, limit),
+    samples=samples.with_numbers(1, -0.5),
+    why_not=_why_not_clamp,
+)
+
+
+def _is_nan(e: Emitter, x: Scalar) -> Scalar:
+    return e.op("isnan", x) if x.dtype.is_floating_point else e.const(False, torch.bool)
+
+
+def _is_inf(e: Emitter, x: Scalar) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.const(False, torch.bool)
+    return e.op("eq", e.op("abs", x), e.const(math.inf, x.dtype))
+
+
+def _is_finite(e: Emitter, x: Scalar) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.const(True, torch.bool)
+    return e.op("lt", e.op("abs", x), e.const(math.inf, x.dtype))
+
+
+declare(aten.isnan.default, emit=_is_nan, samples=samples.unary)
+declare(aten.isinf.default, emit=lambda e, x: _is_inf(e, rounded(e, x, e.common)), cost=2, samples=samples.unary)
+declare(aten.isfinite.default, emit=lambda e, x: _is_finite(e, rounded(e, x, e.common)), cost=2, samples=samples.unary)
+
+
+# Bits and logic.
+
+for _name in ("and", "or", "xor"):
+
+    def _bitwise(e: Emitter, a: Operand, b: Operand, _name: str = _name) -> Scalar:
+        return e.op(_name, value(e, a, e.result), value(e, b, e.result))
+
+    def _logical(e: Emitter, a: Scalar, b: Scalar, _name: str = _name) -> Scalar:
+        return e.op(_name, truth(e, a), truth(e, b))
+
+    declare(getattr(aten, f"bitwise_{_name}").Tensor, emit=_bitwise, samples=samples.binary)
+    declare(
+        getattr(aten, f"bitwise_{_name}").Scalar,
+        emit=_bitwise,
+        samples=samples.with_numbers(3, True),
+        why_not=lambda node: _fit(node, [node.args[1]]),
+    )
+    declare(getattr(aten, f"logical_{_name}").default, emit=_logical, samples=samples.binary)
+declare(aten.bitwise_not.default, emit=function("not"), samples=samples.unary)
+declare(aten.logical_not.default, emit=lambda e, x: e.op("not", truth(e, x)), samples=samples.unary)
+
+
+# Conversion and copies.
+
+
+def _convert(e: Emitter, x: Scalar, **_: Any) -> Scalar:
+    """An explicit conversion rounds, narrow floats included: who asks for bf16 wants its values."""
+    return e.cast(e.cast(x, e.dtype), e.result)
+
+
+def _why_not_convert(node: fx.Node) -> str | None:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    layout = node.kwargs.get("layout")
+    if layout not in (None, torch.strided):
+        return f"changes the layout to {layout}"
+    narrow_integer = not tensor_spec(node).dtype.is_floating_point and tensor_spec(source).dtype.is_floating_point
+    return "turns floats into uint8, which wraps differently by machine" if (
+        narrow_integer and tensor_spec(node).dtype is torch.uint8
+    ) else None
+
+
+def _convert_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    for target in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.bool):
+        yield Sample((samples.finite(dtype),), {"dtype": target})
+    yield Sample((samples.finite(dtype),))
+
+
+def _same(e: Emitter, x: Scalar, **_: Any) -> Scalar:
+    return x
+
+
+def _copy(e: Emitter, target: None, source: Scalar, non_blocking: bool = False) -> Scalar:
+    return e.cast(source, e.result)
+
+
+def _copy_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample((samples.finite(dtype), samples.finite(torch.float32, (4,))))
+
+
+declare(aten._to_copy.default, emit=_convert, samples=_convert_samples, why_not=_why_not_convert)
+declare(aten.clone.default, emit=_same, samples=samples.unary)
+declare(aten.copy.default, emit=_copy, template=True, samples=_copy_samples)
