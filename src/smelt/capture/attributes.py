@@ -95,8 +95,8 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     if name == "__class__":
         return interp.outside.fixed(value.kind)
     found = interp.tree.class_attribute(value.kind, name)
-    if value.members and name in value.members and value.source is not None:
-        return interp.outside.value(value.members[name], value.source.member(name))
+    if value.real is not None and value.source is not None and name in value.real.__dict__:
+        return interp.outside.value(value.real.__dict__[name], value.source.member(name))
     if found is ABSENT:
         if value.source is not None:
             value.source.instance_dict().check(("lacks", name))

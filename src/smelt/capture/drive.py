@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt import _native
 from smelt.capture.bytecode import Instruction, shim_code
-from smelt.capture.plan import Plan, Return, Stop
+from smelt.capture.plan import Entrance, GraphFailed, Plan, Return, Stop
 from smelt.capture.state import LiveFrame
 from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
@@ -22,27 +22,49 @@ if TYPE_CHECKING:
 _RUNNING = object()
 
 
-def drive(owner: "CompiledRegion", plan: Plan, collected: tuple[Any, ...]) -> Any:
+def drive(owner: "CompiledRegion", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
-    frames: list[LiveFrame] = []
+    try:
+        frames = plan.state(collected) if isinstance(plan, Stop) else []
+    except GraphFailed as failure:
+        return recover(owner, entrance, failure, collected)
+    assert isinstance(plan, Stop)
+    return _go_on(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
+
+
+def _go_on(owner: "CompiledRegion", frames: list[LiveFrame], action: "Action") -> Any:
+    """Act on the state, then alternate between plans for the state that results and what they ask for."""
     while True:
-        if isinstance(plan, Return):
-            return plan.finish(collected)
-        frames = plan.state(collected)
-        outcome = _guarded(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
-        while outcome is _RUNNING:
-            found = owner.plan_for(frames)
-            if found is not None:
-                plan, collected = found
-                break
-            outcome = _guarded(owner, frames, _finish_eagerly)
-        else:
+        outcome = _guarded(owner, frames, action)
+        if outcome is not _RUNNING:
             return outcome
+        found = owner.plan_for(frames)
+        if found is None:
+            action = _finish_eagerly
+            continue
+        plan, collected = found
+        try:
+            if isinstance(plan, Return):
+                return plan.finish(collected)
+            frames = plan.state(collected)
+        except GraphFailed as failure:
+            if failure.writes:
+                raise failure.error from None
+            action = _finish_eagerly
+            continue
+        action = _finish_eagerly if plan.eager else _one_step(plan)
+
+
+def recover(owner: "CompiledRegion", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
+    """The compiled graph raised: Python runs the state from its start and raises from the user's line."""
+    if failure.writes:
+        raise failure.error from None
+    return run_eagerly(owner, entrance.state(collected))
 
 
 def run_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
-    """Let CPython run the innermost frame to its end; the outermost result, or `_RUNNING` if callers remain."""
-    return _guarded(owner, frames, _finish_eagerly)
+    """Let CPython run the innermost frame to its end, and go on from there."""
+    return _go_on(owner, frames, _finish_eagerly)
 
 
 Action = Callable[["CompiledRegion", list[LiveFrame]], Any]

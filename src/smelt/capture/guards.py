@@ -52,7 +52,7 @@ class GuardTree:
         self._fixed: dict[int, Source] = {}
         self._classes: dict[type, dict[str, Any]] = {}
         self._state = Source(None, ("value", None), "process")
-        self.distinct = False
+        self.relations: list[tuple[Source, Source, bool]] = []  # pairs of collected tensors that are (not) one object
         self.inference_mode = torch.is_inference_mode_enabled()
         for text, function in PROCESS_STATE:
             self._state.child(("value", function), text).check(("calls", function, function()))

@@ -176,11 +176,10 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if (left.source is None) != (right.source is None) and isinstance(left, Tensor | Sequence | Mapping | Instance):
         if not isinstance(left, Sequence) or left.kind is list:
             return False
-    if isinstance(left, Tensor) and left.source is not None and right.source is not None:
-        interp.tree.distinct = True  # all collected tensors differ; capture is abandoned if they do not even now
-        left.source.collect()
-        right.source.collect()
-        return False
+    if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
+        same = left.real is right.real
+        interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
+        return same
     raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
 
 

@@ -5,12 +5,14 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
          instruction is executed and capture begins again
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.capture.breaks import BreakRecord
 from smelt.capture.bytecode import CodeInfo
@@ -31,6 +33,15 @@ class GraphRecord:
     line: int
 
 
+class GraphFailed(Exception):
+    """The compiled graph raised `error`. Nothing was written yet, unless `writes`: Python may run the state again."""
+
+    def __init__(self, error: Exception, writes: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.writes = writes
+
+
 @dataclass(frozen=True, slots=True)
 class Computation:
     """The graph's part of a plan: `run` is None if there was nothing to compute."""
@@ -39,13 +50,23 @@ class Computation:
     arguments: tuple[int, ...]
     collected: int
     recipe: Recipe
+    entry_mode: bool
     grad_mode: bool | None
+    writes: bool
+
+    def outputs(self, collected: tuple[Any, ...]) -> Any:
+        """Run the graph on the collected inputs."""
+        if self.run is None:
+            return ()
+        try:
+            return self.run(*[collected[number] for number in self.arguments])
+        except Exception as error:
+            torch._C._set_grad_enabled(self.entry_mode)
+            raise GraphFailed(error, self.writes) from error
 
     def registers(self, collected: tuple[Any, ...]) -> list[Any]:
-        """Run the graph on the collected inputs, then rebuild objects."""
-        outputs: Any = ()
-        if self.run is not None:
-            outputs = self.run(*[collected[number] for number in self.arguments])
+        """Run the graph, then rebuild objects."""
+        outputs = self.outputs(collected)
         if self.grad_mode is not None:
             torch._C._set_grad_enabled(self.grad_mode)
         return self.recipe.registers(collected, outputs)
@@ -73,6 +94,11 @@ class FrameRecipe:
     slots: tuple[int, ...]
     stack: tuple[int, ...]
 
+    def stand_up(self, registers: list[Any]) -> LiveFrame:
+        slots = [registers[number] for number in self.slots]
+        stack = [registers[number] for number in self.stack]
+        return LiveFrame(registers[self.function], self.info, self.index, slots, stack, self.discard)
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -88,36 +114,92 @@ class Stop:
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
         """Run the graph and stand the frames up again."""
         registers = self.computation.registers(collected)
-        return [
-            LiveFrame(
-                registers[frame.function],
-                frame.info,
-                frame.index,
-                [registers[number] for number in frame.slots],
-                [registers[number] for number in frame.stack],
-                frame.discard,
-            )
-            for frame in self.frames
-        ]
+        return [frame.stand_up(registers) for frame in self.frames]
 
 
 Plan = Return | Stop
 
 
-def quick_run(plan: Return) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """The way back to the state a plan starts from, for what guards cannot tell beforehand.
+
+    `relations` are pairs of collected tensors that must (or must not) be one object; `frames` find their contents
+    among the collected values, with `NULL` behind the last.
+    """
+
+    relations: tuple[tuple[int, int, bool], ...]
+    frames: tuple[FrameRecipe, ...]
+
+    def holds(self, collected: tuple[Any, ...]) -> bool:
+        return all((collected[one] is collected[other]) == same for one, other, same in self.relations)
+
+    def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
+        registers = [*collected, _native.NULL]
+        return [frame.stand_up(registers) for frame in self.frames]
+
+
+Recover = Callable[[GraphFailed, tuple[Any, ...]], Any]
+
+
+def quick_run(plan: Return, recover: Recover) -> Callable[..., Any]:
     """`plan.finish` as a function of the collected inputs, with nothing in it that this plan does not need."""
     computation, result = plan.computation, plan.result
     run, recipe = computation.run, computation.recipe
-    direct = computation.arguments == tuple(range(computation.collected))
     first_output = len(recipe.constants) + computation.collected
-    if run is None or not direct or computation.grad_mode is not None:
-        return lambda *collected: plan.finish(collected)
-    if not recipe.steps and result >= first_output:
-        which = result - first_output
-        return lambda *collected: run(*collected)[which]
-    constants, steps = recipe.constants, recipe.steps
-    if len(steps) == 1 and result == len(constants) + computation.collected + len(steps[0][1]):
-        function, operands = steps[0]
-        if operands == tuple(range(first_output, first_output + len(operands))):
-            return lambda *collected: function(*run(*collected))
-    return lambda *collected: plan.finish(collected)
+    if run is not None and computation.grad_mode is None and computation.arguments:
+        pick = _picker(computation)
+        if not recipe.steps and result >= first_output:
+            return _quick_single(run, pick, result - first_output, computation, recover)
+        if len(recipe.steps) == 1:
+            function, operands = recipe.steps[0]
+            if operands == tuple(range(first_output, first_output + len(operands))) and result > operands[-1]:
+                return _quick_tuple(run, pick, function, computation, recover)
+
+    def general(*collected: Any) -> Any:
+        try:
+            return plan.finish(collected)
+        except GraphFailed as failure:
+            return recover(failure, collected)
+
+    return general
+
+
+Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+def _picker(computation: Computation) -> Picker:
+    """The graph's arguments out of the collected values."""
+    arguments = computation.arguments
+    if arguments == tuple(range(computation.collected)):
+        return lambda collected: collected
+    if len(arguments) == 1:
+        only = arguments[0]
+        return lambda collected: (collected[only],)
+    return operator.itemgetter(*arguments)
+
+
+def _quick_single(run: GraphRun, pick: Picker, which: int, computation: Computation, recover: Recover) -> Callable[..., Any]:
+    def single(*collected: Any) -> Any:
+        try:
+            outputs = run(*pick(collected))
+        except Exception as error:
+            torch._C._set_grad_enabled(computation.entry_mode)
+            return recover(GraphFailed(error, computation.writes), collected)
+        return outputs[which]
+
+    return single
+
+
+def _quick_tuple(
+    run: GraphRun, pick: Picker, make: Callable[..., Any], computation: Computation, recover: Recover
+) -> Callable[..., Any]:
+    def several(*collected: Any) -> Any:
+        try:
+            outputs = run(*pick(collected))
+        except Exception as error:
+            torch._C._set_grad_enabled(computation.entry_mode)
+            return recover(GraphFailed(error, computation.writes), collected)
+        return make(*outputs)
+
+    return several

@@ -11,19 +11,23 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt import _native
 from smelt.base.errors import GraphBreakError, SmeltWarning
 from smelt.base.events import count, emit
 from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
-from smelt.capture.drive import drive
-from smelt.capture.plan import Plan, Return, Stop, quick_run
+from smelt.capture.drive import drive, recover, run_eagerly
+from smelt.capture.plan import Plan, Return, quick_run
 from smelt.capture.policy import frame_is_worth_capturing
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
-from smelt.capture.trace import Captured, capture
+from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
 from smelt.ir.graph import GraphCompiler
+
+_ENOUGH_IDLE = 3
 
 
 class CompiledRegion:
@@ -37,6 +41,7 @@ class CompiledRegion:
         self._lock = threading.RLock()
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._settled: set[Any] = set()
+        self._idle: dict[Any, int] = {}
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -53,6 +58,7 @@ class CompiledRegion:
             self.native.clear()
             self._resumed.clear()
             self._settled.clear()
+            self._idle.clear()
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -72,12 +78,19 @@ class CompiledRegion:
             captured = self._capture(frames, code, [entry.guards for entry in known])
         if captured is None:
             return None
-        return _native.Entry(captured.guards, self._runner(captured.plan))
+        return _native.Entry(captured.guards, self._runner(captured))
 
-    def _runner(self, plan: Plan) -> Callable[..., Any]:
+    def _runner(self, captured: Captured) -> Callable[..., Any]:
+        plan, entrance = captured.plan, captured.entrance
         if isinstance(plan, Return):
-            return quick_run(plan)
-        return lambda *collected: drive(self, plan, collected)
+            run = quick_run(plan, lambda failure, collected: recover(self, entrance, failure, collected))
+        else:
+            run = lambda *collected: drive(self, plan, collected, entrance)  # noqa: E731
+        if not entrance.relations:
+            return run
+        return lambda *collected: (
+            run(*collected) if entrance.holds(collected) else run_eagerly(self, entrance.state(collected))
+        )
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
@@ -100,7 +113,7 @@ class CompiledRegion:
     def _find(self, key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
         for captured in self._resumed.get(key, ()):
             collected = captured.guards.check(state)
-            if collected is not None:
+            if collected is not None and captured.entrance.holds(collected):
                 return captured.plan, collected
         return None
 
@@ -125,11 +138,28 @@ class CompiledRegion:
             raise
         except Exception as error:
             return self._failed(error, key, name)
-        if _is_pointless(captured.plan, frames):
-            self._settled.add(key)
+        return None if self._is_idle(captured, frames, key) else captured
+
+    def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:
+        """Whether CPython does better with this state; after a few such answers it is not asked about again."""
+        plan = captured.plan
+        if plan.computation.run is not None:
+            return False
+        if isinstance(plan, Return):
+            idle, again = False, True
+        elif plan.record.code in EXPECTED_TO_RAISE:
+            return True
+        else:
+            idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
+        if again:
+            self._idle[key] = self._idle.get(key, 0) + 1
+            if self._idle[key] >= _ENOUGH_IDLE:
+                self._settled.add(key)
+                if len(frames) == 1 and frames[0].index == 0:
+                    self.native.never(frames[0].info.code)
+        if idle:
             count("frames_skipped")
-            return None
-        return captured
+        return idle
 
     def _failed(self, error: Exception, key: Any, name: str) -> None:
         """Capture never runs user code, so this is the compiler's own fault, not the program's."""
@@ -143,6 +173,8 @@ class CompiledRegion:
         warnings.warn(text, SmeltWarning, stacklevel=2)
 
 
-def _is_pointless(plan: Plan, frames: list[LiveFrame]) -> bool:
-    """A plan that computes nothing and leaves all the work to CPython anyway."""
-    return isinstance(plan, Stop) and plan.eager and plan.computation.run is None and len(plan.frames) == len(frames)
+def _may_compute(frame: LiveFrame) -> bool:
+    """Whether tensors or modules are within the frame's reach at first sight."""
+    held = [item for value in frame.slots for item in (value if type(value) in (tuple, list) else (value,))]
+    held += [item for value in frame.slots if type(value) is dict for item in value.values()]
+    return any(isinstance(value, torch.Tensor | torch.nn.Module) for value in held)

@@ -26,6 +26,7 @@ class Tape:
         self.place = ""
         self.line = 0
         self.writes = False
+        self.sets_grad_mode = False
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
         self._added: list[fx.Node] = []
@@ -44,11 +45,6 @@ class Tape:
             self.graph.erase_node(node)
         self._added.clear()
 
-    @property
-    def computes(self) -> bool:
-        """Whether there is anything but inputs."""
-        return any(node.op != "placeholder" for node in self.graph.nodes)
-
     def input(self, tensor: torch.Tensor, source: Source) -> Tensor:
         """A tensor from outside becomes a placeholder."""
         first = next(iter(self.graph.nodes), None)
@@ -60,7 +56,7 @@ class Tape:
         spec = TensorSpec.of(tensor)
         set_spec(node, spec)
         self.inputs[node] = source
-        value = Tensor(node, GhostTensor(spec), type(tensor), tensor.__dict__, source=source)
+        value = Tensor(node, GhostTensor(spec), type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
         return value
 
@@ -86,9 +82,15 @@ class Tape:
                 value.node = node
         return self._wrap(result, node)
 
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether a tensor from outside, or a view of one, is written."""
+        return any(value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+
     def set_grad_mode(self, enabled: bool) -> None:
         """The nodes that follow run under this grad mode."""
         torch._C._set_grad_enabled(enabled)
+        self.sets_grad_mode = True
         node = self.graph.call_function(torch._C._set_grad_enabled, (enabled,))
         self._added.append(node)
 

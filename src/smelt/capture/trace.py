@@ -20,7 +20,7 @@ from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.instructions import HANDLERS
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.outside import Outside
-from smelt.capture.plan import Computation, FrameRecipe, GraphRecord, Plan, Return, Stop
+from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRecord, GraphRun, Plan, Return, Stop
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
@@ -31,7 +31,7 @@ from smelt.ir.ghost import GhostMode
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
 # Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
-_EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
+EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
 
 # Builtins that look at the frame that calls them: only a real frame will do.
 _NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
@@ -43,6 +43,8 @@ class Captured:
 
     guards: "_native.Guards"
     plan: Plan
+    entrance: Entrance
+    saw_tensors: bool
 
 
 def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph: bool) -> Captured:
@@ -155,10 +157,12 @@ class _Closing:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
+        saw_tensors = bool(self.tape.inputs)
         operands = self._operands()
         self._close_graph()
+        self._collect_entrance()
         roots, collected = self.interp.tree.build()
-        guards = _native.Guards(roots, self.interp.tree.distinct)
+        guards = _native.Guards(roots)
         self._check_guards(guards)
         arguments = self._order_inputs()
         computation = self._computation(arguments, len(collected))
@@ -167,7 +171,47 @@ class _Closing:
         if record is not None:
             count("graph_breaks")
             emit("breaks", str(record), record)
-        return Captured(guards, self._plan(computation, operands, record, forbidden))
+        return Captured(guards, self._plan(computation, operands, record, forbidden), self._entrance(len(collected)), saw_tensors)
+
+    def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any]]]:
+        """Per frame of the state at the start: the sources of function, slots and stack, None for what is empty."""
+        found = []
+        slot = self.interp.tree.slot
+        for frame, base in _with_bases(self.frames):
+            stack_base = base + len(frame.slots)
+            slots = [
+                slot(base + number, frame.info.slot_names[number])
+                if real is not _native.NULL and frame.info.is_live(frame.index, number)
+                else None
+                for number, real in enumerate(frame.slots)
+            ]
+            stack = [
+                slot(stack_base + number, f"stack[{number}]") if real is not _native.NULL else None
+                for number, real in enumerate(frame.stack)
+            ]
+            found.append((frame, slot(stack_base + len(frame.stack), frame.info.code.co_name), slots, stack))
+        return found
+
+    def _collect_entrance(self) -> None:
+        for _, function, slots, stack in self._entry_slots():
+            for source in (function, *slots, *stack):
+                if source is not None:
+                    source.collect()
+
+    def _entrance(self, null: int) -> Entrance:
+        frames = tuple(
+            FrameRecipe(
+                frame.info,
+                frame.index,
+                frame.discard,
+                function.index,
+                tuple(null if source is None else source.index for source in slots),
+                tuple(null if source is None else source.index for source in stack),
+            )
+            for frame, function, slots, stack in self._entry_slots()
+        )
+        relations = tuple((one.index, other.index, same) for one, other, same in self.interp.tree.relations)
+        return Entrance(relations, frames)
 
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)
@@ -191,7 +235,7 @@ class _Closing:
         error = GraphBreakError(
             "SM010", f"graph break under fullgraph=True: {record.code}: {record.reason}", where=record.where, hint=record.hint
         )
-        if record.code not in _EXPECTED_TO_RAISE:
+        if record.code not in EXPECTED_TO_RAISE:
             raise error
         return error
 
@@ -244,7 +288,10 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             run = self.compile_graph(traced)
-        return Computation(run, arguments, collected, recipe, self.final_mode if self.final_mode != self.entry_mode else None)
+            if self.tape.writes_inputs and len(arguments) > 1:
+                run = apart(run, traced)
+        mode = self.final_mode if self.final_mode != self.entry_mode else None
+        return Computation(run, arguments, collected, recipe, self.entry_mode, mode, self.tape.writes_inputs)
 
     def _plan(
         self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
@@ -269,6 +316,24 @@ class _Closing:
         if frame.instruction.name not in STEPS:
             return True
         return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
+
+
+def apart(run: GraphRun, traced: Traced) -> GraphRun:
+    """Run a graph that writes its inputs; where two of them share memory, operator by operator as it was captured.
+
+    A compiled graph may compute in another order, which only tensors that lie apart cannot notice.
+    """
+    plainly: list[GraphRun] = []
+
+    def checked(*tensors: torch.Tensor) -> Any:
+        places = {tensor.untyped_storage()._cdata for tensor in tensors}
+        if len(places) == len(tensors):
+            return run(*tensors)
+        if not plainly:
+            plainly.append(traced.to_module().forward)
+        return plainly[0](*tensors)
+
+    return checked
 
 
 def _among(value: Any, known: frozenset[Any]) -> bool:

@@ -55,13 +55,13 @@ class Constant(Value):
 class Tensor(Value):
     """A tensor: the graph node that yields it and a ghost with its metadata.
 
-    `kind` is Tensor or Parameter; `members` is the `__dict__` of a tensor from outside.
+    `kind` is Tensor or Parameter; `real` is the tensor itself if it came from outside.
     """
 
     node: fx.Node
     ghost: GhostTensor
     kind: type = torch.Tensor
-    members: dict[str, Any] | None = None
+    real: torch.Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
