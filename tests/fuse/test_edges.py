@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from smelt.base import events
+from smelt.base.fuel import Fuel
 from smelt.base.options import Options
 from smelt.fuse import build_program, why_not_fuse
-from smelt.fuse.grouping import Fuel, form_groups
+from smelt.fuse.grouping import form_groups
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import lower
 from smelt.ir.interpret import run_program

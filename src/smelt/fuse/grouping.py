@@ -12,25 +12,12 @@ stayed apart is said on the "fusion" channel.
 
 
 from smelt.base import events
+from smelt.base.fuel import Fuel
 from smelt.fuse.groups import Group, Groups, Level, merge, why_not_merge
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import Call, Kind, Lowered, Value
 
 _SMALL = 8  # a value this many times smaller than its reader costs its reader next to nothing
-
-
-class Fuel:
-    """Counts optional rewrites down; a negative tank never runs dry."""
-
-    def __init__(self, amount: int) -> None:
-        self.left = amount
-
-    def burn(self) -> bool:
-        """Whether one more rewrite may be made."""
-        if self.left == 0:
-            return False
-        self.left -= 1
-        return True
 
 
 def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
@@ -57,13 +44,13 @@ def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
     if value.kind is not Kind.POINTWISE or value.needed:
         return False
     if not value.readings:
-        return fuel.burn()
+        return fuel.take()
     if value.cost > 1 or len(set(value.users)) == 1:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
     big = [source for source in sources if source.numel * _SMALL > value.numel]
-    return in_memory and len(big) <= 1 and fuel.burn()
+    return in_memory and len(big) <= 1 and fuel.take()
 
 
 def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[int]) -> None:
@@ -76,7 +63,7 @@ def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[i
         plan = why_not_merge(groups, theirs, ours)
         if isinstance(plan, str):
             _report(theirs, ours, plan)
-        elif fuel.burn():
+        elif fuel.take():
             merge(groups, theirs, ours, plan)
 
 
@@ -87,7 +74,7 @@ def _take_in(groups: Groups, group: Group, value: Value, fuel: Fuel, alone: froz
         if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
             continue
         reason = why_not_take_in(groups, group, theirs)
-        if reason is None and fuel.burn():
+        if reason is None and fuel.take():
             for member in theirs.members:
                 group.levels[member] = Level.FREE
             groups.absorb(group, theirs)
@@ -133,7 +120,7 @@ def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozense
             plan = why_not_merge(groups, first, group)
             if isinstance(plan, str):
                 _report(first, group, plan)
-            elif fuel.burn():
+            elif fuel.take():
                 merge(groups, first, group, plan)
                 first.members.sort(key=lambda member: member.id)
 

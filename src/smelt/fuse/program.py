@@ -10,11 +10,12 @@ import heapq
 from typing import Any
 
 from smelt.base import events
+from smelt.base.fuel import Fuel
 from smelt.base.options import Options
 from smelt.base.sizes import Size
 from smelt.fuse.assemble import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
-from smelt.fuse.grouping import Fuel, form_groups
+from smelt.fuse.grouping import form_groups
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inplace import reuse_in_place
 from smelt.fuse.limits import DEFAULT_LIMITS, Limits

@@ -6,6 +6,7 @@ Comparisons round narrow floats first, so that a value meets its own stored copy
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
