@@ -8,6 +8,7 @@ that shares its `__dict__`, so parameters, `state_dict()`, `train()`/`eval()`, h
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from smelt.pipeline.stages import forget_compiled
 MODES = (None, "default", "max-speed")
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
+_originals: "weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]]" = weakref.WeakKeyDictionary()
 
 
 def compile(
@@ -65,9 +67,21 @@ def compile(
         return model
     region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic)
     _regions.add(region)
+    model = _original(model)
     if isinstance(model, torch.nn.Module):
         return _compiled_module(model, region, settings)
     return _compiled_function(model, region)
+
+
+def _original(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiled function or module was made from, so that compiling it again starts afresh; else the thing itself.
+
+    Looked up by identity: a wrapper that copied a compiled function's attributes is a function of its own.
+    """
+    if isinstance(model, torch.nn.Module):
+        found: Callable[..., Any] = vars(type(model)).get("_smelt_model", model)
+        return found
+    return _originals.get(model, model) if isinstance(model, FunctionType) else model
 
 
 def _check_flags(fullgraph: object, dynamic: object, mode: object, disable: object) -> None:
@@ -88,6 +102,7 @@ def _compiled_function(function: Callable[..., Any], region: CompiledRegion) -> 
 
     functools.update_wrapper(compiled, function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
     compiled._smelt_region = region  # type: ignore[attr-defined]
+    _originals[compiled] = function
     return compiled
 
 
@@ -165,3 +180,6 @@ def reset() -> None:
 def is_compiling() -> bool:
     """False here; inside a function being captured, it is a constant True."""
     return False
+
+
+is_compiling._smelt_is_compiling = True  # type: ignore[attr-defined]  # how capture knows it
