@@ -225,6 +225,7 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             yield aten.linalg_vector_norm.default, (x, 2, [dims[0]], True), {}
             for op in (aten._softmax, aten._log_softmax):
                 yield op.default, (x, dims[-1], False), {}
+            yield aten._safe_softmax.default, (x, dims[0]), {}
             for op in (aten._softmax_backward_data, aten._log_softmax_backward_data):
                 yield op.default, (x, x, dims[-1], x.dtype), {}
 
@@ -272,6 +273,7 @@ def _creations() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             yield aten.triu.default, (x, 1), {}
             yield aten.cat.default, ([x, x], -1), {}
             yield aten.cat.default, ([x, _filled(shape, dtype)],), {}
+            yield aten.cat.default, ([x, _filled(shape, torch.float32)],), {}
 
 
 def _view_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
@@ -360,6 +362,12 @@ def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dic
         out = aten.convolution.default(x, w, None, *args)
         yield aten.convolution.default, (x, w, _filled((6,), dtype), *args), {}
         yield aten.convolution_backward.default, (out, x, w, [6], *args, [True, True, True]), {}
+    pixel = (_filled((2, 1, 4, 4), dtype), _filled((3, 1, 1, 1), dtype))
+    for image, kernel in ((x, _filled((6, 4, 1, 1), dtype)), pixel, (x, _filled((1, 4, 9, 8), dtype))):
+        args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        out = aten.convolution.default(image, kernel, None, *args)
+        yield aten.convolution.default, (image, kernel, None, *args), {}
+        yield aten.convolution_backward.default, (out, image, kernel, None, *args, [True, True, False]), {}
     for options in (([2, 2],), ([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1], [1, 2])):
         yield aten.max_pool2d_with_indices.default, (x, *options), {}
         out, places = aten.max_pool2d_with_indices.default(x, *options)
@@ -483,11 +491,9 @@ def test_complex_numbers_go_to_pytorch() -> None:
 
 
 def test_in_place_yields_its_argument() -> None:
-    for op, args in (
-        (aten.add_.Tensor, (torch.ones(2, 3).t(), 1.5)),
-        (aten.relu_.default, (torch.ones(2, 6)[:, ::2],)),
-    ):
-        assert _agrees(op, *args)
+    assert _agrees(aten.add_.Tensor, torch.ones(2, 3).t(), 1.5)
+    assert _agrees(aten.bernoulli_.float, torch.ones(2, 3), 0.5)
+    assert _agrees(aten.relu_.default, torch.ones(2, 6)[:, ::2])
 
 
 def test_rules_take_the_arguments_of_their_schema() -> None:

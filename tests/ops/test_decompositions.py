@@ -262,6 +262,9 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.lerp.Scalar: _lerp(tensor=False),
     aten.lerp.Tensor: _lerp(tensor=True),
     aten._softmax.default: _softmax(backward=False, log=False),
+    aten._safe_softmax.default: lambda dtype: (
+        ((x, dim), {}) for (x, dim, _), _ in _softmax(backward=False, log=False)(dtype)
+    ),
     aten._log_softmax.default: _softmax(backward=False, log=True),
     aten._softmax_backward_data.default: _softmax(backward=True, log=False),
     aten._log_softmax_backward_data.default: _softmax(backward=True, log=True),

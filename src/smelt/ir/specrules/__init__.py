@@ -41,6 +41,7 @@ def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 
 _functionals: dict[Any, Any] = {}
+_SAME_BY_ANOTHER_NAME = {torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p}
 
 
 def _functional_of(func: Any) -> Any:
@@ -51,5 +52,5 @@ def _functional_of(func: Any) -> Any:
         if packet.endswith("_") and not packet.endswith("__") and func.namespace == "aten":
             functional = getattr(torch.ops.aten, packet[:-1], None)
             found = getattr(functional, overload, None) if functional is not None else None
-        _functionals[func] = found if found in pointwise.RULES else None
+        _functionals[func] = found if found in pointwise.RULES else _SAME_BY_ANOTHER_NAME.get(func)
     return _functionals[func]

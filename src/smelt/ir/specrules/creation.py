@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, contiguous_stride
-from smelt.ir.specrules.layout import channels_last_stride, formatted_stride, is_contiguous, is_dense
-from smelt.ir.specrules.promotion import FLOATS, KNOWN, number_dtype
+from smelt.ir.specrules.layout import channels_last_stride, formatted_stride, is_dense, suggests_channels_last
+from smelt.ir.specrules.promotion import FLOATS, KNOWN, number_dtype, result_dtype
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
@@ -154,26 +154,23 @@ def _copy(value: Any, source: Any, *rest: Any) -> Any:
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """All of one dtype and rank; the layout is the tensors' own where they agree on one."""
+    """Row-major, unless every tensor is channels-last."""
     first = tensors[0] if tensors else None
-    if first is None or first.dim() == 0 or not -first.dim() <= dim < first.dim():
+    dtype = result_dtype(tensors)
+    if first is None or dtype is None or first.dim() == 0 or not -first.dim() <= dim < first.dim():
         return NotImplemented
     axis = dim % first.dim()
     shape: Shape = tuple(first.shape)
     total = 0
     for tensor in tensors:
         have = tuple(tensor.shape)
-        same_rest = len(have) == len(shape) and have[:axis] == shape[:axis] and have[axis + 1 :] == shape[axis + 1 :]
-        if tensor.dtype is not first.dtype or not same_rest:
+        if len(have) != len(shape) or have[:axis] != shape[:axis] or have[axis + 1 :] != shape[axis + 1 :]:
             return NotImplemented
         total += have[axis]
     out = (*shape[:axis], total, *shape[axis + 1 :])
-    if all(is_contiguous(tensor.shape, tensor.stride()) for tensor in tensors):
-        ambiguous = len(out) in (4, 5) and any(
-            tensor.stride() == channels_last_stride(tensor.shape) for tensor in tensors
-        )
-        return NotImplemented if ambiguous else TensorSpec(out, contiguous_stride(out), first.dtype, CPU)
-    return NotImplemented
+    channels_last = all(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in tensors)
+    stride = channels_last_stride(out) if channels_last else contiguous_stride(out)
+    return TensorSpec(out, stride, dtype, CPU)
 
 
 RULES: dict[Any, Any] = {

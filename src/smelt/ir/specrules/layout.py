@@ -67,6 +67,18 @@ def is_channels_last(shape: Shape, stride: Shape) -> bool:
     return True
 
 
+def suggests_channels_last(shape: Shape, stride: Shape) -> bool:
+    """Whether a library would take the tensor for channels-last: by the order of its strides, ambiguous ones not."""
+    if len(shape) not in (4, 5) or stride[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
+            return False
+        least = stride[dim] * max(shape[dim], 1)
+    return True
+
+
 def channels_last_stride(shape: Shape) -> Shape:
     """Strides of N, H, W, C storage (or N, D, H, W, C) for a shape written N, C, …."""
     strides = [1] * len(shape)

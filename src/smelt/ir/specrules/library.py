@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, product
-from smelt.ir.specrules.layout import broadcast, like_stride
+from smelt.ir.specrules.layout import broadcast, like_stride, suggests_channels_last
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
@@ -193,8 +193,8 @@ def _convolution(
     if (
         not value.is_contiguous()
         or not weight.is_contiguous()
-        or _looks_channels_last(value)
-        or _looks_channels_last(weight)
+        or suggests_channels_last(value.shape, value.stride())
+        or suggests_channels_last(weight.shape, weight.stride())
     ):
         return NotImplemented
     if 0 in value.shape or value.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
@@ -211,13 +211,6 @@ def _convolution(
     if any(size < 1 for size in sizes):
         return NotImplemented
     return row_major((value.shape[0], weight.shape[0], *sizes), value.dtype)
-
-
-def _looks_channels_last(value: Any) -> bool:
-    """Contiguous and channels-last at once (one channel, or one pixel): which one wins depends on the library."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(value.dim())
-    return wanted is not None and bool(value.is_contiguous(memory_format=wanted))
 
 
 def _convolution_backward(
@@ -237,7 +230,7 @@ def _convolution_backward(
         forward is NotImplemented
         or forward.shape != tuple(grad.shape)
         or not grad.is_contiguous()
-        or _looks_channels_last(grad)
+        or suggests_channels_last(grad.shape, grad.stride())
     ):
         return NotImplemented
     return (
@@ -257,7 +250,7 @@ def _max_pool2d(
 ) -> Any:
     if value.dim() not in (3, 4) or value.dtype not in FLOATS or ceil_mode or not value.is_contiguous():
         return NotImplemented
-    if 0 in value.shape or _looks_channels_last(value):
+    if 0 in value.shape or suggests_channels_last(value.shape, value.stride()):
         return NotImplemented
     kernels, paddings, dilations = _pair(kernel), _pair(padding), _pair(dilation)
     strides = _pair(stride) if stride else kernels
@@ -284,7 +277,7 @@ def _max_pool2d_backward(grad: Any, value: Any, *rest: Any) -> Any:
     if (
         not _one_dtype(grad, value)
         or not value.is_contiguous()
-        or _looks_channels_last(value)
+        or suggests_channels_last(value.shape, value.stride())
         or grad.dim() != value.dim()
     ):
         return NotImplemented

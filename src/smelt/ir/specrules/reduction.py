@@ -151,6 +151,10 @@ def _softmax(value: Any, dim: int, half_to_float: bool) -> Any:
     return row_major(tuple(value.shape), value.dtype)
 
 
+def _safe_softmax(value: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return _softmax(value, dim, False) if dtype in (None, value.dtype) and 0 not in value.shape else NotImplemented
+
+
 def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> Any:
     _check_dim(grad, dim)
     same = grad.dtype is output.dtype is input_dtype and grad.shape == output.shape
@@ -189,6 +193,7 @@ RULES: dict[Any, Any] = {
     aten.cumsum.default: _running,
     aten.cumprod.default: _running,
     aten._softmax.default: _softmax,
+    aten._safe_softmax.default: _safe_softmax,
     aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,

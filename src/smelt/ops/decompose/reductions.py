@@ -27,6 +27,16 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return (powers / torch.sum(powers, [dim], True)).to(x.dtype)
 
 
+@decomposes(aten._safe_softmax.default)
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows in which everything is masked out are zero, not nan."""
+    wide = widen(x)
+    peak = torch.amax(wide, [dim], True)
+    powers = torch.exp(wide - peak)
+    shares = powers / torch.sum(powers, [dim], True)
+    return choose(peak == float("-inf"), 0.0, shares).to(x.dtype)
+
+
 @decomposes(aten._softmax_backward_data.default)
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     incoming, shares = widen(grad), widen(output)
