@@ -120,6 +120,25 @@ def test_a_partition_function_of_ones_own() -> None:
     assert told == [1]
 
 
+@pytest.mark.parametrize("own", [partition.default, partition.min_cut])
+def test_a_partition_function_may_call_ours(own: Any) -> None:
+    def scaled(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int) -> Any:
+        """Change the joint graph first: tanh becomes sigmoid, whose value both phases use."""
+        for node in joint.graph.nodes:
+            if node.target is torch.ops.aten.tanh.default:
+                node.target = torch.ops.aten.sigmoid.default
+        return own(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+
+    x, b = torch.randn(5, requires_grad=True), torch.zeros(1)
+    compiled = aot_function(lambda x, b: (x.tanh() * 3, b.add_(1))[0], Seen().compiler, partition_fn=scaled)
+    out = compiled(x, b)
+    torch.testing.assert_close(out, x.sigmoid() * 3)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, 3 * (1 - x.sigmoid() ** 2))
+    assert b.item() == 1
+    assert not aot_function(lambda x: x.detach() * 2, Seen().compiler, partition_fn=scaled)(x).requires_grad
+
+
 def test_a_partition_whose_halves_do_not_meet_is_refused() -> None:
     def wrong(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int) -> Any:
         return joint, joint  # one value beyond the result, and two inputs before the tangent

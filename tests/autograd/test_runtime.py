@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from smelt.autograd import partition
 from smelt.autograd.aot import aot_function
@@ -327,6 +328,26 @@ def test_second_derivative_after_a_tracked_input_changed_is_an_error() -> None:
         b.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(out, x, create_graph=True)
+
+
+# What only eager can do.
+
+
+def test_forward_mode_and_function_transforms_run_eagerly() -> None:
+    given = inputs()
+    plain = [tensor.detach() for tensor in given]
+    vectors = [torch.full_like(tensor, 0.5) for tensor in plain]
+    for run in (aot(net), net):
+        run(*given), run(*plain)
+        with forward_ad.dual_level():
+            dual = [forward_ad.make_dual(x, v) for x, v in zip(plain, vectors, strict=True)]
+            tangent = forward_ad.unpack_dual(run(*dual)).tangent
+        expected = torch.autograd.functional.jvp(net, tuple(plain), tuple(vectors))[1]
+        torch.testing.assert_close(tangent, expected)
+        rows = torch.func.vmap(run, in_dims=(0, None, None))(*plain)
+        torch.testing.assert_close(rows, net(*plain))
+        gradient = torch.func.grad(lambda x, run=run: run(x, *plain[1:]).sum())(plain[0])
+        torch.testing.assert_close(gradient, torch.autograd.grad(net(*given).sum(), given[0])[0])
 
 
 # The wrapper alone.

@@ -54,6 +54,8 @@ def aot_function(
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():  # its tensors are wrappers, which no graph can hold
+            return fn(*args, **kwargs)
         leaves, tree = pytree.tree_flatten((args, kwargs))
         key = (tree, tuple(_key(leaf) for leaf in leaves), torch.is_grad_enabled(), torch._C._is_any_autocast_enabled())
         entry = ready.get(key)
@@ -149,8 +151,9 @@ class _Stage:
         return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager)
 
     def _split(self, joint: Joint) -> Halves:
-        if self.partition_fn in (partition.default, partition.min_cut):
-            halves: Halves = self.partition_fn(joint)
+        if self.partition_fn in (partition.default, partition.min_cut) or not joint.plan.tangents:
+            chosen = self.partition_fn if joint.plan.tangents else partition.default
+            halves: Halves = chosen(joint)
             return halves
         module = joint.traced.to_module()
         returned = self.partition_fn(module, _examples(joint.traced), num_fwd_outputs=joint.plan.forward_outputs)

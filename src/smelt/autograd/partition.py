@@ -11,6 +11,7 @@ which cheap operators (`recompute.recomputable`) yield all of that, by a minimum
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import fx
@@ -43,8 +44,20 @@ class Halves:
     replay: Replay | str
 
 
-def default(joint: Joint) -> Halves:
-    """Save what eager saves: every forward value that the backward's own formulas read."""
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+@overload
+def default(joint: Joint) -> Halves: ...
+@overload
+def default(joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int) -> Modules: ...
+def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0) -> Halves | Modules:
+    """Save what eager saves: every forward value that the backward's own formulas read.
+
+    Given a joint module, as a `partition_fn` is, it yields two modules.
+    """
+    if isinstance(joint, fx.GraphModule):
+        return _modules(default(_joint_of(joint, num_fwd_outputs)))
     traced = joint.traced
     late = _depending_on(_tangents(joint))
     # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
@@ -54,11 +67,26 @@ def default(joint: Joint) -> Halves:
     return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
 
 
-def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves:
+@overload
+def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves: ...
+@overload
+def min_cut(
+    joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int, parameters: Collection[int] = ()
+) -> Modules: ...
+def min_cut(
+    joint: Joint | fx.GraphModule,
+    inputs: object = None,
+    *,
+    num_fwd_outputs: int = 0,
+    parameters: Collection[int] = (),
+) -> Halves | Modules:
     """Save the fewest bytes that cheap operators can rebuild the backward's inputs from.
 
-    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing.
+    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. Given a joint
+    module, as a `partition_fn` is, it yields two modules.
     """
+    if isinstance(joint, fx.GraphModule):
+        return _modules(min_cut(_joint_of(joint, num_fwd_outputs), parameters=parameters))
     joint = replace(joint, traced=narrowed(joint.traced))
     late = _depending_on(_tangents(joint))
     needed = _needed(_gradients(joint), stop=lambda node: False)
@@ -257,3 +285,27 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
     )
     _report(halves)
     return halves
+
+
+def _joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
+    """A joint module that a partition function was handed, perhaps after it changed it, as a joint graph again."""
+    inputs = placeholders(module.graph)
+    tangents = tuple(tensor_spec(node) for node in inputs if node.name.startswith("tangents"))
+    gradients = len(outputs(module.graph)) - forward_outputs
+    plan = Plan(
+        inputs=len(inputs) - len(tangents),
+        outputs=(),
+        results=forward_outputs,
+        tangents=tangents,
+        gradients=tuple(range(gradients)),
+    )
+    constants = {
+        str(node.target): getattr(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
+    }
+    return Joint(Traced(module.graph, Level.PURE, constants), plan, module.forward, "it was split by hand")
+
+
+def _modules(halves: Halves) -> Modules:
+    if halves.backward is None:
+        raise SmeltError("SM020", "the joint module has no tangents, so there is no backward to split off")
+    return halves.forward.to_module(), halves.backward.to_module()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils.weak import TensorWeakRef
 
 from smelt.base.errors import SmeltError
@@ -30,7 +31,11 @@ def join(
     replay: Replay | str = "no graph to compute the results from again was kept",
     eager: Flat | None = None,
 ) -> Flat:
-    """A callable from flat input tensors to flat outputs. `eager` is used when inputs that are written share memory."""
+    """A callable from flat input tensors to flat outputs.
+
+    `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
+    share memory, under `torch.func` transforms and in forward-mode differentiation.
+    """
     if not plan.tangents:
         return _Forward(forward, plan, eager).__call__
     if backward is None:
@@ -64,7 +69,7 @@ class _Forward:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
-        if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
+        if self.eager is not None and _only_eager_is_right(plan, inputs):
             return self.eager(*inputs)
         grad = torch.is_grad_enabled()
         if grad:
@@ -103,7 +108,7 @@ class _Differentiable:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
-        if plan.written and self.eager is not None and _share_memory(plan.written, inputs):
+        if self.eager is not None and _only_eager_is_right(plan, inputs):
             return self.eager(*inputs)
         box: list[Any] = []
         apply: Flat = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
@@ -249,6 +254,12 @@ def _own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
+    return bool(plan.written) and _share_memory(plan.written, inputs)
 
 
 def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:
