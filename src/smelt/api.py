@@ -62,10 +62,11 @@ def compile(
             hint="pass the function itself, not the result of calling it",
         )
     _check_flags(fullgraph, dynamic, mode, disable)
-    compiler = resolve_backend(backend, Options.from_user(options))
+    checked = Options.from_user(options)
+    compiler = resolve_backend(backend, checked)
     if disable:
         return model
-    region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic)
+    region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback)
     _regions.add(region)
     model = _original(model)
     if isinstance(model, torch.nn.Module):

@@ -33,9 +33,17 @@ _ENOUGH_IDLE = 3
 class CompiledRegion:
     """One per `smelt.compile`. `call(function, …)` runs the function with its frames captured."""
 
-    def __init__(self, compile_graph: GraphCompiler, *, fullgraph: bool = False, dynamic: bool | None = None) -> None:
+    def __init__(
+        self,
+        compile_graph: GraphCompiler,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        fallback: bool = True,
+    ) -> None:
         self.compile_graph = compile_graph
         self.fullgraph = fullgraph
+        self.fallback = fallback
         self.dynamic = dynamic
         self.native = _native.Region(self._missed)
         self._lock = threading.RLock()
@@ -124,8 +132,11 @@ class CompiledRegion:
             count("recompiles")
             emit("recompiles", f"{name}: {reason}", reason)
             if len(known) >= config.cache_size_limit:
-                self._give_up(key, f"SM011: {name} was compiled {len(known)} times (cache_size_limit); it runs in Python from now "
-                              f"on where no version fits. What keeps changing: {reason}. Pass it as a tensor, or keep it constant.")
+                self._give_up(
+                    key,
+                    f"SM011: {name} was compiled {len(known)} times (cache_size_limit); it runs in Python from now "
+                    f"on where no version fits. What keeps changing: {reason}. Pass it as a tensor, or keep it constant.",
+                )
                 return None
         try:
             captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
@@ -163,7 +174,7 @@ class CompiledRegion:
 
     def _failed(self, error: Exception, key: Any, name: str) -> None:
         """Capture never runs user code, so this is the compiler's own fault, not the program's."""
-        if not config.suppress_errors:
+        if not (config.suppress_errors and self.fallback):
             raise error
         detail = "".join(traceback.format_exception(error)) if config.verbose else f"{type(error).__name__}: {error}"
         self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python. {detail}")
