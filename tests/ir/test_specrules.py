@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.ir.ghost import GhostMode, GhostTensor
-from smelt.ir.specrules import CPU_RULES, creation, describe, library, losses, pointwise, reduction, views
+from smelt.ir.specrules import creation, describe, library, losses, pointwise, reduction, views
 from smelt.ir.specrules.layout import like_stride
 from smelt.ir.specrules.promotion import result_dtype
+from smelt.ir.specrules.tables import CPU_RULES
 from smelt.ir.tensorspec import TensorSpec
 
 aten = torch.ops.aten

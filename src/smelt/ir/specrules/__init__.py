@@ -4,53 +4,25 @@
 
 Many of PyTorch's own answers are Python, cost up to milliseconds and import sympy at first use. A rule here costs some
 ten microseconds and says `NotImplemented` whenever it is not sure; then PyTorch is asked. Every rule is held against
-real execution in `tests/ir/test_specrules.py`. Rules describe results on the CPU; `RULES` of element-wise operators,
-reductions and copies hold on every device, those of `library` and `losses` only there.
+real execution in `tests/ir/test_specrules.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from smelt.ir.specrules import creation, library, losses, pointwise, reduction, views
-from smelt.ir.tensorspec import TensorSpec
-
-RULES: dict[Any, Any] = {**pointwise.RULES, **reduction.RULES, **creation.RULES, **views.RULES}
-CPU_RULES: dict[Any, Any] = {**RULES, **library.RULES, **losses.RULES}
+_answer: Callable[..., Any] | None = None
 
 
 def describe(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers."""
-    rule = (CPU_RULES if device.type == "cpu" else RULES).get(func)
-    if rule is not None:
-        return rule(*args, **kwargs)
-    functional = _functional_of(func)
-    return NotImplemented if functional is None else _written(functional, args, kwargs, device)
+    """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers.
 
+    Raises what PyTorch would where its own meta kernels let a wrong call pass.
+    """
+    global _answer
+    if _answer is None:  # looking up some 300 operators takes longer than `import smelt` may
+        from smelt.ir.specrules.tables import answer
 
-def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """`x.add_(y)` yields `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
-    value = args[0]
-    made = describe(functional, args, kwargs, device)
-    if not isinstance(made, TensorSpec) or made.shape != tuple(value.shape):
-        return NotImplemented
-    if not torch.can_cast(made.dtype, value.dtype):
-        return NotImplemented
-    return TensorSpec(made.shape, value.stride(), value.dtype, device, value.storage_offset())
-
-
-_functionals: dict[Any, Any] = {}
-_SAME_BY_ANOTHER_NAME = {torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p}
-
-
-def _functional_of(func: Any) -> Any:
-    """`aten.add_.Tensor` → `aten.add.Tensor`, where that one has an element-wise rule; None for everything else."""
-    if func not in _functionals:
-        packet, overload = func.overloadpacket.__name__, func._overloadname
-        found = None
-        if packet.endswith("_") and not packet.endswith("__") and func.namespace == "aten":
-            functional = getattr(torch.ops.aten, packet[:-1], None)
-            found = getattr(functional, overload, None) if functional is not None else None
-        _functionals[func] = found if found in pointwise.RULES else _SAME_BY_ANOTHER_NAME.get(func)
-    return _functionals[func]
+        _answer = answer
+    return _answer(func, args, kwargs, device)
