@@ -75,14 +75,18 @@ def literal(kind: str, value: Number) -> str:
 class Builder:
     """Instructions of one function, in text."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, symbol: str = "k") -> None:
         self.target = target
+        self.symbol = symbol
         self.lines: list[str] = []
         self.declared: set[str] = set()
         self.helpers: dict[str, str] = {}
+        self.shared: dict[tuple[str, str], tuple[Value, ...]] = {}  # (what, of which value) → results worth using again
         self.block = "entry"
         self._count = 0
         self._splats: dict[tuple[str, int], Value] = {}
+        self._pool: dict[str, int] = {}
+        self._pool_size = 0
         self._early: list[str] | None = None
         self._early_place = 0
         self._early_count = 0
@@ -134,6 +138,28 @@ class Builder:
         return [
             self.splat(term, lanes) if isinstance(term, Value) else self.const(kind, term, lanes) for term in terms
         ]
+
+    def pooled(self, kind: str, value: Number, lanes: int) -> Value:
+        """A vector constant that stays in memory until it is used, for operands an instruction overwrites.
+
+        Kept in a register it would have to be copied each time, which costs as much as the arithmetic; a load is free
+        beside it. The pool is not declared constant, or LLVM would move the loads into registers again.
+        """
+        if lanes * BITS[kind] < self.target.vector_bits:
+            return self.const(kind, value, lanes)
+        text = str(self.const(kind, value, lanes))
+        place = self._pool.setdefault(text, self._pool_size)
+        if place == self._pool_size:
+            self._pool_size += lanes * BITS[kind] // 8
+        return self.load(self.element(f"@{self.symbol}.pool", "i8", place), kind, lanes)
+
+    @property
+    def pool_text(self) -> str:
+        """The definition of the constants `pooled` refers to; empty if there are none."""
+        if not self._pool:
+            return ""
+        types = ", ".join(text.partition(">")[0] + ">" for text in self._pool)
+        return f"@{self.symbol}.pool = internal global <{{ {types} }}> <{{ {', '.join(self._pool)} }}>, align 64"
 
     def splat(self, value: Value, lanes: int) -> Value:
         """A scalar spread over lanes; made once per loop, before it, where a loop is open."""
@@ -228,6 +254,8 @@ class Builder:
     def fma(self, a: Term, b: Term, c: Term) -> Value:
         """`a * b + c`, rounded once where the target can."""
         x, y, z = self.lift(a, b, c)
+        if self.target.fma_overwrites and not isinstance(c, Value):
+            z = self.pooled(x.kind, c, x.lanes)
         if not self.target.has_fma:
             return self.fadd(self.fmul(x, y), z)
         return self.intrinsic("llvm.fma", x, y, z)

@@ -36,6 +36,7 @@ def describe_host() -> Target:
         vector_registers=registers,
         levels=(Level.THREADS, Level.LANES),
         has_fma=arm or bool(features.get("fma")),
+        fma_overwrites=arm,
         has_masks=bool(features.get("avx512f")),
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,

@@ -126,13 +126,14 @@ class Code:
 def write(symbol: str, plan: Plan, target: Target) -> Code:
     """The functions of a planned kernel under the name `symbol`."""
     layout = Layout.of(plan)
-    part = Builder(target)
+    part = Builder(target, symbol)
     Body.of(part, plan, layout).write()
     builders = [part]
-    texts = [_function(f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)", part)]
+    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+    texts = [part.pool_text, _function(signature, part)]
     combine = plan.split is Split.ROWS and bool(plan.accumulators)
     if combine:
-        finish = Builder(target)
+        finish = Builder(target, symbol)
         _write_finish(finish, plan, layout)
         builders.append(finish)
         texts.append(_function(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))

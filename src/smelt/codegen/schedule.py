@@ -288,12 +288,11 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     widths = [4]
     math = 0
     for stage in kernel.stages:
-        for instruction in varying(kernel, stage) if stage.loop else ():
-            out = getattr(instruction, "out", None)
-            if out in dtypes:
-                widths.append(min(8, max(1, dtypes[out].itemsize)))
-            math += isinstance(instruction, Compute) and instruction.op in _MATH
-    registers = 2 if math else 4
+        inside = varying(kernel, stage) if stage.loop else []
+        widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate)]
+        math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
+    # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
+    registers = 4 if math == 0 or (math == 1 and target.vector_registers >= 32) else 2
     most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
     while most > max(1, size):

@@ -31,6 +31,7 @@ class Target:
     vector_registers: int
     levels: tuple[Level, ...]
     has_fma: bool
+    fma_overwrites: bool  # a fused multiply-add puts its result where the addend was
     has_masks: bool  # loads and stores of part of a vector cost no more than whole ones
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core

@@ -56,13 +56,6 @@ def exp2(b: Builder, x: Value) -> Value:
     return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2), r, 1.0), held)
 
 
-def exp2_moderate(b: Builder, x: Value) -> Value:
-    """2^x where the caller knows that |x| ≤ 126."""
-    n, held = round_scaled(b, x, 1.0)
-    r = b.fsub(x, n)
-    return b.fmul(b.fma(polynomial(b, r, _EXP2), r, 1.0), two_to(b, held))
-
-
 def expm1(b: Builder, x: Value) -> Value:
     """2^n·expm1(r) + (2^n - 1), at half size so that 2^128 does not overflow; tiny x is its own answer."""
     inside = b.maximum(-18.0, b.minimum(89.0, x))

@@ -26,7 +26,7 @@ def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
 
 def round_scaled(b: Builder, x: Value, scale: float) -> tuple[Value, Value]:
     """`x * scale` rounded to an integer, as a float (never -0) and as the bits that hold it (see `two_to`)."""
-    shifted = b.fma(x, scale, MAGIC)
+    shifted = b.fadd(x, MAGIC) if scale == 1.0 else b.fma(x, scale, MAGIC)
     return b.fsub(shifted, MAGIC), b.bits(shifted)
 
 

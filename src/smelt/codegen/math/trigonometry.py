@@ -108,7 +108,10 @@ def _by_quadrant(b: Builder, r: Value, quadrant: Value) -> Value:
 
 
 def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
-    """r and an integer whose two low bits are the quadrant."""
+    """r and an integer whose two low bits are the quadrant; shared by the sine and cosine of one value."""
+    known = b.shared.get(("angle", x.name))
+    if known is not None:
+        return known[0], known[1]
     n, held = round_scaled(b, x, _TWO_OVER_PI)
     quick = _subtract_quadrants(b, x, n)
     large = b.not_(b.fcmp("olt", b.fabs(x), _LARGE))
@@ -121,6 +124,7 @@ def _reduce(b: Builder, x: Value) -> tuple[Value, Value]:
     b.label(join)
     r = b.op(f"phi {x.type} [ {quick.name}, %{before} ], [ {exact.name}, %{slow} ]", "f32", x.lanes)
     q = b.op(f"phi {held.type} [ {held.name}, %{before} ], [ {quadrant.name}, %{slow} ]", "i32", x.lanes)
+    b.shared["angle", x.name] = (r, q)
     return r, q
 
 
