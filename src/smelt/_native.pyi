@@ -19,7 +19,7 @@ NULL: object
 #             bits: 1 is not True or 1.0, -0.0 is not 0.0, nan is nan
 #             ("keys", tuple) a dict's keys, in order; ("lacks", key) a dict has no such key
 #             ("tensor", type, dtype, device, shape, stride, requires_grad); None in shape or stride: any size there,
-#             None for the whole stride: any stride
+#             None for the whole stride: any stride. Tensors that are lazily negated or conjugated never pass
 #             ("unbound",) an unbound local or empty cell
 #             ("calls", fn, value) fn() == value, whatever the parent: grad mode, autocast, default dtype, …
 #             ("predicate", fn) fn(value) is true: for what is rare enough to check in Python

@@ -69,6 +69,7 @@ class Tensor:
     strides: tuple[int, ...] = (3, 1)
     requires_grad = False
     refuses = False
+    negated = False
 
     def __init__(self, **changes: object) -> None:
         self.described = self.read = 0
@@ -89,6 +90,12 @@ class Tensor:
 
     def stride(self) -> object:
         return self.strides
+
+    def is_neg(self) -> bool:
+        return self.negated
+
+    def is_conj(self) -> bool:
+        return False
 
 
 def guards(type_: type = Tensor, shape: Any = (2, 3), stride: Any = (3, 1), place: Any = (1, 0)) -> Guards:
@@ -122,6 +129,7 @@ def test_attributes_are_not_read_once_learned() -> None:
         {"sizes": (2,), "strides": (3,)},
         {"strides": (1, 2)},
         {"requires_grad": True},
+        {"negated": True},
     ],
 )
 def test_every_difference_counts(changes: dict[str, Any]) -> None:

@@ -58,6 +58,24 @@ def test_each_tensor_passes_its_own_guard_and_no_other(name: str) -> None:
                 assert made.explain([tensor]) is not None
 
 
+@pytest.mark.parametrize(
+    ("plain", "lazy", "word"),
+    [
+        (torch.ones(3), torch._neg_view(torch.ones(3)), "negated"),
+        (torch.ones(6)[::2], torch.ones(3, dtype=torch.complex64).conj().imag, "negated"),
+        (torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64).conj(), "conjugated"),
+        (torch.ones(3, dtype=torch.complex64), torch._neg_view(torch.ones(3, dtype=torch.complex64)), "negated"),
+    ],
+)
+def test_lazily_changed_memory_never_passes(plain: Any, lazy: Any, word: str) -> None:
+    made = guards(plain)
+    for _ in range(3):
+        assert made.check([lazy]) is None
+        assert made.explain([lazy]) == f"t0: expected memory to be read as it is, got a tensor that is lazily {word}"
+        assert made.check([plain]) is not None
+    assert guards(lazy).check([lazy]) is None
+
+
 def test_changes_in_place_are_seen() -> None:
     x = torch.ones(2, 3)
     made = guards(x)

@@ -3,11 +3,12 @@
 
    Reading them makes a Python object each, about a microsecond a tensor. Where the tensor's type offers DLPack's
    exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
-   from then on one call and a few comparisons of integers stand in for all but the type and requires_grad. */
+   from then on one call and a few comparisons of integers stand in for all but the type and what it does not show:
+   requires_grad, and whether the memory is to be read negated or conjugated, which compiled code never does. */
 #include "guards.h"
 
 static struct {
-    PyObject *dtype, *device, *shape, *stride, *requires_grad, *exchange; /* interned */
+    PyObject *dtype, *device, *shape, *stride, *requires_grad, *exchange, *is_neg, *is_conj; /* interned */
 } names;
 
 int
@@ -19,11 +20,22 @@ guard_tensor_init(void)
     names.stride = PyUnicode_InternFromString("stride");
     names.requires_grad = PyUnicode_InternFromString("requires_grad");
     names.exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-    bool complete = names.dtype && names.device && names.shape && names.stride && names.requires_grad && names.exchange;
-    return complete ? 0 : -1;
+    names.is_neg = PyUnicode_InternFromString("is_neg");
+    names.is_conj = PyUnicode_InternFromString("is_conj");
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-enum { TENSOR_TYPE, TENSOR_DTYPE, TENSOR_DEVICE, TENSOR_SHAPE, TENSOR_STRIDE, TENSOR_GRAD };
+/* The operands of the check, in order, and two more things that must hold. */
+enum {
+    TENSOR_TYPE,
+    TENSOR_DTYPE,
+    TENSOR_DEVICE,
+    TENSOR_SHAPE,
+    TENSOR_STRIDE,
+    TENSOR_GRAD,
+    TENSOR_NOT_NEGATED,
+    TENSOR_NOT_CONJUGATED,
+};
 
 static int
 sizes_prepare(PyObject *tuple, Py_ssize_t rank, int64_t *sizes)
@@ -78,6 +90,7 @@ tensor_prepare(Check *check)
     spec->rank = rank;
     spec->any_stride = stride == Py_None;
     spec->describe = find_describe(spec->type);
+    spec->lazy = PyObject_HasAttr(spec->type, names.is_neg) && PyObject_HasAttr(spec->type, names.is_conj);
     if (spec->requires_grad < 0 || sizes_prepare(shape, rank, spec->sizes) < 0) {
         return -1;
     }
@@ -117,6 +130,15 @@ device_equal(PyObject *value, PyObject *expected)
     return equal;
 }
 
+/* Whether a method without arguments says False. */
+static int
+method_denies(PyObject *value, PyObject *name)
+{
+    PyObject *answer = PyObject_CallMethodNoArgs(value, name);
+    Py_XDECREF(answer);
+    return answer ? answer == Py_False : -1;
+}
+
 /* One property of a tensor, by its place in the check. */
 static int
 tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
@@ -133,8 +155,10 @@ tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
     case TENSOR_STRIDE:
         return spec->any_stride
                || sizes_equal(PyObject_CallMethodNoArgs(value, names.stride), spec->sizes + spec->rank, spec->rank);
-    default:
+    case TENSOR_GRAD:
         return attribute_is(value, names.requires_grad, spec->requires_grad ? Py_True : Py_False);
+    default:
+        return !spec->lazy || method_denies(value, property == TENSOR_NOT_NEGATED ? names.is_neg : names.is_conj);
     }
 }
 
@@ -142,7 +166,7 @@ static int
 tensor_holds_by_attributes(const TensorSpec *spec, PyObject *value)
 {
     int holds = 1;
-    for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_GRAD; property++) {
+    for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_NOT_CONJUGATED; property++) {
         holds = tensor_property_holds(spec, value, property);
     }
     return holds;
@@ -236,7 +260,8 @@ tensor_holds(const Check *check, PyObject *value)
     if (!same_kind(spec, &tensor) || !same_layout(spec, &tensor)) {
         return 0;
     }
-    return tensor_property_holds(spec, value, TENSOR_GRAD);
+    int holds = tensor_property_holds(spec, value, TENSOR_NOT_NEGATED); /* numbers that conjugate were not learned */
+    return holds == 1 ? tensor_property_holds(spec, value, TENSOR_GRAD) : holds;
 }
 
 static PyObject *
@@ -266,12 +291,16 @@ PyObject *
 tensor_explain(const Check *check, PyObject *value)
 {
     static const char *const words[] = {"type ", "dtype ", "device ", "shape ", "stride ", "requires_grad "};
-    for (int property = TENSOR_TYPE; value && property <= TENSOR_GRAD; property++) {
+    for (int property = TENSOR_TYPE; value && property <= TENSOR_NOT_CONJUGATED; property++) {
         int holds = tensor_property_holds(check->tensor, value, property);
         if (holds == 1) {
             continue;
         }
         PyErr_Clear();
+        if (property > TENSOR_GRAD) {
+            return PyUnicode_FromFormat("expected memory to be read as it is, got a tensor that is lazily %s",
+                                        property == TENSOR_NOT_NEGATED ? "negated" : "conjugated");
+        }
         PyObject *actual = tensor_property(value, property);
         if (actual == NULL) {
             PyErr_Clear();
