@@ -1,6 +1,7 @@
 """Kernels of every shape, compiled, against the reference interpreter, on one, two and three threads."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def same_as_reference(kernel: Kernel, threads: tuple[int, ...] = (1, 2, 3)) -> N
         for buffer, mine, reference in zip(kernel.parameters, got, want, strict=True):
             where = f"buffer {buffer.name}, {count} threads"
             torch.testing.assert_close(
-                mine, reference, rtol=2e-6, atol=allowed, equal_nan=True, msg=lambda text, at=where: f"{at}: {text}"
+                mine, reference, rtol=2e-6, atol=allowed, equal_nan=True, msg=partial("{}: {}".format, where)
             )
 
 

@@ -1,0 +1,189 @@
+"""What `compile_kernels` promises besides right answers: one build per text, readable output, light imports."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from smelt.base import events
+from smelt.base.errors import SmeltError, SpecError
+from smelt.base.options import Options
+from smelt.codegen import assembly, build, compile_kernels, cpu, engine
+from smelt.codegen.parallel import launcher_text
+from smelt.device import Target, find, names, register
+from smelt.ir.interpret import run_kernel
+from smelt.ir.kernel import Kernel
+from smelt.ir.scalar import SCALAR_OPS
+from smelt.ir.text import parse_kernel
+from tests.codegen.running import call
+from tests.codegen.test_scalars import CASES, kernel_of
+from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+
+KERNEL = parse_kernel(sized(SOFTMAX, 6, 13))
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    build.forget()
+    yield
+    build.forget()
+
+
+def test_equal_kernels_are_built_once() -> None:
+    both = compile_kernels([KERNEL, replace(KERNEL, name="again")], Options())
+    assert both["softmax"].address == both["again"].address
+    assert compile_kernels([replace(KERNEL, name="third")], Options())["third"] is both["again"]
+
+
+def test_one_name_for_two_kernels_is_refused() -> None:
+    with pytest.raises(SmeltError, match="SM030: two different kernels are named softmax"):
+        compile_kernels([KERNEL, parse_kernel(sized(SOFTMAX, 6, 14))], Options())
+
+
+def test_rules_are_checked_when_asked() -> None:
+    bad = replace(KERNEL, stages=KERNEL.stages[1:])
+    with pytest.raises(SpecError, match="SM022"):
+        compile_kernels([bad], Options(check_specs=True))
+
+
+def test_events_show_llvm_and_assembly() -> None:
+    with events.collect() as found:
+        compiled = compile_kernels([KERNEL], Options())
+        compile_kernels([KERNEL], Options())
+    texts = {event.channel: event.text for event in found}
+    assert [event.channel for event in found] == ["llvm", "asm"]
+    assert "define void @k0(ptr %buffers, i64 %threads, ptr %workspace)" in texts["llvm"]
+    assert texts["llvm"] == compiled["softmax"].llvm
+    assert "k0:" in texts["asm"] and "k0:" in assembly([KERNEL])
+
+
+def test_many_threads_compile_one_kernel() -> None:
+    found: list[int] = []
+
+    def build_it() -> None:
+        found.append(compile_kernels([KERNEL], Options())["softmax"].address)
+
+    workers = [threading.Thread(target=build_it) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 8 and len(set(found)) == 1
+
+
+def test_code_lives_as_long_as_its_kernel() -> None:
+    compiled = compile_kernels([KERNEL], Options())["softmax"]
+    build.forget()
+    x, y = torch.randn(6, 13), torch.empty(6, 13)
+    call(compiled, [x, y])
+    torch.testing.assert_close(y, x.softmax(1))
+
+
+def test_import_does_not_load_llvm() -> None:
+    code = "import sys, smelt.codegen; print('llvmlite' in sys.modules, 'sympy' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before = subprocess.run(
+        [sys.executable, "-c", "import sys, torch; print('llvmlite' in sys.modules, 'sympy' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout == before.stdout
+
+
+def test_llvm_errors_are_coded() -> None:
+    with pytest.raises(SmeltError, match="SM030: LLVM rejects"):
+        engine.load("define nonsense", find("cpu"))
+
+
+def test_unknown_target_names_the_choices() -> None:
+    assert "cpu" in names()
+    with pytest.raises(SmeltError, match="choose from cpu"):
+        find("abacus")
+
+
+def test_target_says_how_many_lanes() -> None:
+    target = replace(find("cpu"), vector_bits=256)
+    assert [target.lanes(dtype) for dtype in (torch.float64, torch.float32, torch.int8)] == [4, 8, 32]
+    assert target.address_space("global") == 0
+
+
+def test_without_openmp_one_thread_does_it_all() -> None:
+    assert "GOMP" not in launcher_text(parallel=False)
+    engine.assemble(launcher_text(parallel=False), find("cpu"))
+
+
+# Targets other than this machine.
+
+VARIANTS = [
+    {"has_fma": False, "fma_overwrites": False},
+    {"has_nan_minimum": False},
+    {"vector_bits": 256, "vector_registers": 16, "fma_overwrites": False, "has_nan_minimum": False},
+    {"vector_bits": 512, "has_masks": True},
+]
+
+
+@pytest.fixture(params=VARIANTS, ids=str)
+def variant(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """This machine, described as less or more than it is: LLVM makes up the difference."""
+    target = replace(cpu.describe_host(), **request.param)
+    register("cpu", lambda: target)
+    yield target
+    register("cpu", cpu.describe_host)
+
+
+def _kernels() -> list[Kernel]:
+    shapes = [parse_kernel(sized(text, 9, 37)) for text in (SOFTMAX, LAYER_NORM, COLUMN_SUM)]
+    floats = [op for op, dtype in CASES if dtype is torch.float32 and SCALAR_OPS[op].result == "same"]
+    for op in floats:
+        arity = SCALAR_OPS[op].arity
+        inputs = [torch.bool if op == "where" and number == 0 else torch.float32 for number in range(arity)]
+        shapes.append(kernel_of(op, op, inputs, torch.float32, 75))
+    return shapes
+
+
+def test_other_widths_and_missing_instructions_change_nothing(variant: Target) -> None:
+    kernels = _kernels()
+    compiled = compile_kernels(kernels, Options())
+    for kernel in kernels:
+        given = [torch.rand(buffer.size) + 0.25 for buffer in kernel.parameters]
+        given = [g > 0.7 if b.dtype is torch.bool else g for g, b in zip(given, kernel.parameters, strict=True)]
+        want = [tensor.clone() for tensor in given]
+        call(compiled[kernel.name], given, 2)
+        run_kernel(kernel, want)
+        for mine, reference in zip(given, want, strict=True):
+            torch.testing.assert_close(mine, reference, rtol=2e-6, atol=2e-6)
+
+
+CHIPS = [
+    ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
+    ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
+    ("aarch64-unknown-linux-gnu", "neoverse-n1", "", 128),
+]
+
+
+
+@pytest.mark.parametrize(("triple", "chip", "features", "bits"), CHIPS)
+def test_other_chips_need_no_other_functions(triple: str, chip: str, features: str, bits: int) -> None:
+    """Code for each chip assembles, and calls nothing but the launcher, our own helper and what the C library has."""
+    engine.llvm().initialize_all_targets()
+    engine.llvm().initialize_all_asmprinters()
+    arm = triple.startswith("aarch64")
+    target = replace(
+        find("cpu"), triple=triple, cpu=chip, features=features, vector_bits=bits,
+        has_fma=True, fma_overwrites=arm, has_nan_minimum=arm, vector_registers=16 if bits == 256 else 32,
+    )  # fmt: skip
+    narrow = parse_kernel(
+        "kernel n rows() cols(j:37)\n in x: f16[37]\n in b: bf16[37]\n out y: f16[37]\n out z: bf16[37]\n loop:\n"
+        " a = load x[j]\n b = load b[j]\n c = cast a : f32\n d = cast b : f32\n e = mul c, d : f32\n"
+        " f = cast e : f16\n g = cast e : bf16\n store y[j] = f\n store z[j] = g"
+    )
+    text = engine.assemble(build.module_text([*_kernels(), narrow], target), target)
+    called = set()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] in ("bl", "callq", "call", "jmp") and not words[1].startswith((".", "*")):
+            called.add(words[1].removesuffix("@PLT"))
+    assert {name for name in called if not name.startswith(("k", "smelt."))} <= {"fmodf"}, called

@@ -1,0 +1,59 @@
+"""The inline functions keep to the bounds docs/math.md states, on a sample of all exponents and special values."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.codegen.ulps import FUNCTIONS, errors, from_bits, measure, pairs
+
+TABLE = Path(__file__).parents[2] / "docs" / "math.md"
+SPECIAL = [
+    0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 1e-45, -1e-45, 2.0**-126, -(2.0**-126),
+    3.4028235e38, -3.4028235e38, 88.72284, 88.72283, -87.33655, -103.97208, -103.97209, -150.0, 128.0, 127.99999,
+    -149.0, -149.5, 0.99999994, 1.0000001, -0.99999994, 1.5707964, 3.1415927, 65535.9, 65536.0, 1e22, 16777216.0,
+]  # fmt: skip
+
+
+def bounds() -> dict[str, float]:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: float(bound) for name, bound in rows}
+
+
+def sample() -> torch.Tensor:
+    """A thousand random mantissas for each sign and exponent, and the special values."""
+    generator = torch.Generator().manual_seed(7)
+    high = torch.arange(512).repeat_interleave(1000) << 23
+    low = torch.randint(0, 1 << 23, high.shape, generator=generator)
+    return torch.cat([torch.tensor(SPECIAL), from_bits(high + low)])
+
+
+def test_the_table_covers_every_function_within_two_ulp() -> None:
+    assert set(bounds()) == set(FUNCTIONS)
+    assert max(bounds().values()) <= 2.0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_stays_within_the_bound(name: str) -> None:
+    inputs = pairs(100_000, 3) if name == "pow" else (sample(),)
+    found = measure(name, *inputs)
+    worst = int(found.argmax())
+    assert float(found[worst]) <= bounds()[name], [float(each[worst]) for each in inputs]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_any_number_of_lanes_gives_the_same(size: int) -> None:
+    x = torch.tensor([0.3, -2.5, 70000.0, 1e30, 0.0])[:size]
+    for name in FUNCTIONS:
+        inputs = (x.abs(), x) if name == "pow" else (x,)
+        assert float(measure(name, *inputs).max()) <= bounds()[name]
+
+
+def test_errors_counts_what_it_should() -> None:
+    truth = torch.tensor([1.0, 1.0, float("nan"), float("inf"), 0.0, 1e-45], dtype=torch.float64)
+    exact = truth.float()
+    assert float(errors(exact, truth)[:5].max()) == 0
+    off = torch.tensor([1.0000001, float("nan"), 1.0, 3.0, -0.0, 0.0])
+    found = errors(off, truth)
+    assert found[0] == 1 and bool(found[1:5].isinf().all()) and 0.5 < float(found[5]) < 1
