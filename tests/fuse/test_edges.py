@@ -113,6 +113,18 @@ def test_a_library_view_keeps_its_memory_alive() -> None:
     assert leaving.buffer("relu").place is Place.FRESH
 
 
+def test_as_strided_counts_from_the_storage() -> None:
+    def restrided(x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = torch.relu(x @ w)  # lies in the arena, behind x @ x
+        picked = (y * 1).as_strided((3, 1), (5, 1), 1)
+        return torch.sin(x @ x) @ w, picked.t() @ w[:3], x.as_strided((2,), (1,), 5) + 1
+
+    program = assert_same(restrided, torch.randn(8, 4)[1:5], torch.randn(4, 4))
+    assert not any(isinstance(step, Library) and "as_strided" in str(step.op) for step in program.steps)
+    outside = torch.randn(8, 4)[2:4]
+    assert_same(lambda x: x.as_strided((3, 4), (4, 1), 0) * 2, outside)
+
+
 def test_constants() -> None:
     table = torch.arange(4.0)
     program = assert_same(lambda x: x * table, torch.randn(3, 4))

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from smelt.base.sizes import Shape, Size, product
+from smelt.ir.check_program import span
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
@@ -249,6 +250,11 @@ class _Lowerer:
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
         layout = lowering.move(base.layout, *node.args[1:], **node.kwargs)
         spec = tensor_spec(node)
+        if node.target is torch.ops.aten.as_strided.default:
+            layout = self._counted_from_value(node, base, layout)
+            if layout is None:
+                self._library(node, OpRecord(node.target, LibraryCall(), 0), "reaches outside what it is a view of")
+                return
         if layout is None:
             why = "reshapes what no strides can describe"
             self._library(node, OpRecord(torch.ops.aten.reshape.default, LibraryCall(), 0), why)
@@ -256,6 +262,17 @@ class _Lowerer:
         if layout.shape != spec.shape:
             raise AssertionError(f"{node.format_node()}: shape {layout.shape}, but its spec says {spec.shape}")
         self.refs[node] = Ref(base.value, layout)
+
+    def _counted_from_value(self, node: fx.Node, base: Ref, layout: Layout | None) -> Layout | None:
+        """`as_strided` counts its offset from the start of the storage; a layout from the value's first element. None
+        where the view reaches outside the value, as it may for a caller's slice of something larger."""
+        assert layout is not None
+        given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        if given is not None:
+            layout = Layout(layout.shape, layout.stride, layout.offset - base.value.spec.offset)
+        room = span(base.value.spec.shape, base.value.spec.stride)
+        fits = layout.offset >= 0 and layout.offset + span(layout.shape, layout.stride) <= room
+        return layout if fits else None
 
     def _pointwise(self, node: fx.Node, record: OpRecord) -> None:
         spec = tensor_spec(node)
