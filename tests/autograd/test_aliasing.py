@@ -122,6 +122,12 @@ def test_outputs_can_be_written_afterwards(name: str) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_a_constant_that_is_returned_is_new_each_time() -> None:
+    compiled = aot(lambda x: (x * 2, torch.tensor([1.0, 2.0])))
+    compiled(g(3))[1].zero_()
+    assert compiled(g(3))[1].tolist() == [1.0, 2.0]
+
+
 def test_recipes() -> None:
     joint = joint_of(lambda x, y: (x, (z := x + y).t(), z, z, x.view(-1)), g(3, 4), g(3, 4))
     first, second, third, fourth, fifth = joint.plan.outputs

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = 
     "integer output": (lambda x: x.topk(2), lambda: [g(5)]),
     "same value twice": (lambda x: (x + 1, x + 1), lambda: [g(5)]),
     "same value, different gradient": (lambda x: (x * x.detach(), x * x), lambda: [g(5)]),
+    "numbers of different kinds": (lambda n, x: (n * 1, n * 1.0, n + True, x * n), lambda: [torch.arange(4), g(4)]),
     "non-contiguous inputs": (lambda x, y: (x @ y).sin(), lambda: [g(4, 3).detach().t().requires_grad_(), g(4, 5)]),
     "double softplus": (lambda x: F.softplus(x) + F.elu(x) + F.silu(x), lambda: [g(9)]),
     "gradient of an input that is returned": (lambda x: (x, x * 2), lambda: [g(5)]),

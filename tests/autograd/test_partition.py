@@ -181,6 +181,12 @@ def test_views_are_saved_as_their_base() -> None:
         assert not any(saved.name in ("t", "t_1", "view") for saved in halves.plan.saved)
 
 
+def test_a_view_that_is_read_alone_is_saved_as_its_base() -> None:
+    joint = joint_of(lambda x, w, c: F.linear(x, w).t() * c, r(4, 5), r(3, 5), r(3, 4))
+    for halves in (partition.default(joint), partition.min_cut(joint)):
+        assert names(halves) == ["primals_1", "primals_2", "primals_3", "mm"]
+
+
 def test_residual_sums_are_saved_where_they_are_used() -> None:
     """At equal bytes the cut nearest the backward wins: no chain of additions is computed again."""
 

@@ -245,6 +245,20 @@ def test_autocast(autocast: bool) -> None:
     both(check, lambda x, w: (x @ w).relu().softmax(-1) @ w.t())
 
 
+def test_the_backward_is_not_under_autocast() -> None:
+    """Matrix products in the derivative of an inverse are float32, as when backward is called outside autocast."""
+
+    def check(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(0)
+        x = torch.eye(4) + 0.1 * torch.randn(4, 4)
+        x.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = run(x)
+        return torch.autograd.grad(out.float().square().sum(), x)
+
+    both(check, torch.linalg.inv)
+
+
 # Derivatives of higher order.
 
 

@@ -23,12 +23,12 @@ from smelt.autograd.trace import (
     CannotTrace,
     Decompositions,
     SharingRecorder,
-    caller_state_kept,
     functional,
     functionalized,
     interpret,
     plain_spec,
     settled,
+    without_caller_hooks,
 )
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride
@@ -104,7 +104,7 @@ class _Run:
 def trace_forward(traced: Traced | Source, decompositions: Decompositions | None = None) -> Pure:
     """The pure graph of a torch-level graph whose gradients nobody needs."""
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with caller_state_kept(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
         run = _run(source, recorder, with_gradients=False)
         arrangement = arrange(run.outputs, run.inputs)
         written, new_values = _written(source, run)
@@ -122,7 +122,7 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with caller_state_kept(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
         run = _run(source, recorder, with_gradients=True)
         arrangement = arrange(run.outputs, run.inputs)
         written, new_values = _written(source, run)

@@ -152,9 +152,9 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
 
 
 @contextlib.contextmanager
-def caller_state_kept() -> Iterator[None]:
-    """Run with none of the caller's debugging or saving hooks; leave grad mode as it was, whatever the graph does."""
-    grad, anomaly, check_nan = torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+def without_caller_hooks() -> Iterator[None]:
+    """Run with none of the caller's debugging or saving hooks, and put them back."""
+    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     hooks: list[Any] = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
@@ -166,7 +166,6 @@ def caller_state_kept() -> Iterator[None]:
         torch.set_anomaly_enabled(anomaly, check_nan)
         for pack, unpack in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-        torch._C._set_grad_enabled(grad)
 
 
 @contextlib.contextmanager
