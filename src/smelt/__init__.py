@@ -3,14 +3,17 @@
 Importing this package loads no code generator; that happens at the first compilation.
 """
 
-from smelt.api import compile, disable, explain, is_compiling, reset
-from smelt.autograd import partition
-from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
-from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
-from smelt.base.events import counters
-from smelt.base.options import Options, config
-from smelt.capture import graph_break
-from smelt.pipeline.backends import list_backends, register_backend
+from smelt.base.collector import paused
+
+with paused():
+    from smelt.api import compile, disable, explain, is_compiling, reset
+    from smelt.autograd import partition
+    from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
+    from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
+    from smelt.base.events import counters
+    from smelt.base.options import Options, config
+    from smelt.capture import graph_break
+    from smelt.pipeline.backends import list_backends, register_backend
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,56 @@
+"""The collector is off inside a burst and back as it was afterwards, whatever happens inside."""
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from smelt.base.collector import paused
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_is_off_inside_and_on_after() -> None:
+    with paused():
+        assert not gc.isenabled()
+        with paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_an_error_inside_turns_it_on_again() -> None:
+    with pytest.raises(ValueError), paused():
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    with paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_bursts_of_several_threads_end_with_the_last() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with paused():
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    with paused():
+        thread.start()
+        assert inside.wait(20)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
