@@ -200,7 +200,9 @@ def test_reasons_in_words() -> None:
 def test_reasons_are_reported() -> None:
     with events.collect() as collected:
         build_program(traced(lambda x: x.sum(0) + x, torch.randn(4, 4)), "p", Options())
-    assert any("stay apart" in event.text for event in collected if event.channel == "fusion")
+    texts = [event.text for event in collected if event.channel == "fusion"]
+    assert any("stay apart" in text for text in texts)
+    assert "k0_sum computes {sum_1}" in texts
 
 
 def test_fuel_bounds_the_number_of_fusions() -> None:

@@ -11,7 +11,7 @@ from smelt.fuse.plan import lifetimes, plan_memory
 from smelt.ir.check import check_program
 from smelt.ir.check_program import arena_bytes
 from smelt.ir.kernel import Role
-from smelt.ir.program import Place, Program
+from smelt.ir.program import Launch, Place, Program
 from tests.fuse.running import assert_same
 
 
@@ -67,6 +67,22 @@ def test_an_input_read_elsewhere_is_not_taken_over() -> None:
             if source.role is Role.INPUT:
                 others = [target for target in kernel.parameters if target.role is Role.OUTPUT]
                 assert not any(is_safe(kernel, source, target) for target in others if source.name == "in1")
+
+
+def test_memory_with_a_view_of_it_is_not_taken_over() -> None:
+    """The windows read y at places that writing z over y would spoil."""
+
+    def windows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ w)
+        z = (y + y.unfold(0, 1, 1).squeeze(-1).flatten().as_strided((4, 4), (1, 4))) * 2
+        return z @ w
+
+    program = assert_same(windows, torch.randn(4, 4), torch.randn(4, 4))
+    viewed = {"relu", "mm"}
+    for step in program.steps:
+        if isinstance(step, Launch):
+            taken = [name for p, name in zip(step.kernel.parameters, step.args, strict=True) if p.role is Role.INOUT]
+            assert "relu" not in taken and set(taken) <= viewed
 
 
 def test_an_input_needed_later_is_not_taken_over() -> None:

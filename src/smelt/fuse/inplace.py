@@ -10,8 +10,8 @@ the store. Only arena memory is taken over: inputs, constants and library result
 from dataclasses import replace
 from typing import Any
 
-from smelt.fuse.plan import lifetimes
-from smelt.ir.check_program import span
+from smelt.fuse.plan import aliases, lifetimes
+from smelt.ir.check_program import reads, span
 from smelt.ir.kernel import Accumulate, Buffer, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
@@ -26,6 +26,8 @@ class _Reuse:
         self.program = program
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         self.lives = lifetimes(program)
+        # Memory that a library call has handed out a view of is read at places the kernel does not show.
+        self.viewed = {name for step in program.steps if aliases(step) for name in reads(step)}
         self.now: dict[str, str] = {}  # buffers taken over → whose memory they have
 
     def run(self) -> Program:
@@ -65,7 +67,7 @@ class _Reuse:
         mine = self.buffers[given[source.name]]
         if mine.place is not Place.ARENA or self.lives[mine.name][1] != number:
             return None
-        if list(given.values()).count(mine.name) != 1:
+        if list(given.values()).count(mine.name) != 1 or mine.name in self.viewed:
             return None
         for target in kernel.parameters:
             theirs = self.buffers[given[target.name]]

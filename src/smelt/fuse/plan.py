@@ -61,14 +61,14 @@ def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
         for name in reads(step) + writes(step):
             found[name] = (found.get(name, (number, number))[0], number)
     for step in reversed(program.steps):
-        for view in _aliases(step):
+        for view in aliases(step):
             for base in reads(step):
                 if view in found and base in found:
                     found[base] = (found[base][0], max(found[base][1], found[view][1]))
     return found
 
 
-def _aliases(step: Step) -> tuple[str, ...]:
+def aliases(step: Step) -> tuple[str, ...]:
     """Results of a library call that may be views of its arguments."""
     if not isinstance(step, Library) or step.into:
         return ()
@@ -82,7 +82,7 @@ def _keep_aliased(program: Program) -> Program:
     """A buffer of which a returned tensor may be a view must outlive the call."""
     leaving = {operand.buffer for operand in operands_in(program.outputs)}
     for step in reversed(program.steps):
-        if any(view in leaving for view in _aliases(step)):
+        if any(view in leaving for view in aliases(step)):
             leaving.update(reads(step))
     buffers = tuple(
         replace(buffer, place=Place.FRESH) if buffer.name in leaving and buffer.place is Place.ARENA else buffer

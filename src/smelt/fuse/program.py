@@ -81,12 +81,16 @@ class _Builder:
 
     def _steps(self, group: Group) -> list[Step]:
         if group.call is not None:
+            if events.wanted("fusion"):
+                events.emit("fusion", f"{group.call.name} is a library call: it {group.call.why}")
             return [self._library(group.call)]
         stored = {value for value in group.members if self._leaves(group, value)}
         assembled = self._kernel(group, stored)
         for value in assembled.values:
             if value.is_computed:
                 self._buffer(value, self._place(value))
+        if events.wanted("fusion"):
+            events.emit("fusion", f"{assembled.kernel.name} computes {group}")
         return [Launch(assembled.kernel, tuple(value.name for value in assembled.values))]
 
     def _leaves(self, group: Group, value: Value) -> bool:
