@@ -96,7 +96,9 @@ def assert_alike(mine: Any, eager: Any) -> None:
         assert mine == eager or (mine != mine and eager != eager)
 
 
-def compare(function: Callable[..., Any], *args: Any, runner: Captured | None = None, calls: int = 3, **kwargs: Any) -> Captured:
+def compare(
+    function: Callable[..., Any], *args: Any, runner: Captured | None = None, calls: int = 3, **kwargs: Any
+) -> Captured:
     """`calls` captured calls against as many plain ones: same results, exceptions, printed text, written arguments."""
     runner = runner or Captured()
     for _ in range(calls):
@@ -108,7 +110,9 @@ def compare(function: Callable[..., Any], *args: Any, runner: Captured | None = 
         mine = observe(lambda: runner(function, *my_args, **my_kwargs))  # noqa: B023
         assert mine.printed == eager.printed
         if (mine.error is None) != (eager.error is None):
-            raise AssertionError(f"raised {mine.error!r}, Python raises {eager.error!r}") from (mine.error or eager.error)
+            raise AssertionError(f"raised {mine.error!r}, Python raises {eager.error!r}") from (
+                mine.error or eager.error
+            )
         if eager.error is not None:
             assert type(mine.error) is type(eager.error)
             assert str(mine.error) == str(eager.error)

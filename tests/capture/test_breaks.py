@@ -1,6 +1,7 @@
 """Breaks of every kind: the rest is still compiled, and result, printed text and exceptions are Python's own."""
 
 import math
+import pathlib
 import traceback
 import warnings
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from smelt.base.errors import GraphBreakError
-from smelt.capture import graph_break
+from smelt.capture import REASONS, graph_break
 from tests.capture.programs import Captured, compare, observe
 
 X = torch.arange(6.0).reshape(2, 3) - 2
@@ -203,7 +204,7 @@ def test_user_context_managers() -> None:
 
 def test_exceptions_of_the_user_pass_with_their_own_lines() -> None:
     def helper(x):
-        y = x + 1
+        x + 1
         raise KeyError("gone")
 
     def f(x):
@@ -254,7 +255,9 @@ def test_wrong_shapes_raise_torchs_error_from_the_users_line() -> None:
     with pytest.raises(RuntimeError) as caught:
         runner(f, X)
     assert str(caught.value) == str(eager.error)
-    assert ("f", f.__code__.co_firstlineno + 2) in [(e.name, e.lineno) for e in traceback.extract_tb(caught.value.__traceback__)]
+    assert ("f", f.__code__.co_firstlineno + 2) in [
+        (e.name, e.lineno) for e in traceback.extract_tb(caught.value.__traceback__)
+    ]
 
 
 def test_try_except_finally() -> None:
@@ -537,3 +540,10 @@ def test_fullgraph_without_a_break() -> None:
         return math.pi * x
 
     torch.testing.assert_close(Captured(fullgraph=True)(f, X), math.pi * X)
+
+
+def test_every_break_code_is_explained() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "breaks.md").read_text(encoding="utf-8")
+    for code, (text, hint) in REASONS.items():
+        assert f"## {code}: {text.replace('{}', '…')}\n" in page
+        assert hint[1:] in page

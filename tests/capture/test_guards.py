@@ -58,7 +58,9 @@ def test_tensor(variant: torch.Tensor) -> None:
     assert len(follow(f, (X,), (variant,)).recompiles) == 1
 
 
-@pytest.mark.parametrize("values", [(1, 2), (1, True), (1, 1.0), (0.0, -0.0), ("a", "b"), (None, 3), (torch.float32, torch.float64)])
+@pytest.mark.parametrize(
+    "values", [(1, 2), (1, True), (1, 1.0), (0.0, -0.0), ("a", "b"), (None, 3), (torch.float32, torch.float64)]
+)
 def test_python_values(values: tuple[Any, Any]) -> None:
     def f(x, v):
         return (x + 1, v) if v == 1 else (x + 2, v)
@@ -68,7 +70,14 @@ def test_python_values(values: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [([1, 2], [1, 2, 3]), ([1, 2], (1, 2)), ([1, 2], [1, 3]), ({"a": 1}, {"a": 2}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1}, {2})],
+    [
+        ([1, 2], [1, 2, 3]),
+        ([1, 2], (1, 2)),
+        ([1, 2], [1, 3]),
+        ({"a": 1}, {"a": 2}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1}, {2}),
+    ],
     ids=["length", "type", "item", "value", "order", "set"],
 )
 def test_containers(values: tuple[Any, Any]) -> None:
@@ -350,7 +359,9 @@ def test_forward_patched_on_the_instance() -> None:
     follow_changes(model, changes(), X)
 
 
-@pytest.mark.parametrize("name", ["grad", "inference", "autocast", "default dtype", "deterministic", "function mode", "dispatch mode"])
+@pytest.mark.parametrize(
+    "name", ["grad", "inference", "autocast", "default dtype", "deterministic", "function mode", "dispatch mode"]
+)
 def test_process_state(name: str) -> None:
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,5 +1,7 @@
 """Python as people write it, captured whole: one graph, no break, the plain answer."""
 
+# ruff: noqa: RUF005  (concatenation of shapes is what is tested)
+
 import collections
 import dataclasses
 import functools
@@ -124,7 +126,7 @@ def builtins_of_all_kinds(x, y):
     assert isinstance(x, torch.Tensor) and not isinstance(x, int)
     k = max(x.shape) + min(3, 1) + abs(-2) + int(math.sqrt(16)) + round(2.6) + sum([1, 2])
     ok = all([True, 1]) and any([0, k]) and callable(torch.relu) and hasattr(x, "shape") and not hasattr(x, "nothing")
-    return x * k if ok else y, getattr(x, "ndim"), type(x) is torch.Tensor, list(map(lambda a: a + 1, [1, 2]))
+    return x * k if ok else y, x.ndim, type(x) is torch.Tensor, list(map(lambda a: a + 1, [1, 2]))  # noqa: C417
 
 
 def indexing(x, y):
@@ -212,11 +214,27 @@ def records(x, y):
 def walrus_and_ternaries(x, y):
     if (n := len(x)) > 1:
         x = x * n
-    return x if n else y, 1 < n <= 3, [i for i in range(3)][n % 3]
+    return x if n else y, 1 < n <= 3, [i for i in range(3)][n % 3]  # noqa: C416
+
+
+def sizes(x, y):
+    shape = x.shape + (1,)
+    a, b = x.size()
+    return (
+        x.view(shape),
+        shape,
+        x.shape[1:],
+        x.shape[:-1] + (b, 1),
+        (2,) + x.shape,
+        x.shape * 2,
+        x.new_zeros(x.shape[0]),
+        a,
+    )
 
 
 PROGRAMS: list[Callable[..., Any]] = [
     arithmetic,
+    sizes,
     functions,
     unpacking,
     keywords,

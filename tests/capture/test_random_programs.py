@@ -5,7 +5,8 @@ import types
 from typing import Any
 
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.capture.programs import compare
 
@@ -18,7 +19,8 @@ STATEMENTS = [
     "{t} = {e}", "{t} = {e}", "{t} = {e}", "print('n', n)", "print({a}.sum() > 0)", "items.append({e})",
     "for i in range({k}):\n        {t} = {e}", "if {a}.sum() > {k}:\n        {t} = {e}\n    else:\n        n = n + 1",
     "with torch.no_grad():\n        {t} = {e}", "n = n + {k}", "box.count += {k}", "{t} = {a} + box.count",
-    "try:\n        {t} = {e}\n        [][{k}]\n    except IndexError:\n        print('index')", "total = int({a}.sum())",
+    "try:\n        {t} = {e}\n        [][{k}]\n    except IndexError:\n        print('index')",
+    "total = int({a}.sum())",
     "def inner(t):\n        return t * {k} + {b}\n    {t} = inner({e})", "graph_break()", "assert {a} is not None",
 ]  # fmt: skip
 NAMES = ["x", "y", "z"]

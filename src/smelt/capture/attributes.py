@@ -1,6 +1,6 @@
 """Reading attributes: the lookup Python would do, done on values, with a guard for every place that was looked at.
 
-    self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
+self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
 import types
@@ -82,7 +82,7 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         if name == "__class__":
             return interp.outside.fixed(kind)
         raise Missing(value, name)
-    if isinstance(found, _C_METHODS) or isinstance(found, types.FunctionType):
+    if isinstance(found, (*_C_METHODS, types.FunctionType)):
         return Method(interp.outside.fixed(found), value)
     if name == "__class__":
         return interp.outside.fixed(kind)
@@ -101,7 +101,7 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         if value.source is not None:
             value.source.instance_dict().check(("lacks", name))
         raise Missing(value, name)
-    if isinstance(found, types.FunctionType) or isinstance(found, _C_METHODS):
+    if isinstance(found, (*_C_METHODS, types.FunctionType)):
         return Method(interp.outside.fixed(found), value)
     if isinstance(found, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
@@ -125,7 +125,9 @@ def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
 
 def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
     kind = python_type(value.receiver)
-    receiver_type = value.receiver.value if isinstance(value.receiver, Object) and isinstance(value.receiver.value, type) else kind
+    receiver_type = (
+        value.receiver.value if isinstance(value.receiver, Object) and isinstance(value.receiver.value, type) else kind
+    )
     if receiver_type is None:
         raise Unsupported("B007", f"super().{name}")
     order = receiver_type.__mro__
@@ -144,10 +146,17 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return _of_class(interp, value, name)
     if isinstance(real, torch.Tensor):
         raise Unsupported("B006", type(real).__qualname__)
-    kind = type(real)
-    if interp.tree.class_attribute(kind, "__getattribute__") is not object.__getattribute__:
-        if not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
-            raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    hook = interp.tree.class_attribute(type(real), "__getattribute__")
+    if isinstance(hook, types.FunctionType):
+        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+    if hook is not object.__getattribute__ and not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    return plain_attribute(interp, value, name)
+
+
+def plain_attribute(interp: Interpreter, value: Object, name: str) -> Value:
+    """`object.__getattribute__(value, name)`, then the class's `__getattr__`."""
+    real, kind = value.value, type(value.value)
     source = _source(value)
     found = interp.tree.class_attribute(kind, name)
     if _is_data_descriptor(found):
@@ -197,9 +206,9 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         return Method(interp.outside.fixed(found.__func__), value)
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, _class_source(interp, kind, name))
-    if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType | property | types.BuiltinFunctionType):
-        if not isinstance(found, _C_METHODS):
-            raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+    unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
+    if hasattr(type(found), "__get__") and not isinstance(found, unbound):
+        raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
     return interp.outside.value(found, _class_source(interp, kind, name))
 
 
@@ -274,6 +283,20 @@ def attribute_now(interp: Interpreter, value: Value, name: str) -> Value:
     """`attribute`, run to its end."""
     answer = attribute(interp, value, name)
     return interp.now(answer) if answer is PUSHED else answer
+
+
+def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | None:
+    """`attribute`, run to its end; None if Python would raise AttributeError."""
+    depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
+    try:
+        return attribute_now(interp, value, name)
+    except Missing:
+        for frame in interp.frames[depth:]:
+            if frame.info.handler_at(frame.info.instructions[frame.index - 1].offset) is not None:
+                raise  # the frame it was raised in, or one of its callers, may want to handle it
+        del interp.frames[depth:]
+        interp.frames[-1].stack = stack
+        return None
 
 
 def store_attribute(interp: Interpreter, target: Value, name: str, value: Value) -> None:

@@ -1,22 +1,31 @@
 """Why a graph ended early: one row per reason, with what happened in plain words and a way out.
 
-    raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
+raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
 """
 
 from dataclasses import dataclass
 
 REASONS: dict[str, tuple[str, str]] = {
     "B001": ("smelt.graph_break() was called", "remove the call to capture across it"),
-    "B002": ("call of {}, which only Python can run", "move the call out of the compiled function, or after its tensor work"),
+    "B002": (
+        "call of {}, which only Python can run",
+        "move the call out of the compiled function, or after its tensor work",
+    ),
     "B003": ("branch on a value that is only known by running: {}", "use torch.where, or decide on Python values"),
     "B004": ("{} needs the data of a tensor", "keep the value as a tensor, or read it after the compiled function"),
     "B005": ("write to an object from outside: {}", "return the new value instead of storing it"),
     "B006": ("{} is a tensor subclass with its own rules", "unwrap it to a plain tensor before the compiled function"),
-    "B007": ("attribute {} cannot be read without running Python", "read it before the compiled function and pass it in"),
+    "B007": (
+        "attribute {} cannot be read without running Python",
+        "read it before the compiled function and pass it in",
+    ),
     "B008": ("operator {} on these operands", "compute it outside the compiled function"),
     "B009": ("iteration over {}", "iterate over a list, tuple, dict or range"),
     "B010": ("the function is marked smelt.disable: {}", "remove the mark to capture it"),
-    "B011": ("{} raised while it was traced", "see the error that follows; if none does, the operator has no meta kernel"),
+    "B011": (
+        "{} raised while it was traced",
+        "see the error that follows; if none does, the operator has no meta kernel",
+    ),
     "B012": ("Python instruction {}", "rewrite the statement, or move it out of the compiled function"),
     "B013": ("context manager {}", "enter it outside the compiled function"),
     "B014": ("the answer depends on object identity: {}", "compare values instead"),

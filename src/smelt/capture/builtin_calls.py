@@ -1,6 +1,6 @@
 """Python's builtins on values: those that need more than plain arguments, and the list of those that do not.
 
-    isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Constant(2.0), being PURE
+isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Constant(2.0), being PURE
 """
 
 import builtins
@@ -14,11 +14,23 @@ from typing import Any
 
 import torch
 
-from smelt.capture.attributes import Missing, attribute, attribute_now, store_attribute
+from smelt.capture.attributes import attribute, attribute_or_none, plain_attribute, store_attribute
 from smelt.capture.breaks import Unsupported
+from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, iterator
-from smelt.capture.operators import BINARY, COMPARE, binary, compare, contains, hashable, identical, length, subscript, truth
+from smelt.capture.operators import (
+    BINARY,
+    COMPARE,
+    binary,
+    compare,
+    contains,
+    hashable,
+    identical,
+    length,
+    subscript,
+    truth,
+)
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -34,7 +46,6 @@ from smelt.capture.values import (
     Set,
     Slice,
     Super,
-    Tensor,
     Value,
     describe,
     python_type,
@@ -44,11 +55,24 @@ Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
 
 PURE: dict[Any, bool] = dict.fromkeys(
     [
-        *(getattr(builtins, name) for name in ("abs", "bin", "bool", "bytes", "chr", "complex", "divmod", "float", "format")),
-        *(getattr(builtins, name) for name in ("hex", "int", "max", "min", "oct", "ord", "pow", "range", "repr", "round")),
-        *(getattr(builtins, name) for name in ("slice", "sorted", "str", "sum", "frozenset", "set", "any", "all", "ascii")),
+        *(
+            getattr(builtins, name)
+            for name in ("abs", "bin", "bool", "bytes", "chr", "complex", "divmod", "float", "format")
+        ),
+        *(
+            getattr(builtins, name)
+            for name in ("hex", "int", "max", "min", "oct", "ord", "pow", "range", "repr", "round")
+        ),
+        *(
+            getattr(builtins, name)
+            for name in ("slice", "sorted", "str", "sum", "frozenset", "set", "any", "all", "ascii")
+        ),
         *(value for value in vars(math).values() if callable(value)),
-        *(value for name, value in vars(operator).items() if isinstance(value, types.BuiltinFunctionType) and name[0] != "i"),
+        *(
+            value
+            for name, value in vars(operator).items()
+            if isinstance(value, types.BuiltinFunctionType) and name[0] != "i"
+        ),
         torch.Size,
         torch.device,
     ],
@@ -102,18 +126,12 @@ def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     name = interp.plain(args[1])
     if len(args) == 2:
         return attribute(interp, args[0], name)
-    try:
-        return attribute_now(interp, args[0], name)
-    except Missing:
-        return args[2]
+    found = attribute_or_none(interp, args[0], name)
+    return args[2] if found is None else found
 
 
 def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    try:
-        attribute_now(interp, args[0], interp.plain(args[1]))
-    except Missing:
-        return Constant(False)
-    return Constant(True)
+    return Constant(attribute_or_none(interp, args[0], interp.plain(args[1])) is not None)
 
 
 def _setattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -130,7 +148,7 @@ def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     kind = python_type(value)
     if kind is None:
         raise Unsupported("B008", f"callable of {describe(value)}")
-    return Constant(hasattr(kind, "__call__"))
+    return Constant(static_lookup(kind, "__call__") is not ABSENT)
 
 
 def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -218,7 +236,7 @@ def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
             return Super(interp.outside.pin(args[0]), args[1])
         raise Unsupported("B002", "super")
     frame = interp.frames[-1]
-    receiver = frame.slots[0]
+    receiver = frame.slots[0] and interp.outside.force(frame.slots[0])
     names = frame.info.slot_names
     cell = frame.slots[names.index("__class__")] if "__class__" in names else None
     if isinstance(receiver, Cell):
@@ -295,6 +313,12 @@ def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
     return Slice(args[0], args[1], args[2] if len(args) > 2 else none)
 
 
+def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 2 and isinstance(args[0], Object) and not isinstance(args[0].value, type | torch.Tensor):
+        return plain_attribute(interp, args[0], interp.plain(args[1]))
+    raise Unsupported("B002", "object.__getattribute__")
+
+
 def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) == 1 and isinstance(args[0], Instance) and not kwargs:
         return Constant(None)
@@ -331,6 +355,7 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     min: _min_max(min),
     max: _min_max(max),
     object.__init__: _object_init,
+    object.__getattribute__: _object_getattribute,
     functools.reduce: _reduce,
     itertools.chain: _chain,
     torch.is_tensor: _is_tensor,
@@ -345,4 +370,3 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     **{function: _operator(binary, symbol) for symbol, function in BINARY.items()},
     **{function: _operator(compare, symbol) for symbol, function in COMPARE.items()},
 }
-

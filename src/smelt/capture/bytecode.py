@@ -88,7 +88,10 @@ _RENAMED: dict[str, str] = {
     },
 }
 
-_SLOT_READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "MAKE_CELL"})
+_INTRINSICS = {5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}  # 3.12: instructions of their own before
+_SLOT_READS = frozenset(
+    {"LOAD_FAST", "DELETE_FAST", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "MAKE_CELL"}
+)
 _TWO_SLOTS = {
     "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
     "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
@@ -174,6 +177,8 @@ def _canonical(
         value = code.co_names[arg >> 1]
     elif name == "LOAD_ATTR" and VERSION >= (3, 12):
         value, name = code.co_names[arg >> 1], "LOAD_METHOD" if arg & 1 else "LOAD_ATTR"
+    elif name == "CALL_INTRINSIC_1":
+        name = _INTRINSICS.get(arg, name)
     elif name == "LOAD_SUPER_ATTR":
         value = code.co_names[arg >> 2]
     return Instruction(name, arg, value, target, offset, following, line, keywords)

@@ -1,9 +1,9 @@
 """Calling values: what each kind of callable means.
 
-    Function, method, user class   →  a frame is pushed, `PUSHED` comes back
-    torch function                 →  a node of the graph
-    builtin on known values        →  computed now
-    anything else                  →  Unsupported
+Function, method, user class   →  a frame is pushed, `PUSHED` comes back
+torch function                 →  a node of the graph
+builtin on known values        →  computed now
+anything else                  →  Unsupported
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 from smelt.capture import modules
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
-from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE
+from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
 from smelt.capture.container_calls import container_method
 from smelt.capture.guards import ABSENT
@@ -33,6 +33,7 @@ from smelt.capture.values import (
     Cell,
     Constant,
     Function,
+    Generator,
     Globals,
     Instance,
     Mapping,
@@ -48,7 +49,8 @@ from smelt.capture.values import (
 DISABLED = "_smelt_disable"
 """Functions with this attribute are called by Python, never captured."""
 
-_MOST_CODE_FLAGS = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
+_GENERATOR = 0x20
+_COROUTINE = 0x80 | 0x100 | 0x200
 _GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
 
 
@@ -88,7 +90,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in ("torch._C._set_grad_enabled", "torch._C._functions.set_grad_enabled"):
         interp.tape.set_grad_mode(interp.plain(args[0]))
         return Constant(None)
-    handler = _hashable_get(BUILTIN_CALLS, real)
+    handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real)
     if handler is not None:
         interp.outside.pin(function)
         return handler(interp, args, kwargs)
@@ -198,11 +200,21 @@ def _enter_function(interp: Interpreter, function: Function, args: list[Value], 
 
 
 def _enter(
-    interp: Interpreter, info: CodeInfo, function: Value, names: Globals, closure: tuple[Cell, ...], slots: list[Value | None]
+    interp: Interpreter,
+    info: CodeInfo,
+    function: Value,
+    names: Globals,
+    closure: tuple[Cell, ...],
+    slots: list[Value | None],
 ) -> Value:
-    if info.code.co_flags & _MOST_CODE_FLAGS:
+    frame = Frame(info, function, names, closure, slots, [])
+    if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and not interp.follow_generators):
         raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
-    return interp.enter(Frame(info, function, names, closure, slots, []))
+    if info.code.co_flags & _GENERATOR:
+        interp.made_generators = True
+        frame.generator = Generator(frame)
+        return frame.generator
+    return interp.enter(frame)
 
 
 def bind(
@@ -241,7 +253,11 @@ def bind(
 
 
 def _fill_defaults(
-    interp: Interpreter, info: CodeInfo, slots: list[Value | None], defaults: Value | None, keyword_defaults: Value | None
+    interp: Interpreter,
+    info: CodeInfo,
+    slots: list[Value | None],
+    defaults: Value | None,
+    keyword_defaults: Value | None,
 ) -> None:
     code = info.code
     items = defaults.items if isinstance(defaults, Sequence) else []

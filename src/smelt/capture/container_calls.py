@@ -26,14 +26,20 @@ def container_method(
             return _update(interp, receiver, args, kwargs)
     elif isinstance(receiver, Set):
         handler = SET.get(name)
-    elif isinstance(receiver, Object) and isinstance(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
+    elif (
+        isinstance(receiver, Object) and isinstance(receiver.value, dict) and name in ("__contains__", "get", "__len__")
+    ):
         return None
     else:
         handler = None
     if handler is not None and not kwargs:
         return handler(interp, receiver, args)
     everything = (receiver, *args, *kwargs.values())
-    if isinstance(receiver, Constant | Sequence | Set) and all(map(interp.is_plain, everything)) and name not in _CHANGES:
+    if (
+        isinstance(receiver, Constant | Sequence | Set)
+        and all(map(interp.is_plain, everything))
+        and name not in _CHANGES
+    ):
         named = {key: interp.plain(value) for key, value in kwargs.items()}
         return interp.compute(method, interp.plain(receiver), *[interp.plain(value) for value in args], **named)
     if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
@@ -41,7 +47,9 @@ def container_method(
     return None
 
 
-_CHANGES = frozenset({"sort", "remove", "discard", "difference_update", "intersection_update", "__setitem__", "__delitem__"})
+_CHANGES = frozenset(
+    {"sort", "remove", "discard", "difference_update", "intersection_update", "__setitem__", "__delitem__"}
+)
 
 
 def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:

@@ -1,6 +1,6 @@
 """The guard tree of one captured graph: its roots, the process state it relies on, and its text.
 
-    GuardTree  →  (roots for `_native.Guards`, the collected sources in the order their values will come)
+GuardTree  →  (roots for `_native.Guards`, the collected sources in the order their values will come)
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class GuardTree:
         return seen[name]
 
     def _class_checks(self, kind: type) -> None:
-        """Identity checks in C where `getattr(class, name)` answers with one object, a Python predicate for the rest."""
+        """Identity checks in C where `getattr(class, name)` is one object, a Python predicate for the rest."""
         root = self.fixed(kind, kind.__qualname__)
         slow: dict[str, Any] = {}
         for name, found in self._classes[kind].items():
@@ -140,8 +140,9 @@ def _check_text(check: tuple[Any, ...]) -> str:
         return f"is {_object_text(rest[0])}"
     if kind == "tensor":
         cls, dtype, device, shape, stride, requires_grad = rest
+        dtype = str(dtype).removeprefix("torch.")
         gradient = ", requires grad" if requires_grad else ""
-        return f"{cls.__name__} {str(dtype).removeprefix('torch.')}{list(shape)} stride {list(stride)} on {device}{gradient}"
+        return f"{cls.__name__} {dtype}{list(shape)} stride {list(stride)} on {device}{gradient}"
     if kind == "calls":
         return f"== {rest[1]!r}"
     if kind == "predicate":

@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.capture.attributes import attribute, store_attribute
 from smelt.capture.breaks import Unsupported
-from smelt.capture.bytecode import CALLABLE_FIRST, Instruction, decode, slots_of_pair
+from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
 from smelt.capture.interpret import PUSHED, Frame, Handler, Interpreter
 from smelt.capture.iterate import advance, drain, iterator
 from smelt.capture.operators import (
@@ -90,7 +90,8 @@ def _local(interp: Interpreter, frame: Frame, slot: int) -> Value:
 
 @handles("STORE_FAST")
 def _store_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.slots[instruction.arg] = frame.stack.pop()
+    value = frame.stack.pop()
+    frame.slots[instruction.arg] = None if isinstance(value, Null) else value  # 3.12 restores unbound names so
 
 
 @handles("DELETE_FAST")
@@ -109,7 +110,9 @@ def _pair(interp: Interpreter, frame: Frame, instruction: Instruction) -> None: 
 
 
 @handles("LOAD_FAST_AND_CLEAR")
-def _load_and_clear(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12, inlined comprehensions
+def _load_and_clear(
+    interp: Interpreter, frame: Frame, instruction: Instruction
+) -> None:  # 3.12, inlined comprehensions
     value = frame.slots[instruction.arg]
     frame.stack.append(NULL if value is None else interp.outside.force(value))
     frame.slots[instruction.arg] = None
@@ -401,9 +404,8 @@ def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("SET_UPDATE")
 def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = {interp.plain(item) for item in drain(interp, frame.stack.pop())} if not isinstance(
-        frame.stack[-1], Set
-    ) else frame.stack.pop().items  # type: ignore[attr-defined]
+    other = frame.stack.pop()
+    items = other.items if isinstance(other, Set) else {interp.plain(item) for item in drain(interp, other)}
     target: Any = frame.stack[-instruction.arg]
     interp.touch(target)
     target.items |= items
@@ -470,7 +472,7 @@ def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) ->
         frame.stack.pop()
 
 
-@handles("GET_ITER")
+@handles("GET_ITER", "GET_YIELD_FROM_ITER")
 def _get_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     _push(frame, iterator(interp, frame.stack.pop()))
 
@@ -493,6 +495,35 @@ def _return_value(interp: Interpreter, frame: Frame, instruction: Instruction) -
 @handles("RETURN_CONST")
 def _return_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
     interp.leave(interp.wrap_plain(instruction.value))
+
+
+@handles("RETURN_GENERATOR")
+def _return_generator(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Constant(None))  # the generator exists already; this is what its first `next` sends
+
+
+@handles("YIELD_VALUE")
+def _yield_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    interp.yielded = frame.stack.pop()
+    interp.frames.pop()
+
+
+@handles("SEND")
+def _send(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.pop()
+    item = advance(interp, frame.stack[-1])
+    if item is not None:
+        frame.stack.append(item)
+        return
+    if VERSION < (3, 12):
+        frame.stack.pop()  # from 3.12 END_SEND drops the iterator
+    frame.stack.append(Constant(None))
+    frame.jump(instruction.target)
+
+
+@handles("END_SEND")
+def _end_send(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    del frame.stack[-2]
 
 
 @handles("RAISE_VARARGS")

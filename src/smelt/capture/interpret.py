@@ -19,6 +19,7 @@ from smelt.capture.tape import Tape
 from smelt.capture.values import (
     Cell,
     Constant,
+    Generator,
     Globals,
     Instance,
     Iterator,
@@ -44,7 +45,11 @@ _MOST_FRAMES = 100
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One virtual frame. `discard` drops what it returns (`__init__`: the new object is on the caller's stack already)."""
+    """One virtual frame.
+
+    `discard` drops what it returns (`__init__`: the new object is on the caller's stack already); `generator` is what
+    hears of its yields.
+    """
 
     info: CodeInfo
     function: Value
@@ -54,6 +59,7 @@ class Frame:
     stack: list[Value]
     index: int = 0
     discard: bool = False
+    generator: Generator | None = None
 
     @property
     def instruction(self) -> Instruction:
@@ -85,7 +91,14 @@ CallService = Callable[["Interpreter", Value, list[Value], dict[str, Value]], Va
 class Interpreter:
     """Interprets `frames`; services (attributes, calls, operators) are functions that take it as first argument."""
 
-    def __init__(self, frames: list[Frame], outside: Outside, handlers: dict[str, Handler], call: CallService) -> None:
+    def __init__(
+        self,
+        frames: list[Frame],
+        outside: Outside,
+        handlers: dict[str, Handler],
+        call: CallService,
+        follow_generators: bool = True,
+    ) -> None:
         self.frames = frames
         self.outside = outside
         self.tree: GuardTree = outside.tree
@@ -95,6 +108,9 @@ class Interpreter:
         self._undo: list[Callable[[], None]] = []
         self._steps = 0
         self._returned: Value | None = None
+        self.yielded: Value | None = None
+        self.follow_generators = follow_generators
+        self.made_generators = False
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
@@ -142,6 +158,9 @@ class Interpreter:
     def leave(self, value: Value) -> None:
         """The innermost frame returns `value`."""
         frame = self.frames.pop()
+        if frame.generator is not None:
+            frame.generator.done = True
+            return
         if not self.frames:
             self.frames.append(frame)
             self._returned = value
@@ -157,11 +176,28 @@ class Interpreter:
             self._one(self.frames[-1])
         return self.frames[-1].stack.pop()
 
+    def step_to_yield(self, frame: Frame) -> Value | None:
+        """Run a generator's frame to its next yield: the value, or None if it returned instead."""
+        depth = len(self.frames)
+        self.yielded = None
+        self.frames.append(frame)
+        while len(self.frames) > depth:
+            self._one(self.frames[-1])
+        return self.yielded
+
     def touch(self, value: Any) -> None:
         """Before changing a container made by the captured code: remember how to undo it."""
         if value.source is not None:
             raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
-        if isinstance(value, Instance):
+        if isinstance(value, Generator):
+            frame, done = value.frame, value.done
+            index, slots, stack = frame.index, frame.slots.copy(), frame.stack.copy()
+
+            def restore() -> None:
+                value.done, frame.index, frame.slots, frame.stack = done, index, slots, stack
+
+            self._undo.append(restore)
+        elif isinstance(value, Instance):
             attributes = dict(value.attributes)
             self._undo.append(lambda: setattr(value, "attributes", attributes))
         elif isinstance(value, Cell):

@@ -1,6 +1,6 @@
 """Iterators over known containers: made, advanced and drained without running Python.
 
-    for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
+for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
 """
 
 from smelt.capture.attributes import attribute_now
@@ -9,6 +9,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.values import (
     Constant,
     DictView,
+    Generator,
     Instance,
     Iterator,
     Joined,
@@ -24,7 +25,7 @@ from smelt.capture.values import (
 
 def iterator(interp: Interpreter, value: Value) -> Value:
     """`iter(value)`. May answer `PUSHED` for a class with its own `__iter__`."""
-    if isinstance(value, Iterator | Joined):
+    if isinstance(value, Iterator | Joined | Generator):
         return value
     if isinstance(value, Sequence):
         return Iterator(value, "forward")
@@ -58,6 +59,8 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
         return item
     if isinstance(value, Joined):
         return _advance_joined(interp, value)
+    if isinstance(value, Generator):
+        return _advance_generator(interp, value)
     raise Unsupported("B009", describe(value))
 
 
@@ -106,6 +109,15 @@ def _advance_joined(interp: Interpreter, value: Joined) -> Value | None:
         return Sequence(tuple, [Constant(value.position - 1), items[0]])
     assert value.function is not None
     return interp.now(interp.call(value.function, items))
+
+
+def _advance_generator(interp: Interpreter, value: Generator) -> Value | None:
+    if value.done:
+        return None
+    interp.touch(value)
+    if value.frame.index > 0:
+        value.frame.stack.append(Constant(None))  # what `next` sends in
+    return interp.step_to_yield(value.frame)
 
 
 def drain(interp: Interpreter, value: Value) -> list[Value]:

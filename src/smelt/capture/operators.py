@@ -5,9 +5,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter, make_sequence
 from smelt.capture.iterate import drain
 from smelt.capture.values import (
@@ -70,12 +72,18 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     function = BINARY.get(symbol) or INPLACE[symbol]
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         return _on_tensors(interp, function, left, right)
+    if any(isinstance(value, Sequence) and value.kind is torch.Size for value in (left, right)):
+        return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))  # its own rules
     if isinstance(left, Sequence) and left.kind is list and symbol in ("+=", "*="):
         return _extend_list(interp, symbol, left, right)
-    if isinstance(left, Sequence) and isinstance(right, Sequence) and symbol in ("+", "+="):
-        if _result_kind(left) is _result_kind(right):
-            return Sequence(_result_kind(left), [*interp.outside.items(left), *interp.outside.items(right)])
-    if isinstance(left, Sequence) and isinstance(right, Constant) and type(right.value) is int and symbol in ("*", "*="):
+    if symbol in ("+", "+=") and isinstance(left, Sequence) and isinstance(right, Sequence):
+        return _concatenate(interp, left, right)
+    if (
+        isinstance(left, Sequence)
+        and isinstance(right, Constant)
+        and type(right.value) is int
+        and symbol in ("*", "*=")
+    ):
         return Sequence(_result_kind(left), interp.outside.items(left) * right.value)
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
         interp.outside.complete(left)
@@ -90,6 +98,13 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
 
 def _result_kind(value: Sequence) -> type:
     return list if value.kind is list else tuple
+
+
+def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
+    kind = _result_kind(left)
+    if kind is not _result_kind(right):
+        raise Unsupported("B019", "TypeError: can only concatenate sequences of one kind")
+    return Sequence(kind, [*interp.outside.items(left), *interp.outside.items(right)])
 
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
@@ -162,7 +177,9 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if isinstance(left, Constant) and isinstance(right, Constant):
         if type(left.value) is not type(right.value) or left.value != right.value:
             return False
-        if left.value is right.value and (isinstance(left.value, _SINGLETONS) or not isinstance(left.value, float | complex)):
+        if left.value is right.value and (
+            isinstance(left.value, _SINGLETONS) or not isinstance(left.value, float | complex)
+        ):
             return True
         raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
     if isinstance(left, Constant) or isinstance(right, Constant):
@@ -173,9 +190,9 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         return False
     if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
         return False
-    if (left.source is None) != (right.source is None) and isinstance(left, Tensor | Sequence | Mapping | Instance):
-        if not isinstance(left, Sequence) or left.kind is list:
-            return False
+    new_and_old = (left.source is None) != (right.source is None)
+    if new_and_old and (isinstance(left, Tensor | Mapping) or (isinstance(left, Sequence) and left.kind is list)):
+        return False
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
         same = left.real is right.real
         interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
@@ -268,7 +285,7 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     if isinstance(key, Object):
         if isinstance(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
             return interp.outside.pin(key)
-        if type(key.value).__hash__ is object.__hash__:
+        if static_lookup(type(key.value), "__hash__") is object.__hash__:
             return interp.outside.pin(key)
         raise Unsupported("B017", describe(key))
     if isinstance(key, Sequence) and key.kind is not list:
@@ -307,7 +324,7 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
         raise Unsupported("B004", "a tensor used as an index")
     real = interp.plain(key)
     if isinstance(real, slice):
-        kind = container.kind if container.kind in (list, tuple, type(None)) or container.kind.__name__ == "Size" else tuple
+        kind = container.kind if container.kind in (list, tuple, torch.Size) else tuple
         return Sequence(kind, [interp.outside.force(item) for item in container.items[real]])
     try:
         return interp.outside.force(container.items[real])

@@ -1,7 +1,7 @@
 """Objects from outside become values, with the guards that make them safe to rely on.
 
-    outside.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
-    outside.value(3, source of "n")          →   Constant(3), guarded by equality
+outside.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
+outside.value(3, source of "n")          →   Constant(3), guarded by equality
 """
 
 import enum
@@ -29,7 +29,22 @@ from smelt.capture.values import (
     is_constant,
 )
 
-_IDENTIFIED = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_IDENTIFIED = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+def _is_bound(real: Any) -> bool:
+    """Whether a builtin is a method bound to an ordinary object, rather than a function of a module."""
+    receiver = real.__self__
+    if receiver is None or isinstance(receiver, types.ModuleType | type):
+        return False
+    found = getattr(type(receiver), real.__name__, None)
+    return isinstance(found, types.MethodDescriptorType)
 
 
 class Outside:
@@ -68,7 +83,9 @@ class Outside:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
         if is_constant(real):
             return Constant(real)
-        return Object(real, pinned=True, source=self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__)))
+        return Object(
+            real, pinned=True, source=self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__))
+        )
 
     def _wrap(self, real: Any, source: Source) -> Value:
         kind = type(real)
@@ -80,6 +97,8 @@ class Outside:
             return Constant(real, source=source)
         if isinstance(real, torch.Tensor):
             return self._tensor(real, source)
+        if kind is types.BuiltinFunctionType and _is_bound(real):
+            return self._builtin_method(real, source)
         if isinstance(real, _IDENTIFIED):
             source.check(("is", real))
             return Object(real, pinned=True, source=source)
@@ -119,6 +138,13 @@ class Outside:
         function = self.value(real.__func__, source.attribute("__func__"))
         receiver = self.value(real.__self__, source.attribute("__self__"))
         return Method(function, receiver, source=source)
+
+    def _builtin_method(self, real: Any, source: Source) -> Value:
+        """`things.append` as an object: known by its name and its receiver, as Python makes a new one each time."""
+        source.check(("type", type(real)))
+        source.attribute("__name__").check(("equals", real.__name__))
+        receiver = self.value(real.__self__, source.attribute("__self__"))
+        return Method(self.fixed(getattr(type(real.__self__), real.__name__)), receiver, source=source)
 
     def complete(self, mapping: Mapping) -> None:
         """The whole set of keys is relied on."""

@@ -179,7 +179,9 @@ def _picker(computation: Computation) -> Picker:
     return operator.itemgetter(*arguments)
 
 
-def _quick_single(run: GraphRun, pick: Picker, which: int, computation: Computation, recover: Recover) -> Callable[..., Any]:
+def _quick_single(
+    run: GraphRun, pick: Picker, which: int, computation: Computation, recover: Recover
+) -> Callable[..., Any]:
     def single(*collected: Any) -> Any:
         try:
             outputs = run(*pick(collected))

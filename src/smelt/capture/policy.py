@@ -25,12 +25,20 @@ class Treatment(Enum):
 _TORCH_FILES: dict[str, Treatment] = {
     "nn/modules/lazy.py": Treatment.BREAK,
     "nn/modules/": Treatment.INLINE,
+    "backends/mha/": Treatment.INLINE,
     "autograd/grad_mode.py": Treatment.INLINE,
     "utils/_contextlib.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
 }
 
-_STDLIB_INLINE = ("contextlib.py", "functools.py", "collections/__init__.py", "dataclasses.py", "operator.py", "typing.py")
+_STDLIB_INLINE = (
+    "contextlib.py",
+    "functools.py",
+    "collections/__init__.py",
+    "dataclasses.py",
+    "operator.py",
+    "typing.py",
+)
 
 # Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
 # process-state guards (or the guards of their arguments) keep true.
@@ -99,13 +107,24 @@ NEVER_LEAVES: frozenset[str] = frozenset(
 # Tensor methods and attributes whose answer is not in the metadata, with the reason's code.
 TENSOR_BREAKS: dict[str, str] = {
     **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"), "B004"),
-    **dict.fromkeys(("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to", "is_inference"), "B004"),
-    **dict.fromkeys(("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"),
+    **dict.fromkeys(
+        ("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to", "is_inference"),
+        "B004",
+    ),
+    **dict.fromkeys(
+        ("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"
+    ),
     **dict.fromkeys(("cpu", "cuda", "pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
-    **dict.fromkeys(("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"),
-    **dict.fromkeys(("register_post_accumulate_grad_hook", "resize_as_", "swapaxes_", "t_", "transpose_", "squeeze_"), "B015"),
+    **dict.fromkeys(
+        ("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"
+    ),
+    **dict.fromkeys(
+        ("register_post_accumulate_grad_hook", "resize_as_", "swapaxes_", "t_", "transpose_", "squeeze_"), "B015"
+    ),
     **dict.fromkeys(("unsqueeze_", "as_strided_", "rename_", "align_to", "is_leaf", "_is_view", "_version"), "B015"),
-    **dict.fromkeys(("data", "grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"),
+    **dict.fromkeys(
+        ("data", "grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"
+    ),
 }
 
 

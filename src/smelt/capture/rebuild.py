@@ -2,13 +2,14 @@
 
     Sequence(list, [Tensor(node add), Tensor(x, source)])   →   steps: make list; fill with output 0, input "x"
 
-A recipe is straight-line: registers start with constants, collected inputs and graph outputs, and each step appends one.
+A recipe is straight-line: registers start with constants, collected inputs and graph outputs; each step appends one.
 Mutable containers are made empty first and filled afterwards, so sharing and cycles come out as they were.
 """
 
 import functools
 import types
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +157,9 @@ def _tuple(*items: Any) -> tuple[Any, ...]:
 def _mapping(build: Rebuilder, value: Mapping) -> Operand:
     made = build.early(value, build._step(dict))
     keys = tuple(value.items)
-    build._step(lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values()))
+    build._step(
+        lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values())
+    )
     return made
 
 

@@ -134,8 +134,8 @@ class CompiledRegion:
             if len(known) >= config.cache_size_limit:
                 self._give_up(
                     key,
-                    f"SM011: {name} was compiled {len(known)} times (cache_size_limit); it runs in Python from now "
-                    f"on where no version fits. What keeps changing: {reason}. Pass it as a tensor, or keep it constant.",
+                    f"SM011: {name} was compiled {len(known)} times (cache_size_limit); where no version fits it runs "
+                    f"in Python from now on. What keeps changing: {reason}. Keep it constant, or pass it as a tensor.",
                 )
                 return None
         try:
@@ -148,7 +148,8 @@ class CompiledRegion:
         except GraphBreakError:
             raise
         except Exception as error:
-            return self._failed(error, key, name)
+            self._failed(error, key, name)
+            return None
         return None if self._is_idle(captured, frames, key) else captured
 
     def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:

@@ -1,6 +1,6 @@
 """The graph under construction: tensor calls written down as `torch.fx` nodes and run on ghosts for their metadata.
 
-    tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost f32[2, 3])
+tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost f32[2, 3])
 """
 
 import operator
@@ -106,7 +106,9 @@ class Tape:
                 raise Unsupported("B004", _name_of(target)) from error
             raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {error}") from error
 
-    def _record(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any) -> fx.Node:
+    def _record(
+        self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
+    ) -> fx.Node:
         nodes = tuple(_node_of(value) for value in args)
         named = {name: _node_of(value) for name, value in kwargs.items()}
         node = self.graph.create_node(opcode, target, nodes, named)

@@ -1,11 +1,13 @@
 """Capture of one state: interpret it, close the graph, compile it, and plan how to go on.
 
-    capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
+capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
 """
 
+import inspect
 import operator
 import sys
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.tape import Tape
-from smelt.capture.values import NULL, Cell, Globals, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
 from smelt.ir.ghost import GhostMode
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
@@ -49,20 +51,38 @@ class Captured:
 
 def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph: bool) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
+    try:
+        return _capture_in_mode(frames, compile_graph, fullgraph, True)
+    except _GeneratorAlive:  # a running generator cannot be rebuilt: break where it is made instead
+        return _capture_in_mode(frames, compile_graph, fullgraph, False)
+
+
+class _GeneratorAlive(Exception):
+    """The graph ended while a generator was suspended."""
+
+
+def _capture_in_mode(
+    frames: list[LiveFrame], compile_graph: GraphCompiler, fullgraph: bool, follow_generators: bool
+) -> Captured:
     tree, tape = GuardTree(), Tape()
     grad_mode = torch.is_grad_enabled()
     with torch.inference_mode(False):  # inference tensors keep no version by which writes are noticed
         torch._C._set_grad_enabled(grad_mode)
-        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, grad_mode)
+        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, grad_mode, follow_generators)
 
 
 def _capture(
-    frames: list[LiveFrame], outside: Outside, compile_graph: GraphCompiler, fullgraph: bool, grad_mode: bool
+    frames: list[LiveFrame],
+    outside: Outside,
+    compile_graph: GraphCompiler,
+    fullgraph: bool,
+    grad_mode: bool,
+    follow: bool,
 ) -> Captured:
     try:
-        with torch._C.DisableTorchFunctionSubclass(), GhostMode():
+        with torch._C.DisableTorchFunctionSubclass(), GhostMode():  # type: ignore[no-untyped-call]
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
-            interp = Interpreter(virtual, outside, HANDLERS, call)
+            interp = Interpreter(virtual, outside, HANDLERS, call, follow)
             ending = interp.run()
             final_mode = torch.is_grad_enabled()
     except Unsupported as unreadable:
@@ -94,6 +114,8 @@ def _virtual(outside: Outside, frame: LiveFrame, base: int) -> Frame:
             if info.is_live(frame.index, number):
                 source.check(("unbound",))
             slots.append(None)
+        elif frame.index == 0 and number == _keywords_slot(info.code) and type(real) is dict:
+            slots.append(_new_keywords(real, source))
         elif frame.index and type(real).__name__ == "cell" and info.slot_names[number] in _cell_names(info.code):
             slots.append(outside.value(real, source))
         else:
@@ -108,6 +130,20 @@ def _virtual(outside: Outside, frame: LiveFrame, base: int) -> Frame:
     if frame.index == 0:
         closure = tuple(_closure_cells(outside, function))
     return Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+
+
+def _keywords_slot(code: CodeType) -> int:
+    """The slot of `**kwargs`, or -1."""
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return -1
+    return code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+
+
+def _new_keywords(real: dict[str, Any], source: Source) -> Mapping:
+    """`**kwargs` at the start of its frame: Python has just made it, so writing to it is nobody else's concern."""
+    source.check(("type", dict))
+    source.check(("keys", tuple(real)))
+    return Mapping({key: Pending(item, source.key(key)) for key, item in real.items()})
 
 
 def _null(source: Source) -> Value:
@@ -158,7 +194,12 @@ class _Closing:
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors = bool(self.tape.inputs)
-        operands = self._operands()
+        try:
+            operands = self._operands()
+        except Abandoned:
+            if self.interp.made_generators:
+                raise _GeneratorAlive from None
+            raise
         self._close_graph()
         self._collect_entrance()
         roots, collected = self.interp.tree.build()
@@ -171,7 +212,9 @@ class _Closing:
         if record is not None:
             count("graph_breaks")
             emit("breaks", str(record), record)
-        return Captured(guards, self._plan(computation, operands, record, forbidden), self._entrance(len(collected)), saw_tensors)
+        return Captured(
+            guards, self._plan(computation, operands, record, forbidden), self._entrance(len(collected)), saw_tensors
+        )
 
     def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any]]]:
         """Per frame of the state at the start: the sources of function, slots and stack, None for what is empty."""
@@ -233,7 +276,10 @@ class _Closing:
         if not self.fullgraph:
             return None
         error = GraphBreakError(
-            "SM010", f"graph break under fullgraph=True: {record.code}: {record.reason}", where=record.where, hint=record.hint
+            "SM010",
+            f"graph break under fullgraph=True: {record.code}: {record.reason}",
+            where=record.where,
+            hint=record.hint,
         )
         if record.code not in EXPECTED_TO_RAISE:
             raise error

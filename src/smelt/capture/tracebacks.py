@@ -7,15 +7,20 @@ from smelt import _native
 from smelt.capture.state import LiveFrame
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STEPS = os.path.join(os.path.dirname(__file__), "step.py")  # raises some of Python's own errors on the user's behalf
 
 
 def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The same traceback, entries in smelt's own files left out."""
+    """The same traceback, entries in smelt's own files left out; all of it if smelt itself is at fault."""
     kept: list[types.TracebackType] = []
+    whole, innermost = trace, ""
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
             kept.append(trace)
+        innermost = trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
+    if innermost.startswith(_HERE) and innermost != _STEPS:
+        return whole
     result: types.TracebackType | None = None
     for entry in reversed(kept):
         result = types.TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

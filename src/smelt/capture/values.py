@@ -132,6 +132,14 @@ class Joined(Value):
 
 
 @dataclass(slots=True, eq=False)
+class Generator(Value):
+    """A generator made by the captured code: its suspended `interpret.Frame`."""
+
+    frame: Any
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Object(Value):
     """A Python object from outside, known by its type (and attributes read), or by identity once `pinned`."""
 
@@ -242,6 +250,7 @@ def python_type(value: Value) -> type | None:
         Function: types.FunctionType,
         Method: types.MethodType,
         Slice: slice,
+        Generator: types.GeneratorType,
         Cell: types.CellType,
     }
     return fixed.get(type(value))

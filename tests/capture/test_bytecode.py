@@ -1,0 +1,112 @@
+"""Decoded code objects: one vocabulary, whole instructions, true jump targets, locals that are really dead."""
+
+import collections
+import contextlib
+import dataclasses
+import inspect
+import json
+import textwrap
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from smelt.capture.bytecode import CodeInfo, decode, shim_code
+from smelt.capture.instructions import HANDLERS
+from smelt.capture.step import STEPS
+
+MODULES = [collections, contextlib, dataclasses, inspect, json.decoder, textwrap]
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_real_code_decodes(module: types.ModuleType) -> None:
+    source = inspect.getsource(module)
+    seen = 0
+    for code in codes(compile(source, module.__name__, "exec")):
+        info = decode(code)
+        offsets = [instruction.offset for instruction in info.instructions]
+        assert offsets == sorted(offsets) and len(set(offsets)) == len(offsets)
+        assert info.instructions[-1].next == len(code.co_code)
+        for before, after in zip(info.instructions, info.instructions[1:], strict=False):
+            assert before.next == after.offset
+        for instruction in info.instructions:
+            assert instruction.target == -1 or instruction.target in info.index_at
+        for handler in info.handlers:
+            assert handler.target in info.index_at
+        seen += len(info.instructions)
+    assert seen > 100
+
+
+def live_at(info: CodeInfo, name: str) -> set[str]:
+    """Names live before the first instruction that loads the global `name`."""
+    index = next(i for i, each in enumerate(info.instructions) if each.name == "LOAD_GLOBAL" and each.value == name)
+    return {slot for number, slot in enumerate(info.slot_names) if info.is_live(index, number)}
+
+
+def test_liveness_of_locals() -> None:
+    def f(a, b, c):
+        d = a + b
+        mark()  # type: ignore[name-defined]  # noqa: F821
+        c = 2
+        return d + c
+
+    assert live_at(decode(f.__code__), "mark") == {"d"}
+
+
+def test_liveness_across_loops_and_handlers() -> None:
+    def f(items, a, b):
+        total = 0
+        for item in items:
+            total += item
+            mark()  # type: ignore[name-defined]  # noqa: F821
+        try:
+            total += 1
+        except ValueError:
+            total = a
+        return total
+
+    assert live_at(decode(f.__code__), "mark") == {"total", "a"}
+
+
+def test_everything_is_live_where_the_frame_can_be_seen() -> None:
+    def f(a, b):
+        mark()  # type: ignore[name-defined]  # noqa: F821
+        return locals()
+
+    assert live_at(decode(f.__code__), "mark") == {"a", "b"}
+
+
+def test_keyword_calls_start_at_their_first_prefix() -> None:
+    def f(g):
+        return g(1, key=2)
+
+    calls = [each for each in decode(f.__code__).instructions if each.name in ("CALL", "CALL_KW")]
+    assert len(calls) == 1
+    if calls[0].name == "CALL":
+        assert calls[0].keywords == ("key",)
+
+
+def test_the_shim_claims_the_users_line_without_columns() -> None:
+    def f():
+        pass
+
+    info = decode(f.__code__)
+    code = shim_code(info, 77)
+    assert (code.co_filename, code.co_name) == (__file__, "f")
+    assert {line for _, _, line in code.co_lines() if line is not None} == {77}
+    assert {position[2] for position in code.co_positions()} == {None}
+    assert shim_code(info, 77) is code
+
+
+def test_steps_execute_only_what_the_interpreter_knows_or_python_has() -> None:
+    import dis
+
+    canonical = set(HANDLERS) | {"DELETE_ATTR", "STORE_GLOBAL"}
+    assert set(STEPS) <= canonical | set(dis.opmap)
