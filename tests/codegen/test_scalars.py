@@ -60,8 +60,8 @@ def kernel_of(name: str, op: str, inputs: list[torch.dtype], output: torch.dtype
 
 # Compared with float64, within two ulp: eager's f32 versions flush small results, or give up where quotients are huge.
 ROUNDED = {
-    "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "fma",
-    "fmod", "remainder",
+    "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow",
+    "fma", "fmod", "remainder",
 }  # fmt: skip
 
 

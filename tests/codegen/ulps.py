@@ -1,6 +1,7 @@
 """How far the inline functions are from the truth, in units in the last place of a float32.
 
     python -m tests.codegen.ulps 13          the table of docs/math.md, from every 13th float32 there is
+    python -m tests.codegen.ulps 1 erf       erf at every float32
 
 The truth is the same function in float64 (numpy's for sin and cos, whose argument reduction is exact). A wrong NaN,
 infinity or sign of zero counts as an endless error.
@@ -90,9 +91,9 @@ def pairs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return bases, torch.cat([grid[:, 1], bits[1], whole, near * 20, whole, large])
 
 
-def main(step: int) -> None:
+def main(step: int, names: list[str]) -> None:
     print("| function | largest error (ulp) | at |\n|---|---|---|")
-    for name in FUNCTIONS:
+    for name in names or FUNCTIONS:
         batches = [pairs(1 << 18, seed) for seed in range(16)] if name == "pow" else ((x,) for x in every(step))
         worst, at = 0.0, ""
         for inputs in batches:
@@ -104,4 +105,4 @@ def main(step: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 101)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 101, sys.argv[2:])

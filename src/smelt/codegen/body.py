@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.base.sizes import Size, product
-from smelt.codegen import folds
+from smelt.codegen import folds, rowfolds
 from smelt.codegen.builder import Builder, Loop, Value
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, repeatable, varying
@@ -39,6 +39,7 @@ from smelt.ir.kernel import (
 _FLUSH = 4096
 _FLUSH_WORTH = 256
 _ALIGN = 64
+_NOWHERE = Value("0", "i64")
 
 
 def aligned(size: int) -> int:
@@ -56,9 +57,10 @@ class Layout:
     @classmethod
     def of(cls, plan: Plan) -> "Layout":
         kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
-        kinds |= {fold.array: memory_kind(fold.dtype) for fold in plan.accumulators}
         private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
-        private += [(fold.array, fold.dtype, fold.size) for fold in plan.accumulators]
+        for fold in plan.accumulators:
+            private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
+            kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
         offsets: dict[str, int] = {}
         size = 0
         for name, dtype, count in private:
@@ -89,6 +91,7 @@ class Body:
     axes: dict[str, Value] = field(default_factory=dict)  # axis → where the loops stand now
     values: dict[str, Value] = field(default_factory=dict)
     rows_at: dict[tuple[str, Index], str] = field(default_factory=dict)  # addresses that hold for the whole row
+    point: Value = _NOWHERE  # of the loop over rows, flattened
     lanes: int = 1
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
@@ -110,9 +113,9 @@ class Body:
                 everything = self._number(product(axis.size for axis in rows))
                 self._each(rows, self._number(0), everything, self._row)
             case _:
-                for accumulator in self.plan.accumulators:
-                    self._clear(accumulator)
+                self._clear()
                 self._each(rows, first, last, self._row)
+                self._empty_blocks()
         self.b.emit("ret void")
 
     def load_pointers(self) -> None:
@@ -137,17 +140,17 @@ class Body:
             else:
                 self.axes[axis.name] = self.b.binary("urem", left, axis.size)
                 left = self.b.binary("udiv", left, axis.size)
+        self.point = loop.index
         write()
         loop.end()
 
     def _unit(self) -> None:
         """One unit: its accumulators cleared, its rows run, its results stored."""
-        for accumulator in self.plan.accumulators:
-            self._clear(accumulator)
+        self._clear()
         count = product(axis.size for axis in self.plan.inner_axes)
         self._each(self.plan.inner_axes, self._number(0), self._number(count), self._row)
-        for accumulator in self.plan.accumulators:
-            self.finish(accumulator)
+        self._empty_blocks()
+        self.finish()
 
     def _row(self) -> None:
         self.rows_at.clear()
@@ -159,6 +162,8 @@ class Body:
                 self.lanes = 1
                 for instruction in stage.body:
                     self._instruction(instruction)
+        if any(accumulator.blocked for accumulator in self.plan.accumulators):
+            self._empty_blocks_sometimes()
 
     # Loop stages.
 
@@ -194,7 +199,7 @@ class Body:
                 self._row_address(instruction.buffer, instruction.index)
             elif isinstance(instruction, Accumulate):
                 accumulator = self._accumulator(instruction)
-                self._row_address(accumulator.array, accumulator.index)
+                self._row_address(accumulator.arrays[-1][0], accumulator.index)
 
     def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
@@ -430,7 +435,7 @@ class Body:
 
     def _accumulate(self, instruction: Accumulate) -> None:
         accumulator = self._accumulator(instruction)
-        dtype, array = accumulator.dtype, accumulator.array
+        array, dtype = accumulator.arrays[-1]
         value = self._counted(self._vector(instruction.value), instruction.op, accumulator.value_dtype)
         if accumulator.index.stride(self._vector_axis) == 0:
             value = folds.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
@@ -441,44 +446,37 @@ class Body:
         self._store(array, accumulator.index, to_memory(self.b, new, dtype))
         self.mask = mask
 
-    def _clear(self, accumulator: Accumulator) -> None:
-        """Every element of the private array to the fold of nothing."""
-        if accumulator.size == 0:
-            return
-        kind = memory_kind(accumulator.dtype)
-        zero = folds.start(self.b, accumulator.instruction.op, accumulator.dtype, 1)
-        loop = self.b.begin(self._number(0), self._number(accumulator.size), 1, (), guard=False)
-        place = self.b.element(self.pointers[accumulator.array], kind, loop.index)
-        self.b.store(to_memory(self.b, zero, accumulator.dtype), place)
-        loop.end()
+    def _clear(self) -> None:
+        for accumulator in self.plan.accumulators:
+            rowfolds.clear(self.b, accumulator, self.pointers)
 
-    def finish(self, accumulator: Accumulator, parts: tuple[Value, int] | None = None) -> None:
-        """Store the results; with `parts` = (how many, bytes between them), folded over the parts in order first."""
-        if accumulator.size == 0:
-            return
-        b, instruction, dtype = self.b, accumulator.instruction, accumulator.dtype
-        loop = b.begin(b.const("i64", 0), b.const("i64", accumulator.size), 1, (), guard=False)
-        left = loop.index
-        for axis in reversed(accumulator.axes):
-            self.axes[axis.name] = b.binary("urem", left, axis.size)
-            left = b.binary("udiv", left, axis.size)
-        kind = memory_kind(dtype)
-        place = b.element(self.pointers[accumulator.array], kind, loop.index)
-        total = from_memory(b, b.load(place, kind), dtype)
-        if parts is not None:
-            total = self._over_parts(accumulator, place, total, *parts)
-        wanted = self.plan.kernel.buffer(instruction.buffer).dtype
-        value = cast(b, cast(b, total, dtype, accumulator.value_dtype), accumulator.value_dtype, wanted)
-        out = self._row_offset(instruction.index)
-        out = self._add(out, self._terms(instruction.index, self.plan.kernel.cols))
-        target = b.element(self.pointers[instruction.buffer], memory_kind(wanted), out)
-        b.store(to_memory(b, value, wanted), target)
-        loop.end()
+    def _empty_blocks(self) -> None:
+        for accumulator in self.plan.accumulators:
+            if accumulator.blocked:
+                rowfolds.empty_block(self.b, accumulator, self.pointers)
 
-    def _over_parts(self, accumulator: Accumulator, place: str, total: Value, count: Value, apart: int) -> Value:
-        b, dtype = self.b, accumulator.dtype
-        loop = b.begin(b.const("i64", 1), count, 1, (total,), guard=True)
-        there = b.element(place, "i8", b.mul(loop.index, apart))
-        value = from_memory(b, b.load(there, memory_kind(dtype)), dtype)
-        (total,) = loop.end(folds.combine(b, accumulator.instruction.op, dtype, loop.values[0], value))
-        return total
+    def _empty_blocks_sometimes(self) -> None:
+        """After every so many rows."""
+        b = self.b
+        full, after = b.new_label("full"), b.new_label("after")
+        count = b.and_(self.point, rowfolds.BLOCK_ROWS - 1)
+        b.branch(b.icmp("eq", count, rowfolds.BLOCK_ROWS - 1), full, after)
+        b.label(full)
+        self._empty_blocks()
+        b.jump(after)
+        b.label(after)
+
+    def finish(self, parts: rowfolds.Parts | None = None) -> None:
+        """Store what the folds over rows came to; with `parts`, folded over those in order first."""
+        for accumulator in self.plan.accumulators:
+            wanted = self.plan.kernel.buffer(accumulator.instruction.buffer).dtype
+            place = self.b.element(
+                self.pointers[accumulator.instruction.buffer], memory_kind(wanted), self._unit_offset(accumulator)
+            )
+            rowfolds.finish(self.b, accumulator, self.pointers, place, wanted, parts)
+
+    def _unit_offset(self, accumulator: Accumulator) -> Value:
+        """What the axes shared out between threads add to the place of a result."""
+        index = accumulator.instruction.index
+        base = self._number(index.offset)
+        return self._add(base, self._terms(index, self.plan.unit_axes if self.plan.split is Split.UNITS else ()))

@@ -151,8 +151,7 @@ def _function(signature: str, b: Builder) -> str:
 def _write_finish(b: Builder, plan: Plan, layout: Layout) -> None:
     body = Body.of(b, plan, layout)
     body.load_pointers()
-    for accumulator in plan.accumulators:
-        body.finish(accumulator, (Value("%chunks", "i64"), layout.size))
+    body.finish((Value("%chunks", "i64"), layout.size))
     b.emit("ret void")
 
 
