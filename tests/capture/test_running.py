@@ -1,7 +1,9 @@
 """Plans at run time: aliasing, graphs that raise, threads, compiler errors, counters, idle frames."""
 
+import gc
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -166,8 +168,6 @@ def test_a_million_calls_are_the_same_as_one() -> None:
         print(end="")
         return y + 1
 
-    import gc
-
     runner = Captured()
     for _ in range(20):
         runner.region.call(f, X)
@@ -177,3 +177,28 @@ def test_a_million_calls_are_the_same_as_one() -> None:
         runner.region.call(f, X)
     gc.collect()
     assert len(gc.get_objects()) - before < 50
+
+
+def test_compiled_code_keeps_no_argument_alive() -> None:
+    def f(module, x):
+        y = module(x) * 2
+        print(end="")
+        return y + 1
+
+    runner = CompiledRegion(lambda traced: traced.to_module().forward)
+    module, x = torch.nn.Linear(3, 3), X.clone()
+    runner.call(f, module, x)
+    runner.call(f, module, x)
+    watched = [weakref.ref(module), weakref.ref(x), weakref.ref(module.weight)]
+    del module, x
+    gc.collect()
+    assert [reference() for reference in watched] == [None, None, None]
+
+
+def test_random_numbers_are_drawn_as_in_python() -> None:
+    def f(x):
+        y = torch.nn.functional.dropout(x, 0.5) + torch.rand(3)
+        print(torch.randn(1))
+        return y * torch.randn_like(x)
+
+    compare(f, X)
