@@ -218,3 +218,14 @@ def test_fuel_bounds_the_number_of_fusions() -> None:
 def test_the_same_graph_gives_the_same_program() -> None:
     graph = traced(fold_and_spread, torch.randn(4, 6))
     assert build_program(graph, "p", Options()) == build_program(graph, "p", Options())
+
+
+@pytest.mark.parametrize("dims", [0, 1, (0, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_mean_of_equals_is_their_equal(dims: Any, dtype: torch.dtype) -> None:
+    x = torch.full((6, 7), 0.25, dtype=dtype)
+    assert_same(lambda x: (x > x.mean(dims, keepdim=True), x.mean(dims)), x)
+
+
+def test_a_mean_of_many_large_halves_does_not_overflow() -> None:
+    assert_same(lambda x: x.mean(0), torch.full((64, 3), 6e4, dtype=torch.float16))

@@ -96,7 +96,9 @@ def test_batch_norm_statistics_fold_over_rows() -> None:
         mean = x.mean((0, 2, 3), keepdim=True)
         return mean, ((x - mean) ** 2).mean((0, 2, 3), keepdim=True)
 
-    assert len(assert_same(stats, torch.randn(4, 3, 5, 6)).steps) == 2
+    program = assert_same(stats, torch.randn(4, 3, 5, 6))
+    big = [kernel for kernel in program.kernels if kernel.row_count * kernel.col_count > 3]
+    assert len(big) == 2  # and two that divide three sums each
 
 
 def test_sum_of_everything() -> None:

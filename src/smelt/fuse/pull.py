@@ -109,8 +109,7 @@ class _Puller:
         if isinstance(value.rule, FoldRule):
             if self.group.levels[value] is not Level.ROW or place != self.space.row:
                 raise Unbuildable(f"{value.name} is read at other places than its row")
-            folded = self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
-            return self._divided(folded, value.rule)
+            return self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
         assert isinstance(value.rule, PointRule)
         emitter = _Emitter(self, value, value.rule, place)
         return emitter.run()
@@ -120,11 +119,6 @@ class _Puller:
         reading = value.readings[0]
         found = self.element(reading.value, self.moved(value, reading, self.space.point))
         return self.exprs.cast(found, rule.call.dtype)
-
-    def _divided(self, expr: Expr, rule: FoldRule) -> Expr:
-        if not rule.call.divide:
-            return expr
-        return self.exprs.compute("div", (expr, self.exprs.const(rule.count, expr.dtype)), expr.dtype)
 
     def _total(self, value: Value) -> Effect:
         """A fold over rows: of each row's own fold, or of what stands in each col."""
@@ -136,7 +130,6 @@ class _Puller:
         looped = self.space.varies(place)
         if not looped:
             folded = self.exprs.reduce(fold, folded)
-        folded = self._divided(folded, rule)
         rows = zip(place[1:], self.space.sizes[: self.space.row_axes], strict=False)
         if all(step or size == 1 for step, size in rows):
             return Effect(value, place, self.exprs.cast(folded, value.spec.dtype), looped)

@@ -22,7 +22,19 @@ from smelt.ir.check_program import span
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
-from smelt.ops.record import Emitter, FoldCall, Layout, LibraryCall, OpRecord, Pointwise, Reduce, Scalar, View, Views
+from smelt.ops.record import (
+    ROOT,
+    Emitter,
+    FoldCall,
+    Layout,
+    LibraryCall,
+    OpRecord,
+    Pointwise,
+    Reduce,
+    Scalar,
+    View,
+    Views,
+)
 from smelt.ops.registry import is_dense, record_of, why_not_lower
 from smelt.ops.views import expand, squeeze
 
@@ -190,6 +202,7 @@ class _Lowerer:
         self.lowered = Lowered()
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_random: Call | None = None
+        self.names = {node.name for node in traced.graph.nodes}
 
     def run(self) -> Lowered:
         graph = self.traced.graph
@@ -311,7 +324,24 @@ class _Lowerer:
             result.append(0 if dim in call.dims else stride)
         rule = FoldRule.of(call, shape, _dense_order(base.layout), tuple(result))
         reading = Reading.of(base.value, base.layout, rule.stride)
+        if call.divide:
+            self._mean(node, rule, reading)
+            return
         value = self._new(node, node.name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+        self.refs[node] = _whole(value)
+
+    def _mean(self, node: fx.Node, rule: FoldRule, reading: Reading) -> None:
+        """A sum, then a division: dividing the summands instead would round each, and a mean of equals not be equal."""
+        spec = tensor_spec(node)
+        wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
+        name = f"{node.name}_total"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        total = self._new(node, name, Kind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
+        divide = PointRule(Pointwise(_divided), (Slot(0), rule.count), {}, wide.dtype)
+        whole = Reading.of(total, Layout(spec.shape, spec.stride), spec.stride)
+        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
         self.refs[node] = _whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
@@ -358,6 +388,10 @@ class _Lowerer:
 
 def _itself(e: Emitter, x: Scalar) -> Scalar:
     return e.cast(x, e.result)
+
+
+def _divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
+    return e.op("div", x, e.const(count, x.dtype))
 
 
 def is_random(op: torch._ops.OpOverload) -> bool:
