@@ -3,8 +3,6 @@
 raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
 """
 
-from dataclasses import dataclass
-
 REASONS: dict[str, tuple[str, str]] = {
     "B001": ("smelt.graph_break() was called", "remove the call to capture across it"),
     "B002": (
@@ -51,22 +49,3 @@ class Unsupported(Exception):
 
 class Abandoned(Exception):
     """The state cannot be captured at all; Python runs it from where it stands. Carries the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class BreakRecord:
-    """One graph break, for people: `stack` lists the user's frames, outermost first."""
-
-    code: str
-    reason: str
-    hint: str
-    file: str
-    line: int
-    stack: tuple[str, ...]
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}"
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.reason} at {self.where} (hint: {self.hint})"

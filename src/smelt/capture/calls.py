@@ -20,6 +20,7 @@ from smelt.capture.bytecode import CodeInfo, decode
 from smelt.capture.container_calls import container_method
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import PUSHED, Frame, Interpreter
+from smelt.capture.marks import DISABLED, graph_break
 from smelt.capture.policy import (
     ANSWERED_TRUE,
     EVALUATED,
@@ -46,16 +47,9 @@ from smelt.capture.values import (
     describe,
 )
 
-DISABLED = "_smelt_disable"
-"""Functions with this attribute are called by Python, never captured."""
-
 _GENERATOR = 0x20
 _COROUTINE = 0x80 | 0x100 | 0x200
 _GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
-
-
-def graph_break() -> None:
-    """Ends the captured graph where it is called; does nothing else."""
 
 
 def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:

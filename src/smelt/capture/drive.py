@@ -17,12 +17,12 @@ from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
 
 if TYPE_CHECKING:
-    from smelt.capture.region import CompiledRegion
+    from smelt.capture.engine import Engine
 
 _RUNNING = object()
 
 
-def drive(owner: "CompiledRegion", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
+def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
     try:
         frames = plan.state(collected) if isinstance(plan, Stop) else []
@@ -32,7 +32,7 @@ def drive(owner: "CompiledRegion", plan: Plan, collected: tuple[Any, ...], entra
     return _go_on(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
 
 
-def _go_on(owner: "CompiledRegion", frames: list[LiveFrame], action: "Action") -> Any:
+def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
     """Act on the state, then alternate between plans for the state that results and what they ask for."""
     while True:
         outcome = _guarded(owner, frames, action)
@@ -55,22 +55,22 @@ def _go_on(owner: "CompiledRegion", frames: list[LiveFrame], action: "Action") -
         action = _finish_eagerly if plan.eager else _one_step(plan)
 
 
-def recover(owner: "CompiledRegion", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
+def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
     """The compiled graph raised: Python runs the state from its start and raises from the user's line."""
     if failure.writes:
         raise failure.error from None
     return run_eagerly(owner, entrance.state(collected))
 
 
-def run_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+def run_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """Let CPython run the innermost frame to its end, and go on from there."""
     return _go_on(owner, frames, _finish_eagerly)
 
 
-Action = Callable[["CompiledRegion", list[LiveFrame]], Any]
+Action = Callable[["Engine", list[LiveFrame]], Any]
 
 
-def _guarded(owner: "CompiledRegion", frames: list[LiveFrame], action: Action) -> Any:
+def _guarded(owner: "Engine", frames: list[LiveFrame], action: Action) -> Any:
     """Run an action on the state; an exception goes to the nearest handler, which CPython then runs."""
     while True:
         try:
@@ -83,7 +83,7 @@ def _guarded(owner: "CompiledRegion", frames: list[LiveFrame], action: Action) -
 
 
 def _one_step(plan: Stop) -> Action:
-    def act(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+    def act(owner: "Engine", frames: list[LiveFrame]) -> Any:
         frame = frames[-1]
         instruction = frame.instruction
         frame.index += 1
@@ -108,7 +108,7 @@ def _store_result(frame: LiveFrame) -> None:
             frame.slots[instruction.arg] = frame.stack.pop()
 
 
-def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
+def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """CPython runs the innermost frame from where it stands; its result goes to its caller."""
     frame = frames.pop()  # it is a real frame from here: what it does not handle itself is for its callers
     slots, stack = tuple(frame.slots), tuple(frame.stack)
@@ -122,7 +122,7 @@ def _finish_eagerly(owner: "CompiledRegion", frames: list[LiveFrame]) -> Any:
     return _RUNNING
 
 
-def _invoker(owner: "CompiledRegion", frame: LiveFrame, instruction: Instruction) -> Callable[..., Any]:
+def _invoker(owner: "Engine", frame: LiveFrame, instruction: Instruction) -> Callable[..., Any]:
     code = shim_code(frame.info, instruction.line)
     shim = types.FunctionType(code, frame.function.__globals__)
 

@@ -14,23 +14,12 @@ import torch
 
 from smelt import _native
 from smelt.base.errors import GraphBreakError
-from smelt.capture.breaks import BreakRecord
 from smelt.capture.bytecode import CodeInfo
 from smelt.capture.rebuild import Recipe
+from smelt.capture.records import BreakRecord
 from smelt.capture.state import LiveFrame
-from smelt.ir.graph import Traced
 
 GraphRun = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRecord:
-    """One captured graph, for people and tools."""
-
-    traced: Traced
-    function: str
-    file: str
-    line: int
 
 
 class GraphFailed(Exception):

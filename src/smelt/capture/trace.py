@@ -16,14 +16,15 @@ from torch import fx
 from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.base.events import count, emit, wanted
-from smelt.capture.breaks import Abandoned, BreakRecord, Unsupported
+from smelt.capture.breaks import Abandoned, Unsupported
 from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.instructions import HANDLERS
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.outside import Outside
-from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRecord, GraphRun, Plan, Return, Stop
+from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop
 from smelt.capture.rebuild import Operand, Rebuilder
+from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS

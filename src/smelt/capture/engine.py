@@ -1,0 +1,193 @@
+"""The engine behind a `CompiledRegion`: all that was compiled for it, and the decisions around capture.
+
+Frames that no entry fits come to `_missed`; states after a break come to `plan_for`. Both look among what is known,
+then capture, within `cache_size_limit` and under one lock, so that each version is built once.
+"""
+
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.errors import GraphBreakError, SmeltWarning
+from smelt.base.events import count, emit
+from smelt.base.options import config
+from smelt.capture.breaks import Abandoned
+from smelt.capture.bytecode import decode
+from smelt.capture.drive import drive, recover, run_eagerly
+from smelt.capture.marks import DISABLED
+from smelt.capture.plan import Plan, Return, quick_run
+from smelt.capture.policy import frame_is_worth_capturing
+from smelt.capture.state import LiveFrame, StateKey, flat, key_of
+from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
+from smelt.capture.tracebacks import without_smelt
+from smelt.ir.graph import GraphCompiler
+
+_ENOUGH_IDLE = 3
+
+
+class Engine:
+    """One per `smelt.compile`. `call(function, …)` runs the function with its frames captured."""
+
+    def __init__(
+        self,
+        compile_graph: GraphCompiler,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        fallback: bool = True,
+    ) -> None:
+        self.compile_graph = compile_graph
+        self.fullgraph = fullgraph
+        self.fallback = fallback
+        self.dynamic = dynamic
+        self.native = _native.Region(self._missed)
+        self._lock = threading.RLock()
+        self._resumed: dict[StateKey, list[Captured]] = {}
+        self._settled: set[Any] = set()
+        self._idle: dict[Any, int] = {}
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` with this region active."""
+        count("calls")
+        try:
+            return self.native.call(function, *args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = without_smelt(error.__traceback__)
+            raise
+
+    def reset(self) -> None:
+        """Forget everything compiled."""
+        with self._lock:
+            self.native.clear()
+            self._resumed.clear()
+            self._settled.clear()
+            self._idle.clear()
+
+    def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
+        """A frame that no entry fits: an entry for it, or None to let CPython run it."""
+        code = function.__code__
+        if code in self._settled:
+            return None
+        if not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
+            self.native.never(code)
+            return None
+        frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
+        with self._lock:
+            known = self.native.entries(code)
+            state = flat(frames)
+            for entry in known:
+                if entry.guards.check(state) is not None:
+                    return entry
+            captured = self._capture(frames, code, [entry.guards for entry in known])
+        if captured is None:
+            return None
+        return _native.Entry(captured.guards, self._runner(captured))
+
+    def _runner(self, captured: Captured) -> Callable[..., Any]:
+        plan, entrance = captured.plan, captured.entrance
+        if isinstance(plan, Return):
+            run = quick_run(plan, lambda failure, collected: recover(self, entrance, failure, collected))
+        else:
+            run = lambda *collected: drive(self, plan, collected, entrance)  # noqa: E731
+        if not entrance.relations:
+            return run
+        return lambda *collected: (
+            run(*collected) if entrance.holds(collected) else run_eagerly(self, entrance.state(collected))
+        )
+
+    def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
+        """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
+        key, state = key_of(frames), flat(frames)
+        found = self._find(key, state)
+        if found is not None or key in self._settled:
+            return found
+        with self._lock:
+            found = self._find(key, state)
+            if found is not None or key in self._settled:
+                return found
+            known = self._resumed.setdefault(key, [])
+            captured = self._capture(frames, key, [each.guards for each in known])
+            if captured is None:
+                return None
+            known.append(captured)
+        collected = captured.guards.check(state)
+        return None if collected is None else (captured.plan, collected)
+
+    def _find(self, key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
+        for captured in self._resumed.get(key, ()):
+            collected = captured.guards.check(state)
+            if collected is not None and captured.entrance.holds(collected):
+                return captured.plan, collected
+        return None
+
+    def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
+        name = frames[-1].info.code.co_qualname
+        if known:
+            reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
+            count("recompiles")
+            emit("recompiles", f"{name}: {reason}", reason)
+            if len(known) >= config.cache_size_limit:
+                self._give_up(
+                    key,
+                    f"SM011: {name} was compiled {len(known)} times (cache_size_limit); where no version fits it runs "
+                    f"in Python from now on. What keeps changing: {reason}. Keep it constant, or pass it as a tensor.",
+                )
+                return None
+        try:
+            captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
+        except Abandoned as reason:
+            self._settled.add(key)
+            count("frames_skipped")
+            emit("breaks", f"{name} is left to Python: {reason}", reason)
+            return None
+        except GraphBreakError:
+            raise
+        except Exception as error:
+            self._failed(error, key, name)
+            return None
+        return None if self._is_idle(captured, frames, key) else captured
+
+    def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:
+        """Whether CPython does better with this state; after a few such answers it is not asked about again."""
+        plan = captured.plan
+        if plan.computation.run is not None:
+            return False
+        if isinstance(plan, Return):
+            idle, again = False, True
+        elif plan.record.code in EXPECTED_TO_RAISE:
+            return True
+        else:
+            idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
+        if again:
+            self._idle[key] = self._idle.get(key, 0) + 1
+            if self._idle[key] >= _ENOUGH_IDLE:
+                self._settled.add(key)
+                if len(frames) == 1 and frames[0].index == 0:
+                    self.native.never(frames[0].info.code)
+        if idle:
+            count("frames_skipped")
+        return idle
+
+    def _failed(self, error: Exception, key: Any, name: str) -> None:
+        """Capture never runs user code, so this is the compiler's own fault, not the program's."""
+        if not (config.suppress_errors and self.fallback):
+            raise error
+        detail = "".join(traceback.format_exception(error)) if config.verbose else f"{type(error).__name__}: {error}"
+        self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python. {detail}")
+
+    def _give_up(self, key: Any, text: str) -> None:
+        self._settled.add(key)
+        warnings.warn(text, SmeltWarning, stacklevel=2)
+
+
+def _may_compute(frame: LiveFrame) -> bool:
+    """Whether tensors or modules are within the frame's reach at first sight."""
+    held = [item for value in frame.slots for item in (value if type(value) in (tuple, list) else (value,))]
+    held += [item for value in frame.slots if type(value) is dict for item in value.values()]
+    return any(isinstance(value, torch.Tensor | torch.nn.Module) for value in held)
