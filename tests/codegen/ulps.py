@@ -29,7 +29,7 @@ def _by_numpy(name: str) -> Callable[[Tensor], Tensor]:
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log, "log2": torch.log2,
-    "log1p": torch.log1p, "sin": _by_numpy("sin"), "cos": _by_numpy("cos"), "tanh": torch.tanh,
+    "log1p": torch.log1p, "sin": _by_numpy("sin"), "cos": _by_numpy("cos"), "tanh": _by_numpy("tanh"),
     "sigmoid": torch.sigmoid, "erf": torch.erf, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal, "pow": torch.pow,
 }  # fmt: skip

@@ -90,11 +90,11 @@ def sigmoid(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    """An odd polynomial near zero, 1 - 2 / (exp(2|x|) + 1) further out."""
+    """An odd polynomial near zero, 1 - 2 / (exp(2|x|) + 1) further out, and the sign of x at the end."""
     size = b.fabs(x)
-    square = b.fmul(x, x)
-    near = b.fma(b.fmul(polynomial(b, square, _TANH), square), x, x)
+    square = b.fmul(size, size)
+    near = b.fma(b.fmul(polynomial(b, square, _TANH), square), size, size)
     limited = b.minimum(_TANH_IS_ONE, size)
     grown = exp_moderate(b, b.fadd(limited, limited))
-    far = b.copysign(b.fsub(1.0, b.fdiv(2.0, b.fadd(grown, 1.0))), x)
-    return b.select(b.fcmp("olt", size, _TANH_NEAR), near, far)
+    far = b.fsub(1.0, b.fdiv(2.0, b.fadd(grown, 1.0)))
+    return b.copysign(b.select(b.fcmp("olt", size, _TANH_NEAR), near, far), x)
