@@ -7,6 +7,7 @@ lies in the arena; results of library calls without an out-variant are the libra
 """
 
 import heapq
+import re
 from typing import Any
 
 from smelt.base import events
@@ -190,7 +191,7 @@ def _summary(group: Group) -> str:
     """A few of the operations, for the kernel's name."""
     names: list[str] = []
     for value in sorted(group.members, key=lambda value: value.id):
-        stem = value.name.rstrip("0123456789").strip("_")
+        stem = re.sub(r"_\d+(?=_|$)", "", value.name).strip("_")
         if stem and stem not in names:
             names.append(stem)
     if len(names) > 4:
