@@ -1,6 +1,6 @@
 """`make demo`: one small transformer trained eagerly and through smelt, side by side, from equal seeds.
 
-    python -m examples.demo [--peer] [--steps 300]
+    python -m examples.demo [--peer] [--steps 300] [--seconds 100]
 
 Every step gives each run the same batch, one after the other, so a busy machine slows all alike. The end is a table and
 a sample of text from each. The exit code is 1 if a run fails or if smelt's losses leave the stated tolerance.
@@ -96,8 +96,8 @@ def start(name: str, characters: int) -> Run:
     return Run(name, module, model, torch.optim.AdamW(module.parameters(), lr=2e-3))
 
 
-def train(runs: list[Run], text: Text, steps: int) -> None:
-    """All runs, step by step in turn, with a line of progress now and then."""
+def train(runs: list[Run], text: Text, steps: int, seconds: float) -> None:
+    """All runs, step by step in turn, with a line of progress now and then, until `steps` or `seconds` are used up."""
     generator = torch.Generator().manual_seed(SEED)
     heads = "".join(f" │ {run.name:>13} loss    ms" for run in runs)
     print(f"\n{'step':>10}{heads}")
@@ -114,6 +114,9 @@ def train(runs: list[Run], text: Text, steps: int) -> None:
         if step in (1, 2, 5, 10) or step % max(1, steps // 10) == 0:
             cells = "".join(f" │ {run.losses[-1]:18.4f} {run.seconds[-1] * 1e3:5.0f}" for run in runs if not run.failed)
             print(f"{step:>4}/{steps:<5}{cells}", flush=True)
+        if sum(sum(run.seconds[1:]) for run in runs) > seconds:  # first steps apart: the peer's may take a minute
+            print(f"this machine is slow or busy: stopping after step {step}")
+            break
 
 
 @torch.no_grad()
@@ -177,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="examples.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--peer", action="store_true", help="train a third copy through torch.compile")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=100, help="stop early once training has taken this long")
     args = parser.parse_args()
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the peer's first step, not a memory of an earlier demo
     text = Text()
@@ -187,7 +191,7 @@ def main() -> int:
         parameters = sum(p.numel() for p in runs[0].module.parameters())
         print(f"A transformer of {parameters:,} parameters learns {len(text.numbers):,} characters,")
         print(f"{BATCH} windows of {CONTEXT} a step, {torch.get_num_threads()} threads; {', '.join(names)} by turns.")
-        train(runs, text, args.steps)
+        train(runs, text, args.steps, args.seconds)
         samples = {run.name: sample(run, text) for run in runs if not run.failed}
     print(f"\n{table(runs)}\n\n{what_smelt_did(list(caught))}")
     for name, written in samples.items():
