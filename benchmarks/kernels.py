@@ -5,6 +5,7 @@ Kernel and eager calls take turns, and the best of many rounds counts, so a busy
 """
 
 import ctypes
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -18,13 +19,18 @@ from smelt.ir.text import parse_kernel
 
 HEAD = "kernel {name} rows(i:{rows}) cols(j:{cols})\n in x: f32[{total}]\n"
 
-COPY = HEAD + """ out y: f32[{total}]
+COPY = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   a = load x[{cols}*i + j]
   store y[{cols}*i + j] = a
 """
+)
 
-GELU = HEAD + """ out y: f32[{total}]
+GELU = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   a = load x[{cols}*i + j]
   c = const 0.7071067811865476 : f32
@@ -37,8 +43,11 @@ GELU = HEAD + """ out y: f32[{total}]
   g = mul f, e : f32
   store y[{cols}*i + j] = g
 """
+)
 
-SIN_COS = HEAD + """ out y: f32[{total}]
+SIN_COS = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   a = load x[{cols}*i + j]
   s = sin a : f32
@@ -46,15 +55,21 @@ SIN_COS = HEAD + """ out y: f32[{total}]
   p = mul s, c : f32
   store y[{cols}*i + j] = p
 """
+)
 
-TANH = HEAD + """ out y: f32[{total}]
+TANH = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   a = load x[{cols}*i + j]
   t = tanh a : f32
   store y[{cols}*i + j] = t
 """
+)
 
-SOFTMAX = HEAD + """ out y: f32[{total}]
+SOFTMAX = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   v0 = load x[{cols}*i + j]
   m = reduce max v0
@@ -71,8 +86,11 @@ SOFTMAX = HEAD + """ out y: f32[{total}]
   v5 = mul v4, r : f32
   store y[{cols}*i + j] = v5
 """
+)
 
-LAYER_NORM = HEAD + """ out y: f32[{total}]
+LAYER_NORM = (
+    HEAD
+    + """ out y: f32[{total}]
  loop:
   v0 = load x[{cols}*i + j]
   s = reduce sum v0
@@ -95,20 +113,27 @@ LAYER_NORM = HEAD + """ out y: f32[{total}]
   u = mul d2, r : f32
   store y[{cols}*i + j] = u
 """
+)
 
-ROW_SUM = HEAD + """ out y: f32[{rows}]
+ROW_SUM = (
+    HEAD
+    + """ out y: f32[{rows}]
  loop:
   v = load x[{cols}*i + j]
   s = reduce sum v
  row:
   store y[i] = s
 """
+)
 
-COLUMN_SUM = HEAD + """ out y: f32[{cols}]
+COLUMN_SUM = (
+    HEAD
+    + """ out y: f32[{cols}]
  loop:
   v = load x[{cols}*i + j]
   accumulate sum y[j] = v
 """
+)
 
 CASES: dict[str, tuple[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
     "copy": (COPY, lambda x, y: y.copy_(x)),
@@ -139,14 +164,16 @@ def main(rows: int, cols: int) -> None:
         start = time.perf_counter()
         compiled = compile_kernels([kernel], Options())[name]
         built = time.perf_counter() - start
-        workspace = torch.empty(compiled.fixed_workspace + compiled.per_thread_workspace * threads + 64, dtype=torch.uint8)
+        workspace = torch.empty(
+            compiled.fixed_workspace + compiled.per_thread_workspace * threads + 64, dtype=torch.uint8
+        )
         buffers = (ctypes.c_void_p * 2)(x.data_ptr(), y.data_ptr())
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(compiled.address)
         pointer = workspace.data_ptr() + -workspace.data_ptr() % 64
         ours, theirs = [], []
         for _ in range(40):
-            ours.append(timed(lambda: function(ctypes.addressof(buffers), threads, pointer)))
-            theirs.append(timed(lambda: eager(x, y)))
+            ours.append(timed(functools.partial(function, ctypes.addressof(buffers), threads, pointer)))
+            theirs.append(timed(functools.partial(eager, x, y)))
         best, peer = min(ours), min(theirs)
         print(f"{name:12}  {built * 1e3:8.1f} {best * 1e3:10.3f} {peer * 1e3:10.3f} {peer / best:14.2f}")
     build.forget()

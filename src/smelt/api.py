@@ -1,8 +1,8 @@
 """What users call: `compile`, and the few functions round it.
 
 `compile` checks its arguments at once and compiles nothing; the first call does. A compiled function is a plain
-function that enters a region (`smelt.capture`); a compiled module is an object of a subclass of the model's own class
-that shares its `__dict__`, so parameters, `state_dict()`, `train()`/`eval()`, hooks and attributes are one and the same.
+function that enters a region (`smelt.capture`); a compiled module is an object of a subclass of the model's own
+class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`, hooks, attributes are all the same.
 """
 
 import functools
@@ -75,7 +75,7 @@ def compile(
 
 
 def _original(model: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiled function or module was made from, so that compiling it again starts afresh; else the thing itself.
+    """What a compiled function or module was made from, so that compiling it again starts afresh; else itself.
 
     Looked up by identity: a wrapper that copied a compiled function's attributes is a function of its own.
     """
@@ -158,7 +158,7 @@ def disable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:
-    """`explain(fn)(*args)` compiles `fn` afresh, runs it once, and says what happened. Takes the settings of `compile`."""
+    """`explain(fn)(*args)` compiles `fn` afresh (settings as for `compile`), runs it once, and says what happened."""
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         compiled = compile(function, **settings)

@@ -14,7 +14,8 @@ from smelt.base.options import Config, Options, describe
 
 def _info() -> str:
     lines = [
-        f"smelt {smelt.__version__}, torch {torch.__version__}, Python {platform.python_version()} on {platform.machine()}",
+        f"smelt {smelt.__version__}, torch {torch.__version__}",
+        f"Python {platform.python_version()} on {platform.machine()}",
         f"threads: {torch.get_num_threads()}",
         "backends: " + ", ".join(smelt.list_backends()),
         "log channels (SMELT_LOGS=…):",

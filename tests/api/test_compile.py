@@ -199,7 +199,7 @@ def test_a_custom_backend_gets_a_graph_module_and_examples() -> None:
 
     x = torch.randn(3, 2)
     assert torch.equal(smelt.compile(three_ops, backend=backend)(x), three_ops(x))
-    (module, examples), = seen
+    ((module, examples),) = seen
     assert isinstance(module, fx.GraphModule)
     assert examples[0].shape == (3, 2)
     smelt.register_backend(backend, name="mine")
@@ -250,7 +250,7 @@ def test_exceptions_of_the_user_come_through_unchanged() -> None:
 
     compiled = smelt.compile(fails)
     assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
-    with pytest.raises(Own, match="^three$") as caught:
+    with pytest.raises(Own, match=r"^three$") as caught:
         compiled(torch.zeros(3))
     assert "raise Own" in str(caught.traceback[-1].statement)
 

@@ -14,8 +14,8 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_given_values_are_kept() -> None:
-    options = Options.from_user({"fuel": 3, "check_specs": True, "memory_budget": 0.5})
-    assert (options.fuel, options.check_specs, options.memory_budget) == (3, True, 0.5)
+    options = Options.from_user({"fuel": 3, "check_specs": True, "recompute": False})
+    assert (options.fuel, options.check_specs, options.recompute) == (3, True, False)
 
 
 def test_options_are_frozen() -> None:
@@ -40,7 +40,6 @@ def test_unknown_option_names_every_choice() -> None:
         ("fuel", None, "int", "NoneType"),
         ("check_specs", 1, "bool", "int"),
         ("recompute", "yes", "bool", "str"),
-        ("memory_budget", "half", "int | float", "str"),
     ],
 )
 def test_wrong_type_names_both_types(name: str, value: Any, wanted: str, given: str) -> None:
@@ -50,16 +49,11 @@ def test_wrong_type_names_both_types(name: str, value: Any, wanted: str, given: 
     assert f"option {name!r} must be {wanted}, not {given}" in str(caught.value)
 
 
-@pytest.mark.parametrize("budget", [0.25, 1, 10_000_000])
-def test_memory_budget_is_bytes_or_a_fraction(budget: float) -> None:
-    assert Options.from_user({"memory_budget": budget}).memory_budget == budget
-
-
 def test_config_starts_with_its_defaults_and_takes_values() -> None:
     config = Config()
     config.cache_size_limit = 2
     config.verbose = True
-    assert (config.cache_size_limit, config.verbose, config.compiled_autograd) == (2, True, False)
+    assert (config.cache_size_limit, config.verbose, config.check_specs) == (2, True, False)
 
 
 def test_config_rejects_an_unknown_setting() -> None:

@@ -1,7 +1,9 @@
 """Programs run from Python: steps in order, memory planned and reused, layouts as promised."""
 
+import itertools
 import threading
 
+import pytest
 import torch
 
 from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
@@ -117,10 +119,8 @@ def test_an_arena_returns_after_an_error() -> None:
             raise ValueError("once")
 
     executable = Executable(mm_then_negate(), {"k0": fail_once})
-    try:
+    with pytest.raises(ValueError, match="once"):
         executable(torch.ones(2, 3), torch.ones(4, 3))
-    except ValueError:
-        pass
     executable(torch.ones(2, 3), torch.ones(4, 3))
     assert places[0] == places[1]
 
@@ -174,9 +174,30 @@ def test_library_buffers_die_after_their_last_use() -> None:
 
 def test_constants_and_odd_numbers_reach_library_calls() -> None:
     constant = torch.tensor([1.0, 2.0])
-    buffers = (ProgramBuffer("x", spec(2), Place.INPUT), ProgramBuffer("constant0", spec(2), Place.CONSTANT), ProgramBuffer("a", spec(2), Place.LIBRARY))
+    buffers = (
+        ProgramBuffer("x", spec(2), Place.INPUT),
+        ProgramBuffer("constant0", spec(2), Place.CONSTANT),
+        ProgramBuffer("a", spec(2), Place.LIBRARY),
+    )
     step = Library(
-        aten.add.Tensor, (Operand("x", (2,), (1,)), Operand("constant0", (2,), (1,))), (("alpha", float("inf")),), outs=("a",)
+        aten.add.Tensor,
+        (Operand("x", (2,), (1,)), Operand("constant0", (2,), (1,))),
+        (("alpha", float("inf")),),
+        outs=("a",),
     )
     program = Program("p", buffers, ("x",), (("constant0", constant),), (step,), (Operand("a", (2,), (1,)),))
     assert torch.equal(Executable(program, {})(torch.zeros(2))[0], torch.full((2,), float("inf")))
+
+
+def test_buffers_may_be_called_like_anything_the_source_needs() -> None:
+    names = ("take", "give", "fit", "threads", "arena", "run", "torch", "empty_strided")
+    shape = ((4,), (1,))
+    places = [Place.INPUT, *([Place.LIBRARY] * (len(names) - 1))]
+    buffers = tuple(ProgramBuffer(name, spec(4), place) for name, place in zip(names, places, strict=True))
+    steps = tuple(
+        Library(aten.neg.default, (Operand(before, *shape),), (), outs=(after,))
+        for before, after in itertools.pairwise(names)
+    )
+    program = Program("p", buffers, ("take",), (), steps, (Operand("empty_strided", *shape),))
+    x = torch.randn(4)
+    assert torch.equal(Executable(program, {})(x)[0], -x)

@@ -44,11 +44,8 @@ class Options:
     fuel: int = option(-1, "how many optional rewrites may be applied; -1 for all. Halve it to bisect.", in_key=True)
     check_specs: bool = option(False, "check the rules of each level after every pass", in_key=False)
     threads: int = option(0, "threads of generated loops; 0 follows torch.get_num_threads()", in_key=False)
-    memory_budget: int | float = option(
-        1.0, "what may be saved for backward: bytes, or a fraction of the default", in_key=True
-    )
     recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
-    fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; otherwise raise", in_key=False)
+    fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod
     def from_user(cls, given: Mapping[str, Any] | None) -> "Options":
@@ -67,9 +64,12 @@ class Config:
 
     verbose: bool = option(False, "print the whole traceback when something falls back to eager", in_key=False)
     suppress_errors: bool = option(True, "fall back to eager, with a warning, on a compiler error", in_key=False)
-    cache_size_limit: int = option(8, "how many versions of one frame are compiled before it runs eagerly", in_key=False)
-    compiled_autograd: bool = option(False, "capture the backward as the autograd engine runs it", in_key=False)
-    check_specs: bool = option(False, "check the rules of each level after every pass, in every compilation", in_key=False)
+    cache_size_limit: int = option(
+        8, "how many versions of one frame are compiled before it runs eagerly", in_key=False
+    )
+    check_specs: bool = option(
+        False, "check the rules of each level after every pass, in every compilation", in_key=False
+    )
 
     def __setattr__(self, name: str, value: object) -> None:
         kinds = typing.get_type_hints(type(self))

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.base.collector import paused
 from smelt.base.errors import GraphBreakError, SmeltWarning
-from smelt.base.events import count, emit
+from smelt.base.events import count, emit, timed
 from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
@@ -140,7 +141,8 @@ class Engine:
                 )
                 return None
         try:
-            captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
+            with paused(), timed("capture and compile"):
+                captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
         except Abandoned as reason:
             self._settled.add(key)
             count("frames_skipped")

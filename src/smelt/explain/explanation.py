@@ -1,10 +1,10 @@
 """`smelt.explain(fn)(*args)`: run a function once, freshly compiled, and say what the compiler did.
 
-    Graph Count: 2
-    Graph Break Count: 1
-    Op Count: 3
-    Break Reasons:
-      Break Reason 1: …
+Graph Count: 2
+Graph Break Count: 1
+Op Count: 3
+Break Reasons:
+  Break Reason 1: …
 """
 
 from collections import Counter
@@ -59,7 +59,11 @@ class Explanation:
             "Break Reasons:",
         ]
         for number, record in enumerate(self.break_reasons, 1):
-            lines += [f"  Break Reason {number}:", f"    Reason: {record.code}: {record.reason}", f"    Hint: {record.hint}"]
+            lines += [
+                f"  Break Reason {number}:",
+                f"    Reason: {record.code}: {record.reason}",
+                f"    Hint: {record.hint}",
+            ]
             lines += ["    User Stack:", *(f"      {frame}" for frame in record.stack)]
         lines.append("Ops per Graph:")
         for number, ops in enumerate(self.ops_per_graph, 1):
@@ -89,7 +93,9 @@ def from_events(events: Sequence[Event]) -> Explanation:
     return Explanation(
         graphs=tuple(record.traced for record in _subjects(events, "graph", GraphRecord)),
         break_reasons=_subjects(events, "breaks", BreakRecord),
-        out_guards=tuple(line.strip() for event in events if event.channel == "guards" for line in event.text.splitlines()),
+        out_guards=tuple(
+            line.strip() for event in events if event.channel == "guards" for line in event.text.splitlines()
+        ),
         programs=_subjects(events, "kernels", Program),
         compile_times=tuple(times.items()),
     )

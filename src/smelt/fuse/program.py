@@ -29,12 +29,17 @@ from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 
-def build_program(traced: Traced, name: str, options: Options, limits: Limits = DEFAULT_LIMITS) -> Program:
-    """Fuse a pure graph into kernels and library calls, and plan their memory."""
+def build_program(
+    traced: Traced, name: str, options: Options, limits: Limits = DEFAULT_LIMITS, fuel: Fuel | None = None
+) -> Program:
+    """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes."""
+    fuel = fuel or Fuel(options.fuel)
+    given = fuel.left
     lowered = lower(traced)
     alone: frozenset[int] = frozenset()
     while True:
-        groups = form_groups(lowered, limits, Fuel(options.fuel), alone)
+        fuel.left = given
+        groups = form_groups(lowered, limits, fuel, alone)
         builder = _Builder(lowered, groups, limits)
         try:
             program = builder.run(name)

@@ -307,7 +307,10 @@ def _rule_stores(kernel: Kernel) -> Iterator[Fault]:
         # A sum kept in f32 may end in a narrower buffer: it is rounded once, when the fold is complete.
         rounded = isinstance(instruction, Accumulate) and have is torch.float32 and want in NARROW_FLOATS
         if have is not want and not rounded:
-            yield instruction, f"{instruction.buffer} is {short_name(want)}, the value {instruction.value} is {short_name(have)}"
+            yield (
+                instruction,
+                f"{instruction.buffer} is {short_name(want)}, the value {instruction.value} is {short_name(have)}",
+            )
 
 
 def _collides(index: Index, axes: Iterable[Axis]) -> str | None:

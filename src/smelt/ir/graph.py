@@ -102,7 +102,10 @@ def check_graph(graph: fx.Graph, level: Level, *, after: str = "") -> None:
         seen.add(node)
         outputs += node.op == "output"
     if outputs != 1:
-        raise SpecError("SM021", f"a {level.value} graph has one output node, not {outputs}" + (f" (after {after})" if after else ""))
+        raise SpecError(
+            "SM021",
+            f"a {level.value} graph has one output node, not {outputs}" + (f" (after {after})" if after else ""),
+        )
 
 
 def _fault_text(graph: fx.Graph, node: fx.Node, level: Level, fault: str, after: str) -> str:

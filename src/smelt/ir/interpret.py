@@ -65,7 +65,9 @@ class _Run:
 
     def grid(self, loop: bool) -> tuple[Size, ...]:
         """The extents a stage runs over; cols count one in a row stage."""
-        return tuple(axis.size for axis in self.kernel.rows) + tuple(axis.size if loop else 1 for axis in self.kernel.cols)
+        return tuple(axis.size for axis in self.kernel.rows) + tuple(
+            axis.size if loop else 1 for axis in self.kernel.cols
+        )
 
     def spread(self, index: Index) -> Tensor:
         """Positions over the axes the index names; the others have extent one."""

@@ -25,8 +25,8 @@ buffer), a value of a row stage and the result of a `Reduce` are visible in all 
 
 `Reduce` folds over the cols of one row. `Accumulate` folds over rows: the buffer element at an index that leaves some
 row axes out becomes the fold of all values sent to it (no prior contents, no zero-fill needed). How a fold is kept
-accurate and shared between threads is the target's business; sums of f32 and narrower are to be kept so that their error
-does not grow with the number of rows.
+accurate and shared between threads is the target's business; sums of f32 and narrower are to be kept so that their
+error does not grow with the number of rows.
 """
 
 from dataclasses import dataclass

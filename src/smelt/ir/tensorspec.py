@@ -49,7 +49,12 @@ class TensorSpec:
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
         """The spec of an existing tensor, real or ghost."""
         return cls(
-            tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.storage_offset(), tensor.requires_grad
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            tensor.storage_offset(),
+            tensor.requires_grad,
         )
 
     @property

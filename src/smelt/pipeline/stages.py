@@ -23,8 +23,7 @@ from smelt.base.options import Options, config
 from smelt.codegen import compile_kernels
 from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
-from smelt.ir.check import check_kernel
-from smelt.ir.check import check_program
+from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import tensor_spec
@@ -83,7 +82,7 @@ def _split(joint: Joint, context: Context) -> Halves:
 
 
 def _fuse(traced: Traced, context: Context) -> Program:
-    program = build_program(traced, context.name, context.options)
+    program = build_program(traced, context.name, context.options, fuel=context.fuel)
     events.count("kernels", len(program.kernels))
     if events.wanted("kernels"):
         events.emit("kernels", format_program(program), program)
@@ -101,13 +100,31 @@ def _generate(program: Program, context: Context) -> Executable:
 
 # A graph whose gradients nobody needs.
 TRACE_FORWARD = (
-    Pass("trace forward", Form.TORCH, Form.PURE, _trace_forward, "decompositions apply while recording: one walk, not two"),
+    Pass(
+        "trace forward",
+        Form.TORCH,
+        Form.PURE,
+        _trace_forward,
+        "decompositions apply while recording: one walk, not two",
+    ),
 )
 
 # A graph that is trained through.
 TRACE_JOINT = (
-    Pass("trace joint", Form.TORCH, Form.JOINT, _trace_joint, "the engine runs on ghosts, so every formula is eager's own"),
-    Pass("split", Form.JOINT, Form.HALVES, _split, "after decomposition: small pieces can be computed again, whole ones not"),
+    Pass(
+        "trace joint",
+        Form.TORCH,
+        Form.JOINT,
+        _trace_joint,
+        "the engine runs on ghosts, so every formula is eager's own",
+    ),
+    Pass(
+        "split",
+        Form.JOINT,
+        Form.HALVES,
+        _split,
+        "after decomposition: small pieces can be computed again, whole ones not",
+    ),
 )
 
 # Either half, or the forward alone.
@@ -118,7 +135,9 @@ SIMPLIFY = tuple(
 
 LOWER = (
     Pass("fuse", Form.PURE, Form.PROGRAM, _fuse, "last view of the graph as a whole: groups, buffers, memory"),
-    Pass("generate", Form.PROGRAM, Form.EXECUTABLE, _generate, "all kernels of a program in one module: fixed costs once"),
+    Pass(
+        "generate", Form.PROGRAM, Form.EXECUTABLE, _generate, "all kernels of a program in one module: fixed costs once"
+    ),
 )
 
 _numbers = itertools.count()
@@ -217,4 +236,3 @@ def _run_by_pytorch(traced: Traced) -> Flat:
 def forget_compiled() -> None:
     """Drop code kept between compilations (for `smelt.reset`)."""
     forget_kernels()
-

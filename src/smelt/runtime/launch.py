@@ -4,11 +4,15 @@ The steps are written out as one Python function, which is what `Executable.sour
 
     def run(x, w):
         arena = take()
-        b0 = empty_strided((4, 8), (8, 1), dtype=torch.float32, device=device0)
-        aten_mm_out(x, as_strided(w, (8, 8), (1, 8), w.storage_offset()), out=arena[0])
-        k0_relu(threads(), arena[0], b0)
-        give(arena)
-        return (b0,)
+        try:
+            out = empty_strided((4, 8), (8, 1), dtype=float32, device=cpu)
+            mm_out(x, as_strided(w, (8, 8), (1, 8), w.storage_offset()), out=arena[0])
+            k0_relu(threads(), arena[0], out)
+            return (out,)
+        finally:
+            give(arena)
+
+(there with a prefix on every name but those of buffers, which the graph chose and may be anything)
 
 An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
 between calls, so that pages are faulted in once; calls that overlap in time each take their own.
@@ -24,6 +28,10 @@ from smelt.base.sizes import Shape
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 ARENA_ALIGNMENT = 64
+
+# Before the names of everything in the source that is not a buffer: buffers are named after graph nodes, and an
+# operator may well be called `take` or `fit`.
+P = "smelt_"
 
 BuiltKernel = Callable[..., None]
 
@@ -44,8 +52,8 @@ class Executable:
         writer = _Writer(program)
         self.source = writer.source()
         names = dict(writer.names)
-        names.update({step.kernel.name: kernels[step.kernel.name] for step in program.steps if isinstance(step, Launch)})
-        names["threads"] = torch.get_num_threads if threads == 0 else lambda: threads
+        names.update({P + kernel.name: kernels[kernel.name] for kernel in program.kernels})
+        names[P + "threads"] = torch.get_num_threads if threads == 0 else lambda: threads
         arenas: list[list[torch.Tensor]] = []
         views = tuple(writer.arena_views)
 
@@ -55,10 +63,10 @@ class Executable:
             except IndexError:
                 return _make_arena(program, views)
 
-        names["take"] = take
-        names["give"] = arenas.append
+        names[P + "take"] = take
+        names[P + "give"] = arenas.append
         exec(compile(self.source, f"<smelt program {program.name}>", "exec"), names)
-        self.run: Callable[..., tuple[Any, ...]] = names["run"]
+        self.run: Callable[..., tuple[Any, ...]] = names[P + "run"]
         self.run.__dict__["executable"] = self
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -100,10 +108,9 @@ class _Writer:
         self.program = program
         self.buffers: dict[str, ProgramBuffer] = {buffer.name: buffer for buffer in program.buffers}
         self.names: dict[str, Any] = {
-            "torch": torch,
-            "empty_strided": torch.empty_strided,
-            "as_strided": torch.as_strided,
-            "fit": fit,
+            P + "empty_strided": torch.empty_strided,
+            P + "as_strided": torch.as_strided,
+            P + "fit": fit,
         }
         self.arena_views: dict[Operand, int] = {}
         self._objects: dict[int, str] = {}
@@ -127,10 +134,11 @@ class _Writer:
         result = ", ".join(self._output(output) for output in program.outputs)
         returned = f"return ({result},)" if program.outputs else "return ()"
         if self.arena_views:
-            body = ["arena = take()", "try:", *(f"    {line}" for line in [*body, returned]), "finally:", "    give(arena)"]
+            inside = [f"    {line}" for line in [*body, returned]]
+            body = [f"{P}arena = {P}take()", "try:", *inside, "finally:", f"    {P}give({P}arena)"]
         else:
             body.append(returned)
-        lines = [f"def run({', '.join(program.inputs)}):", *(f"    {line}" for line in body)]
+        lines = [f"def {P}run({', '.join(program.inputs)}):", *(f"    {line}" for line in body)]
         return "\n".join(lines) + "\n"
 
     def _is_local(self, name: str) -> bool:
@@ -141,12 +149,13 @@ class _Writer:
         if buffer.place is not Place.FRESH:
             return []
         spec = buffer.spec
-        device = self._name_object("device", spec.device)
-        return [f"{name} = empty_strided({spec.shape}, {spec.stride}, dtype={spec.dtype}, device={device})"]
+        dtype, device = self._name_object("dtype", spec.dtype), self._name_object("device", spec.device)
+        return [f"{name} = {P}empty_strided({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"]
 
     def _step(self, step: Step) -> str:
         if isinstance(step, Launch):
-            return f"{step.kernel.name}({', '.join(['threads()', *(self._whole(name) for name in step.args)])})"
+            words = [f"{P}threads()", *(self._whole(name) for name in step.args)]
+            return f"{P}{step.kernel.name}({', '.join(words)})"
         return self._library(step)
 
     def _library(self, step: Library) -> str:
@@ -154,18 +163,20 @@ class _Writer:
         words = [self._argument(argument) for argument in step.args]
         words += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
         if step.into:
-            words += [f"{key}={self._whole(name)}" for key, name in zip(step.into, step.outs, strict=True) if name is not None]
+            words += [
+                f"{key}={self._whole(name)}" for key, name in zip(step.into, step.outs, strict=True) if name is not None
+            ]
             return f"{function}({', '.join(words)})"
         call = f"{function}({', '.join(words)})"
         if len(step.op._schema.returns) == 1 and not _returns_list(step.op):
             return f"{step.outs[0]} = {self._fitted(step.outs[0], call)}" if step.outs[0] is not None else call
-        targets = [name if name is not None else "_" for name in step.outs]
+        targets = [name if name is not None else f"{P}unused" for name in step.outs]
         assigned = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}"
         fits = [f"{name} = {self._fitted(name, name)}" for name in step.outs if name is not None]
         return "; ".join([assigned, *fits])
 
     def _fitted(self, name: str, call: str) -> str:
-        return f"fit({call}, {_tuple(self.buffers[name].spec.stride)})"
+        return f"{P}fit({call}, {_tuple(self.buffers[name].spec.stride)})"
 
     def _whole(self, name: str) -> str:
         spec = self.buffers[name].spec
@@ -175,11 +186,11 @@ class _Writer:
         buffer = self.buffers[operand.buffer]
         if buffer.place is Place.ARENA:
             position = self.arena_views.setdefault(operand, len(self.arena_views))
-            return f"arena[{position}]"
+            return f"{P}arena[{position}]"
         if operand.offset == 0 and operand.shape == buffer.spec.shape and operand.stride == buffer.spec.stride:
             return operand.buffer
         offset = f"{operand.buffer}.storage_offset()" + (f" + {operand.offset}" if operand.offset else "")
-        return f"as_strided({operand.buffer}, {_tuple(operand.shape)}, {_tuple(operand.stride)}, {offset})"
+        return f"{P}as_strided({operand.buffer}, {_tuple(operand.shape)}, {_tuple(operand.stride)}, {offset})"
 
     def _output(self, output: Any) -> str:
         return self._operand(output) if isinstance(output, Operand) else repr(output)
@@ -199,7 +210,7 @@ class _Writer:
         """A name for an object the source must refer to; the same object keeps its name."""
         known = self._objects.get(id(value))
         if known is None:
-            known = self._objects[id(value)] = f"{stem}_{len(self._objects)}"
+            known = self._objects[id(value)] = f"{P}{stem}_{len(self._objects)}"
             self.names[known] = value
         return known
 
