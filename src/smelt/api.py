@@ -45,7 +45,7 @@ def compile(
     `(fx.GraphModule, example_inputs) -> callable`; `options` are the fields of `smelt.Options`; `disable` returns the
     model as it is.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "fullgraph": fullgraph,
         "dynamic": dynamic,
         "backend": backend,

@@ -126,7 +126,8 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The one output node."""
-    return next(node for node in reversed(graph.nodes) if node.op == "output")
+    found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return found
 
 
 def outputs(graph: fx.Graph) -> list[object]:

@@ -53,7 +53,7 @@ class TensorSpec:
             tuple(tensor.stride()),
             tensor.dtype,
             tensor.device,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.requires_grad,
         )
 

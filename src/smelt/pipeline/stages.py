@@ -31,7 +31,7 @@ from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.runtime.launch import Executable, launcher
 from smelt.runtime.wrap import Flat, join
-from smelt.simplify import PASSES
+from smelt.simplify import PASSES, SimplifyPass
 
 
 class Form(Enum):
@@ -81,6 +81,10 @@ def _split(joint: Joint, context: Context) -> Halves:
     return min_cut(joint) if context.options.recompute else default(joint)
 
 
+def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
+    return lambda traced, context: run(traced, context.fuel)
+
+
 def _fuse(traced: Traced, context: Context) -> Program:
     program = build_program(traced, context.name, context.options, fuel=context.fuel)
     events.count("kernels", len(program.kernels))
@@ -128,10 +132,7 @@ TRACE_JOINT = (
 )
 
 # Either half, or the forward alone.
-SIMPLIFY = tuple(
-    Pass(name, Form.PURE, Form.PURE, lambda traced, context, run=run: run(traced, context.fuel), why)
-    for name, run, why in PASSES
-)
+SIMPLIFY = tuple(Pass(name, Form.PURE, Form.PURE, _simplifier(run), why) for name, run, why in PASSES)
 
 LOWER = (
     Pass("fuse", Form.PURE, Form.PROGRAM, _fuse, "last view of the graph as a whole: groups, buffers, memory"),
@@ -184,7 +185,7 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     """Through autograd, then run by PyTorch."""
 
     def lower(half: Traced, name: str) -> Flat:
-        return half.to_module().forward  # type: ignore[no-any-return]
+        return half.to_module().forward
 
     return _compile(traced, options, lower)
 
