@@ -45,7 +45,7 @@ def register_backend(backend: CustomBackend, name: str | None = None) -> CustomB
     """Make a custom backend known by `name` (its own name by default). Usable as a decorator."""
     if not callable(backend):
         raise SmeltError("SM002", f"a backend must be callable, not {type(backend).__name__}")
-    chosen: str = name or getattr(backend, "__name__", type(backend).__name__)
+    chosen = name if name is not None else str(getattr(backend, "__name__", type(backend).__name__))
     if chosen in BUILT_IN:
         raise SmeltError("SM002", f"backend name {chosen!r} is taken by smelt itself")
     _registered[chosen] = backend
