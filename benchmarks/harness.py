@@ -2,7 +2,7 @@
 
     measure("mlp") → {"first": {backend: seconds}, "steady": {backend: [seconds a step]}, "saved": …, "error": …}
 
-The first step is timed in a fresh process per backend, from just before the first call of the compiled model (torch,
+The first step is timed in a fresh process per backend, from just before the model is handed to the compiler (torch,
 and smelt for smelt, imported; nothing else) to the end of its backward: whatever a backend loads by then is part of it.
 The rest is measured in one more process in which the backends take turns. The peer's caches are off, and its cache
 folder is a new empty one each time.
@@ -42,7 +42,8 @@ def in_fresh_process(arguments: Sequence[str], timeout: float = 900) -> dict[str
     """Run `python -m <arguments>` and read the JSON on its last line; a failure comes back as {"failed": why}."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {
-            **os.environ,
+            # Bytecode is kept, as an installed package has it.
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "TORCHINDUCTOR_CACHE_DIR": cache,
         }
@@ -113,8 +114,8 @@ def _first(name: str, backend: str) -> dict[str, Any]:
     from benchmarks.models import MODELS
 
     case = MODELS[name].build()
-    model = compiled_by(backend, case.module)
     began = time.perf_counter()
+    model = compiled_by(backend, case.module)
     case.loss(model(*case.inputs)).backward()
     return {"seconds": time.perf_counter() - began}
 
