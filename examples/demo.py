@@ -97,7 +97,7 @@ def start(name: str, characters: int) -> Run:
 
 
 def train(runs: list[Run], text: Text, steps: int, seconds: float) -> None:
-    """All runs, step by step in turn, with a line of progress now and then, until `steps`, or `seconds` for each run, are used up."""
+    """All runs, step by step in turn, with progress now and then, until `steps` or `seconds` for each are used up."""
     generator = torch.Generator().manual_seed(SEED)
     heads = "".join(f" │ {run.name:>13} loss    ms" for run in runs)
     print(f"\n{'step':>10}{heads}")
