@@ -28,6 +28,9 @@ aten = torch.ops.aten
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
+# Operators that count places from the start of the memory a tensor lies in, by the position of that argument.
+STORAGE_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+
 # Operators that yield the value they are given. Outside a pure graph they mean something, inside nothing.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
@@ -57,6 +60,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             raise CannotTrace(f"{func} {effect} below functionalization")
         if func is aten.view_as_real.default and _is_lazy_conjugate(args[0]):
             raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+        if func in STORAGE_OFFSETS and _counts_from_storage(func, args, kwargs):
+            raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
         key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
@@ -90,6 +95,21 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, tuple | list) else (result,)
+
+
+def _counts_from_storage(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call names a place in memory that lies elsewhere at each call: an input's, or one that was planned.
+
+    Of a value that the graph computes, `as_strided` is a view like any other; the others would be library calls.
+    """
+    position = STORAGE_OFFSETS[func]
+    given = args[position] if len(args) > position else kwargs.get("storage_offset")
+    if given is None:
+        return False
+    root = args[0]
+    while is_view(root.target) or root.target is operator.getitem:
+        root = root.args[0]
+    return func is not aten.as_strided.default or root.op != "call_function"
 
 
 def _is_lazy_conjugate(node: fx.Node) -> bool:

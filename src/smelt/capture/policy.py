@@ -111,6 +111,7 @@ TENSOR_BREAKS: dict[str, str] = {
         ("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to", "is_inference"),
         "B004",
     ),
+    "storage_offset": "B004",  # guards do not look at it: a slice from elsewhere is the same input
     **dict.fromkeys(
         ("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"
     ),
