@@ -143,7 +143,7 @@ def test_a_graph_as_text() -> None:
         "  x: f32[2, 3] = input",
         "  add_tensor: f32[2, 3] = aten.add.Tensor(x, 1)",
         "  relu_default: f32[2, 3] = aten.relu.default(add_tensor)",
-        "  return (relu_default,)",
+        "  return (relu_default)",
     ]
 
 
