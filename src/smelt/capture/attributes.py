@@ -4,6 +4,7 @@ self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["li
 """
 
 import types
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from smelt.capture.values import (
     Method,
     Object,
     Partial,
+    Pending,
     Sequence,
     Slice,
     Super,
@@ -33,6 +35,9 @@ from smelt.capture.values import (
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's are
+    kind.__getattribute__ for kind in (object, dict, list, tuple, set, frozenset, OrderedDict, BaseException)
+)
 
 
 class Missing(Unsupported):
@@ -109,7 +114,18 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
 
 
 def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
+    hook = interp.tree.class_attribute(value.kind, "__getattribute__")
+    if isinstance(hook, types.FunctionType):
+        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+    if hook not in _PLAIN_LOOKUP:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    return _plain_of_instance(interp, value, name)
+
+
+def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
     found = interp.tree.class_attribute(value.kind, name)
+    if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
+        return value.members
     if _is_data_descriptor(found):
         return _run_descriptor(interp, value, found, name)
     if name in value.attributes:
@@ -118,8 +134,6 @@ def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
         return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
     if name == "__class__":
         return interp.outside.fixed(value.kind)
-    if name == "__dict__":
-        raise Unsupported("B007", "__dict__ of a new object")
     return _fallback(interp, value, value.kind, name)
 
 
@@ -149,13 +163,15 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if isinstance(hook, types.FunctionType):
         return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
-    if hook is not object.__getattribute__ and not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
+    if hook not in _PLAIN_LOOKUP and not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     return plain_attribute(interp, value, name)
 
 
-def plain_attribute(interp: Interpreter, value: Object, name: str) -> Value:
+def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) -> Value:
     """`object.__getattribute__(value, name)`, then the class's `__getattr__`."""
+    if isinstance(value, Instance):
+        return _plain_of_instance(interp, value, name)
     real, kind = value.value, type(value.value)
     source = _source(value)
     found = interp.tree.class_attribute(kind, name)
@@ -163,12 +179,23 @@ def plain_attribute(interp: Interpreter, value: Object, name: str) -> Value:
         return _run_descriptor(interp, value, found, name)
     members = getattr(real, "__dict__", None)
     if type(members) is dict:
-        if name in members:
-            return interp.outside.value(members[name], source.member(name))
-        source.instance_dict().check(("lacks", name))
+        held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
     if found is not ABSENT:
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)
     return _fallback(interp, value, kind, name)
+
+
+def _entry(interp: Interpreter, real: dict[str, Any], source: Source, name: str, text: str) -> Value | None:
+    """What a dict of names holds now, writes of the captured code included; None if nothing."""
+    if interp.outside.shared(real) is not None:
+        mapping: Any = interp.outside.value(real, source)
+        return interp.outside.force(mapping.items[name]) if interp.outside.present(mapping, name) else None
+    if name in real:
+        return interp.outside.value(real[name], source.child(("key", name), text))
+    source.check(("lacks", name))
+    return None
 
 
 def _source(value: Value) -> Source:
@@ -184,8 +211,10 @@ def _class_source(interp: Interpreter, kind: type, name: str) -> Source:
 def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
     members = value.value.__dict__
     source = interp.tree.fixed(value.value, value.value.__name__)
-    if name in members:
-        return interp.outside.value(members[name], source.member(name))
+    if name in members or interp.outside.shared(members) is not None:
+        held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
     if name == "__dict__" or not hasattr(value.value, name):
         raise Unsupported("B007", f"{name} of module {value.value.__name__}")
     raise Unsupported("B007", f"{name} of module {value.value.__name__}, which makes it on demand")
@@ -267,15 +296,15 @@ def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value
 
 
 def _registered(interp: Interpreter, value: Object, name: str) -> Value:
-    members = value.value.__dict__
+    members, source = value.value.__dict__, _source(value)
+    written = interp.outside.shared(members)
     for registry in ("_parameters", "_buffers", "_modules"):
         entries = members.get(registry)
-        if type(entries) is not dict:
+        if type(entries) is not dict or (written is not None and not isinstance(written.items.get(registry), Pending)):
             raise Unsupported("B007", f"{registry} of {describe(value)} is not a dict")
-        source = _source(value).member(registry)
-        if name in entries:
-            return interp.outside.value(entries[name], source.child(("key", name), f"{_source(value).text}.{name}"))
-        source.check(("lacks", name))
+        held = _entry(interp, entries, source.member(registry), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
     raise Missing(value, name)
 
 
@@ -300,12 +329,63 @@ def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | N
 
 
 def store_attribute(interp: Interpreter, target: Value, name: str, value: Value) -> None:
-    """`target.name = value` for an object the captured code made."""
-    if not isinstance(target, Instance):
-        raise Unsupported("B005", f"{describe(target)}.{name} = …")
-    if interp.tree.class_attribute(target.kind, "__setattr__") is not object.__setattr__:
+    """`target.name = value`, a class's own `__setattr__` included."""
+    hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
+    if isinstance(hook, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
+    elif hook is object.__setattr__ or isinstance(target, Object) and type(target.value) is types.ModuleType:
+        plain_store(interp, target, name, value)
+    else:
         raise Unsupported("B005", f"{describe(target)}.{name} = … (own __setattr__)")
-    if _is_data_descriptor(interp.tree.class_attribute(target.kind, name)):
+
+
+def _written_kind(target: Value, name: str) -> type:
+    """The class of an object whose attributes can be written to the log."""
+    if isinstance(target, Instance):
+        return target.kind
+    if isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor | types.FunctionType):
+        return type(target.value)
+    raise Unsupported("B005", f"{describe(target)}.{name} = …")
+
+
+def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> None:
+    """`object.__setattr__(target, name, value)`."""
+    found = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(found, property) and isinstance(found.fset, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(found.fset), [target, value]))
+        return
+    if _is_data_descriptor(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
-    interp.touch(target)
-    target.attributes[name] = value
+    members = _members(interp, target)
+    interp.touch(members)
+    members.items[name] = value
+
+
+def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
+    """`del target.name`, a class's own `__delattr__` included."""
+    kind = _written_kind(target, name)
+    hook = interp.tree.class_attribute(kind, "__delattr__")
+    if isinstance(hook, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name)]))
+    elif hook is object.__delattr__:
+        plain_delete(interp, target, name)
+    else:
+        raise Unsupported("B005", f"del {describe(target)}.{name}")
+
+
+def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
+    """`object.__delattr__(target, name)`."""
+    if _is_data_descriptor(interp.tree.class_attribute(_written_kind(target, name), name)):
+        raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
+    members = _members(interp, target)
+    if not interp.outside.present(members, name):
+        raise Missing(target, name)
+    interp.touch(members)
+    del members.items[name]
+
+
+def _members(interp: Interpreter, target: Value) -> Mapping:
+    if isinstance(target, Instance):
+        return target.members
+    assert isinstance(target, Object)
+    return interp.outside.members(target)

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from smelt.capture.attributes import attribute, attribute_or_none, plain_attribute, store_attribute
+from smelt.capture.attributes import (
+    attribute,
+    attribute_or_none,
+    delete_attribute,
+    plain_attribute,
+    plain_delete,
+    plain_store,
+    store_attribute,
+)
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter
@@ -28,6 +36,7 @@ from smelt.capture.operators import (
     hashable,
     identical,
     length,
+    mapped,
     subscript,
     truth,
 )
@@ -184,17 +193,21 @@ def _make_sequence(kind: type) -> Builtin:
     return make
 
 
-def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> dict[Any, Any]:
+    """What `dict(*args, **kwargs)` holds."""
     items: dict[Any, Any] = {}
-    if args and isinstance(args[0], Mapping):
-        interp.outside.complete(args[0])
-        items.update(args[0].items)
+    if args and (isinstance(args[0], Mapping) or attribute_or_none(interp, args[0], "keys") is not None):
+        items.update(mapped(interp, args[0]))
     elif args:
         for pair in drain(interp, args[0]):
             key, value = drain(interp, pair)
             items[hashable(interp, key)] = value
     items.update(kwargs)
-    return Mapping(items)
+    return items
+
+
+def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Mapping(unpacked(interp, args, kwargs))
 
 
 def _set(kind: type) -> Builtin:
@@ -314,9 +327,27 @@ def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 
 
 def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) == 2 and isinstance(args[0], Object) and not isinstance(args[0].value, type | torch.Tensor):
-        return plain_attribute(interp, args[0], interp.plain(args[1]))
+    target = args[0]
+    if isinstance(target, Instance) or (
+        isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor)
+    ):
+        return plain_attribute(interp, target, interp.plain(args[1]))
     raise Unsupported("B002", "object.__getattribute__")
+
+
+def _object_setattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    plain_store(interp, args[0], interp.plain(args[1]), args[2])
+    return Constant(None)
+
+
+def _object_delattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    plain_delete(interp, args[0], interp.plain(args[1]))
+    return Constant(None)
+
+
+def _delattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    delete_attribute(interp, args[0], interp.plain(args[1]))
+    return Constant(None)
 
 
 def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -332,6 +363,7 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     getattr: _getattr,
     hasattr: _hasattr,
     setattr: _setattr,
+    delattr: _delattr,
     callable: _callable,
     len: _len,
     bool: _bool,
@@ -356,6 +388,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     max: _min_max(max),
     object.__init__: _object_init,
     object.__getattribute__: _object_getattribute,
+    object.__setattr__: _object_setattr,
+    object.__delattr__: _object_delattr,
     functools.reduce: _reduce,
     itertools.chain: _chain,
     torch.is_tensor: _is_tensor,

@@ -17,13 +17,15 @@ from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
+from smelt.capture.construct import call_class
 from smelt.capture.container_calls import container_method
 from smelt.capture.guards import ABSENT
-from smelt.capture.interpret import PUSHED, Frame, Interpreter
+from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.marks import DISABLED, graph_break
 from smelt.capture.policy import (
     ANSWERED_TRUE,
     EVALUATED,
+    IGNORED,
     TENSOR_BREAKS,
     Treatment,
     is_torch_leaf,
@@ -49,7 +51,6 @@ from smelt.capture.values import (
 
 _GENERATOR = 0x20
 _COROUTINE = 0x80 | 0x100 | 0x200
-_GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
 
 
 def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -78,6 +79,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(True)
     if name == "torch.is_inference_mode_enabled":
         return Constant(interp.tree.inference_mode)  # capture itself runs outside that mode
+    if name in IGNORED:
+        return Constant(None)
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)
@@ -96,7 +99,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if isinstance(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
         return _call_descriptor(interp, function, args, kwargs)
     if isinstance(real, type):
-        return _call_class(interp, function, args, kwargs)
+        return call_class(interp, function, args, kwargs)
     if isinstance(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
@@ -144,6 +147,9 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if "out" in kwargs:
             raise Unsupported("B008", "out=")
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
+    if isinstance(receiver, Instance) and receiver.contents is not None:
+        if real.__objclass__ in receiver.contents.kind.__mro__:
+            receiver = receiver.contents
     if receiver is not None:
         answer = container_method(interp, real, receiver, args[1:], kwargs)
         if answer is not None:
@@ -154,7 +160,7 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
 def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real = function.value
     receiver = args[0] if args else None
-    if real is torch.nn.Module._wrapped_call_impl and isinstance(receiver, Object):
+    if real is torch.nn.Module._wrapped_call_impl and isinstance(receiver, Object | Instance):
         forward = modules.forward_of(interp, receiver)
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)
@@ -271,47 +277,6 @@ def _fill_defaults(
 
 def _wrong_call(code: types.CodeType) -> Unsupported:
     return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
-
-
-def _call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    kind: type = interp.outside.pin(function)
-    if _hashable_get(PURE, kind) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
-        named = {name: interp.plain(value) for name, value in kwargs.items()}
-        return interp.compute(kind, *[interp.plain(value) for value in args], **named)
-    if kind is functools.partial and args:
-        return Partial(args[0], args[1:], dict(kwargs))
-    if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
-        return _make_namedtuple(interp, kind, args, kwargs)
-    tree = interp.tree
-    makes_plainly = tree.class_attribute(kind, "__new__") is object.__new__ or kind in _GRAD_CLASSES
-    initialise = tree.class_attribute(kind, "__init__")
-    plain_class = type(kind) is type and kind.__flags__ & (1 << 9) and kind.__dictoffset__ and kind.__basicsize__ <= 32
-    if not (makes_plainly and plain_class and tree.class_attribute(type(kind), "__call__") is type.__call__):
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    made = Instance(kind, {})
-    if initialise is object.__init__:
-        if args or kwargs:
-            raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
-        return made
-    if not isinstance(initialise, types.FunctionType):
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    depth = len(interp.frames)
-    call(interp, interp.outside.fixed(initialise), [made, *args], kwargs)
-    if len(interp.frames) != depth + 1:
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    interp.frames[-1].discard = True
-    interp.frames[-2].stack.append(made)
-    return PUSHED
-
-
-def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fields: tuple[str, ...] = kind._fields
-    if kind._field_defaults or len(args) + len(kwargs) != len(fields) or "__init__" in kind.__dict__:
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    by_name = dict(zip(fields, args, strict=False)) | kwargs
-    if set(by_name) != set(fields):
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    return Sequence(kind, [by_name[name] for name in fields])
 
 
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -5,8 +5,9 @@ from typing import Any
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
-from smelt.capture.iterate import drain
-from smelt.capture.operators import contains, hashable, length, store_subscript, subscript
+from smelt.capture.builtin_calls import unpacked
+from smelt.capture.iterate import drain, iterator
+from smelt.capture.operators import contains, delete_subscript, hashable, length, store_subscript, subscript
 from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
 
 Method = Callable[[Interpreter, Any, list[Value]], Value]
@@ -54,14 +55,14 @@ _CHANGES = frozenset(
 
 def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     interp.touch(receiver)
-    receiver.items.append(args[0])
+    receiver.unseen.append(args[0])
     return _NONE
 
 
 def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     items = drain(interp, args[0])
     interp.touch(receiver)
-    receiver.items.extend(items)
+    receiver.unseen.extend(items)
     return _NONE
 
 
@@ -81,6 +82,8 @@ def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
 
 
 def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
+    if isinstance(receiver, Mapping):
+        interp.outside.complete(receiver)
     interp.touch(receiver)
     receiver.items.clear()
     return _NONE
@@ -105,8 +108,17 @@ def _setitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
     return _NONE
 
 
+def _delitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    delete_subscript(interp, receiver, args[0])
+    return _NONE
+
+
 def _contains(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
     return Constant(contains(interp, receiver, args[0]))
+
+
+def _iter(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return iterator(interp, receiver)
 
 
 def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
@@ -142,17 +154,14 @@ def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Va
 def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
     interp.touch(receiver)
     if args:
-        if not isinstance(args[0], Mapping):
-            raise Unsupported("B008", "dict.update")
-        interp.outside.complete(args[0])
-        receiver.items.update(args[0].items)
+        receiver.items.update(unpacked(interp, args, {}))
     receiver.items.update(kwargs)
     return _NONE
 
 
 def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     interp.outside.complete(receiver)
-    return Mapping(dict(receiver.items))
+    return Mapping(dict(receiver.items), receiver.kind)
 
 
 def _view(part: str) -> Method:
@@ -166,7 +175,12 @@ def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     return _NONE
 
 
-TUPLE: dict[str, Method] = {"__getitem__": _getitem, "__contains__": _contains, "__len__": _length}
+TUPLE: dict[str, Method] = {
+    "__getitem__": _getitem,
+    "__contains__": _contains,
+    "__len__": _length,
+    "__iter__": _iter,
+}
 LIST: dict[str, Method] = TUPLE | {
     "append": _append,
     "extend": _extend,
@@ -176,6 +190,7 @@ LIST: dict[str, Method] = TUPLE | {
     "reverse": _reverse,
     "copy": _copy_list,
     "__setitem__": _setitem,
+    "__delitem__": _delitem,
 }
 DICT: dict[str, Method] = {
     "get": _get,
@@ -188,7 +203,9 @@ DICT: dict[str, Method] = {
     "items": _view("items"),
     "__getitem__": _getitem,
     "__setitem__": _setitem,
+    "__delitem__": _delitem,
     "__contains__": _contains,
     "__len__": _length,
+    "__iter__": _iter,
 }
 SET: dict[str, Method] = {"add": _add, "__contains__": _contains, "__len__": _length}

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.attributes import attribute, store_attribute
+from smelt.capture.attributes import attribute, delete_attribute, store_attribute
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
 from smelt.capture.interpret import PUSHED, Frame, Handler, Interpreter
@@ -21,6 +21,7 @@ from smelt.capture.operators import (
     delete_subscript,
     hashable,
     identical,
+    mapped,
     store_subscript,
     subscript,
     truth,
@@ -161,6 +162,22 @@ def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     frame.stack.extend(pair if instruction.arg & 1 else (value,))
 
 
+@handles("STORE_GLOBAL")
+def _store_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
+    interp.touch(names)
+    names.items[instruction.value] = frame.stack.pop()
+
+
+@handles("DELETE_GLOBAL")
+def _delete_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
+    if not interp.outside.present(names, instruction.value):
+        raise Unsupported("B018", instruction.value)
+    interp.touch(names)
+    del names.items[instruction.value]
+
+
 @handles("LOAD_CONST")
 def _load_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     frame.stack.append(interp.wrap_plain(instruction.value))
@@ -200,6 +217,11 @@ def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction
 def _store_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value, target = _take(frame, 2)
     store_attribute(interp, target, instruction.value, value)
+
+
+@handles("DELETE_ATTR")
+def _delete_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    delete_attribute(interp, frame.stack.pop(), instruction.value)
 
 
 @handles("IMPORT_NAME")
@@ -415,13 +437,11 @@ def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
 def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     other = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
-    if not isinstance(other, Mapping):
-        raise Unsupported("B008", f"** of {describe(other)}")
-    interp.outside.complete(other)
-    if instruction.name == "DICT_MERGE" and set(other.items) & set(target.items):
+    items = mapped(interp, other)
+    if instruction.name == "DICT_MERGE" and set(items) & set(target.items):
         raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
     interp.touch(target)
-    target.items.update(other.items)
+    target.items.update(items)
 
 
 @handles("UNPACK_SEQUENCE")
@@ -534,7 +554,7 @@ def _raise(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
 @handles("BEFORE_WITH")
 def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
-    if not isinstance(manager, Object | Method) and not hasattr(manager, "attributes"):
+    if not isinstance(manager, Object | Method) and not hasattr(manager, "members"):
         raise Unsupported("B013", describe(manager))
     leave = interp.now(attribute(interp, manager, "__exit__"))
     enter = interp.now(attribute(interp, manager, "__enter__"))
@@ -579,11 +599,7 @@ def _call_with(interp: Interpreter, frame: Frame, args: list[Value], names: tupl
 def _call_function_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     keywords: dict[str, Value] = {}
     if instruction.arg & 1:
-        named = frame.stack.pop()
-        if not isinstance(named, Mapping):
-            raise Unsupported("B008", f"** of {describe(named)}")
-        interp.outside.complete(named)
-        keywords = {key: interp.outside.force(item) for key, item in named.items.items()}
+        keywords = {key: interp.outside.force(item) for key, item in mapped(interp, frame.stack.pop()).items()}
     positional = drain(interp, frame.stack.pop())
     if CALLABLE_FIRST:
         frame.stack.pop()

@@ -186,9 +186,9 @@ class Interpreter:
         return self.yielded
 
     def touch(self, value: Any) -> None:
-        """Before changing a container made by the captured code: remember how to undo it."""
+        """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
         if value.source is not None:
-            raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
+            self.outside.write(value, self._undo)
         if isinstance(value, Generator):
             frame, done = value.frame, value.done
             index, slots, stack = frame.index, frame.slots.copy(), frame.stack.copy()
@@ -198,14 +198,16 @@ class Interpreter:
 
             self._undo.append(restore)
         elif isinstance(value, Instance):
-            attributes = dict(value.attributes)
-            self._undo.append(lambda: setattr(value, "attributes", attributes))
+            self.touch(value.members)
         elif isinstance(value, Cell):
             contents = value.contents
             self._undo.append(lambda: setattr(value, "contents", contents))
         elif isinstance(value, Iterator | Joined):
             position = value.position
             self._undo.append(lambda: setattr(value, "position", position))
+        elif isinstance(value, Sequence):
+            unseen = value.unseen.copy()
+            self._undo.append(lambda: setattr(value, "unseen", unseen))
         else:
             items = value.items.copy()
             self._undo.append(lambda: setattr(value, "items", items))

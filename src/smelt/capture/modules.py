@@ -5,7 +5,7 @@ from torch.nn.modules import module as torch_module
 
 from smelt.capture.attributes import attribute_now
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Object, Value
+from smelt.capture.values import Instance, Mapping, Object, Pending, Value
 
 _INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = (
@@ -16,16 +16,21 @@ _GLOBAL_HOOKS = (
 )
 
 
-def forward_of(interp: Interpreter, value: Object) -> Value | None:
+def forward_of(interp: Interpreter, value: Object | Instance) -> Value | None:
     """The bound `forward` that a call of the module amounts to, or None if hooks want the whole protocol.
 
     What `Module.__call__` looks at is guarded: its hook registries are empty, no global hook is set.
     """
+    if isinstance(value, Instance):
+        return _forward_of_new(interp, value)
     module, source = value.value, value.source
     if not isinstance(module, torch.nn.Module) or source is None:
         return None
     members = module.__dict__
     if members.get("_compiled_call_impl") is not None or any(members.get(name) for name in _INSTANCE_HOOKS):
+        return None
+    written = interp.outside.shared(members)
+    if written is not None and not all(isinstance(written.items.get(name), Pending) for name in _INSTANCE_HOOKS):
         return None
     if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
         return None
@@ -37,7 +42,24 @@ def forward_of(interp: Interpreter, value: Object) -> Value | None:
         source.instance_dict().check(("lacks", "_compiled_call_impl"))
     for name in _INSTANCE_HOOKS:
         source.member(name).check(("length", 0))
+    _no_global_hooks(interp)
+    return attribute_now(interp, value, "forward")
+
+
+def _no_global_hooks(interp: Interpreter) -> None:
     names = interp.tree.fixed(vars(torch_module), "globals of torch.nn.modules.module")
     for name in _GLOBAL_HOOKS:
         names.child(("key", name), name).check(("length", 0))
+
+
+def _forward_of_new(interp: Interpreter, value: Instance) -> Value | None:
+    """The same for a module that the captured code has made."""
+    hooks = [value.attributes.get(name) for name in _INSTANCE_HOOKS]
+    if not all(isinstance(each, Mapping) and not each.items for each in hooks):
+        return None
+    if "_compiled_call_impl" in value.attributes or any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return None
+    if interp.tree.class_attribute(value.kind, "_call_impl") is not torch.nn.Module._call_impl:
+        return None
+    _no_global_hooks(interp)
     return attribute_now(interp, value, "forward")

@@ -227,6 +227,8 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
         found = interp.tree.class_attribute(kind, name)
         if isinstance(found, types.FunctionType):
             return bool(interp.plain(interp.now(interp.call(interp.outside.fixed(found), [value]))))
+        if isinstance(value, Instance) and value.contents is not None and found is not ABSENT:
+            return len(value.contents.items) > 0
         if found is not ABSENT:
             if value.source is not None and name == "__len__":
                 value.source.check(("length", len(real)))  # type: ignore[arg-type]
@@ -293,6 +295,17 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     if isinstance(key, Constant) and is_constant(key.value):
         return key.value
     raise Unsupported("B017", describe(key))
+
+
+def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
+    """The items that `**value` passes on: those of a dict, or what `keys` and `[]` of another mapping say."""
+    if isinstance(value, Mapping):
+        interp.outside.complete(value)
+        return dict(value.items)
+    if not isinstance(value, Object | Instance):
+        raise Unsupported("B008", f"** of {describe(value)}")
+    keys = drain(interp, interp.now(interp.call(attribute_now(interp, value, "keys"), [])))
+    return {hashable(interp, key): interp.now(subscript(interp, value, key)) for key in keys}
 
 
 def subscript(interp: Interpreter, container: Value, key: Value) -> Value:

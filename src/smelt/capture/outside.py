@@ -6,6 +6,7 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 
 import enum
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from smelt.capture.values import (
     Set,
     Slice,
     Value,
+    describe,
     is_constant,
 )
 
@@ -47,18 +49,81 @@ def _is_bound(real: Any) -> bool:
     return isinstance(found, types.MethodDescriptorType)
 
 
+_SHARED = (list, dict, set, types.CellType)  # what is one value however it is reached, so that writes are seen
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
 class Outside:
-    """Reads the world on behalf of one capture."""
+    """Reads the world on behalf of one capture, and keeps what the captured code writes to it."""
 
     def __init__(self, tree: GuardTree, tape: Tape) -> None:
         self.tree = tree
         self.tape = tape
+        self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
+        self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
+        self._objects: dict[type, list[Object]] = {}
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
         if source.value is None:
-            source.value = self._wrap(real, source)
+            source.value = self._shared_value(real, source) if type(real) in _SHARED else self._wrap(real, source)
         return source.value
+
+    def _shared_value(self, real: Any, source: Source) -> Value:
+        found: Value | None = self.shared(real)
+        if found is None:
+            found = self._wrap(real, source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        return found
+
+    def shared(self, real: Any) -> Any:
+        """The value of a container if it was met before, by whatever way; else None."""
+        known = self._shared.get(id(real))
+        return known and known[1]
+
+    def members(self, value: Object) -> Mapping:
+        """The `__dict__` of an object, as the mapping that its attributes are read from and written to."""
+        real = getattr(value.value, "__dict__", None)
+        if type(real) is not dict or value.source is None:
+            raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
+        found = self.value(real, value.source.instance_dict())
+        assert isinstance(found, Mapping)
+        return found
+
+    def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
+        """A container from outside is about to be written to."""
+        if not isinstance(value, Cell | Mapping | Set) and not (isinstance(value, Sequence) and value.kind is list):
+            raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
+        if isinstance(value, Set) and value.kind is not set:
+            raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
+        if id(value) not in self.written:
+            self.written[id(value)] = value
+            undo.append(lambda: self.written.pop(id(value), None))
+
+    def tell_apart(self) -> None:
+        """What was written must be the same object as, or another than, each thing of its kind that was read."""
+        for value in self.written.values():
+            owner = _owner(value.source)
+            if owner is not None:
+                others = [each.source for each in self._objects.get(type(owner.value), ()) if each.value is owner.value]
+                self._relate(owner.source, others, True)
+                others = [
+                    each.source for each in self._objects.get(type(owner.value), ()) if each.value is not owner.value
+                ]
+                self._relate(owner.source, others, False)
+            else:
+                others = [other.source for _, other in self._shared.values() if _alike(value, other)]
+                self._relate(value.source, others, False)
+
+    def _relate(self, source: Source | None, others: list[Source | None], same: bool) -> None:
+        for other in others:
+            if source is None or other is None or source is other:
+                continue
+            if source.accessor[0] == "value" and other.accessor[0] == "value":
+                continue  # two given objects
+            self.tree.relations.append((source.collect(), other.collect(), same))
 
     def force(self, item: Any) -> Value:
         """An item of a container, looked at now if it was pending."""
@@ -83,9 +148,10 @@ class Outside:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
         if is_constant(real):
             return Constant(real)
-        return Object(
-            real, pinned=True, source=self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__))
-        )
+        source = self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__))
+        if not isinstance(source.value, Object):
+            source.value = Object(real, pinned=True, source=source)
+        return source.value
 
     def _wrap(self, real: Any, source: Source) -> Value:
         kind = type(real)
@@ -104,16 +170,16 @@ class Outside:
             return Object(real, pinned=True, source=source)
         source.check(("type", kind))
         if kind is tuple or kind is list:
-            source.check(("length", len(real)))
-            return Sequence(kind, [Pending(item, source.item(i)) for i, item in enumerate(real)], source=source)
+            return self._sequence(real, kind, source)
         if kind is torch.Size:
             source.check(("equals", real))
             return Sequence(kind, [Constant(size) for size in real], source=source)
         if kind is dict:
-            return Mapping({key: Pending(item, source.key(key)) for key, item in real.items()}, source=source)
+            items: dict[Any, Any] = {key: Pending(item, source.key(key)) for key, item in real.items()}
+            return Mapping(dict(items), original=items, source=source)
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
-            return Set(set(real), kind, source=source)
+            return Set(set(real), kind, frozenset(real), source=source)
         if kind is slice:
             parts = [self.value(getattr(real, name), source.attribute(name)) for name in ("start", "stop", "step")]
             return Slice(*parts, source=source)
@@ -121,7 +187,16 @@ class Outside:
             return Cell(real=real, source=source)
         if kind is types.MethodType:
             return self._method(real, source)
-        return Object(real, source=source)
+        made = Object(real, source=source)
+        self._objects.setdefault(kind, []).append(made)
+        return made
+
+    def _sequence(self, real: Any, kind: type, source: Source) -> Value:
+        items: list[Any] = [Pending(item, source.item(position)) for position, item in enumerate(real)]
+        if kind is list:
+            return Sequence(kind, items, tuple(items), source=source)
+        source.check(("length", len(real)))
+        return Sequence(kind, items, source=source)
 
     def _tensor(self, real: torch.Tensor, source: Source) -> Value:
         kind = type(real)
@@ -149,13 +224,14 @@ class Outside:
     def complete(self, mapping: Mapping) -> None:
         """The whole set of keys is relied on."""
         if mapping.source is not None and "complete" not in mapping.source.checks:
-            mapping.source.checks["complete"] = ("keys", tuple(mapping.items))
+            before = mapping.items if mapping.original is None else mapping.original
+            mapping.source.checks["complete"] = ("keys", tuple(before))
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
         found = key in mapping.items
-        if mapping.source is not None and not found:
-            mapping.source.check(("lacks", key))
+        if mapping.source is not None and not found and key not in (mapping.original or ()):
+            mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
         if found and isinstance(mapping.items[key], Pending):
             self.force(mapping.items[key])
         return found
@@ -183,11 +259,32 @@ class Outside:
 
     def global_name(self, names: Globals, name: str) -> Value | None:
         """A global, else a builtin, else None."""
-        if name in names.names:
+        written = self.shared(names.names)
+        if written is not None:
+            if self.present(written, name):
+                return self.force(written.items[name])
+        elif name in names.names:
             return self.value(names.names[name], names.source.child(("key", name), name))
-        names.source.check(("lacks", name))
+        else:
+            names.source.check(("lacks", name))
         builtins = names.names.get("__builtins__")
         table = builtins if isinstance(builtins, dict) else vars(builtins)
         if name not in table:
             return None
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
+
+
+def _owner(source: Source) -> Object | None:
+    """The object whose attributes live in the dict found at `source`; they are also read without looking at the dict."""
+    if source.accessor[0] == "key" and source.accessor[1] in _REGISTRIES and source.parent is not None:
+        source = source.parent
+    if source.accessor == ("dict",) and source.parent is not None and isinstance(source.parent.value, Object):
+        return source.parent.value
+    return None
+
+
+def _alike(value: Value, other: Value) -> bool:
+    """Whether `other` is another value that might turn out to be the same container."""
+    if other is value or type(other) is not type(value) or other.source is None or _owner(other.source) is not None:
+        return False
+    return not isinstance(value, Sequence) or (isinstance(other, Sequence) and other.kind is value.kind)

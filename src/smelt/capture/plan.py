@@ -136,7 +136,7 @@ def quick_run(plan: Return, recover: Recover) -> Callable[..., Any]:
     computation, result = plan.computation, plan.result
     run, recipe = computation.run, computation.recipe
     first_output = len(recipe.constants) + computation.collected
-    if run is not None and computation.grad_mode is None and computation.arguments:
+    if run is not None and computation.grad_mode is None and computation.arguments and not recipe.writes:
         pick = _picker(computation)
         if not recipe.steps and result >= first_output:
             return _quick_single(run, pick, result - first_output, computation, recover)

@@ -67,6 +67,9 @@ EVALUATED: frozenset[str] = frozenset(
     }
 )
 
+# Calls that only keep statistics of the process.
+IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once"})
+
 # What the compiled function sees as true of itself.
 ANSWERED_TRUE: frozenset[str] = frozenset(
     {"torch.compiler.is_compiling", "torch.compiler.is_dynamo_compiling", "torch._dynamo.external_utils.is_compiling"}

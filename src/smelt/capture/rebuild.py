@@ -6,9 +6,11 @@ A recipe is straight-line: registers start with constants, collected inputs and 
 Mutable containers are made empty first and filled afterwards, so sharing and cycles come out as they were.
 """
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable
+from collections.abc import Iterator as Iterating
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +54,8 @@ class Recipe:
 
     constants: tuple[Any, ...]
     steps: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
+    writes: bool = False
+    """Whether a step changes an object from outside."""
 
     def registers(self, collected: Many[Any], outputs: Many[Any]) -> list[Any]:
         """Run the recipe."""
@@ -71,6 +75,8 @@ class Rebuilder:
         self._known: dict[int, Operand] = {}
         self._kept: list[Any] = []  # values whose ids are keys of _known
         self._output_number: dict[fx.Node, int] = {}
+        self._replaying = False
+        self._writes = False
 
     def operand(self, value: Value | Pending) -> Operand:
         """Where the object for `value` will be."""
@@ -81,11 +87,20 @@ class Rebuilder:
             self._known[id(value)] = known
         return known
 
+    @contextlib.contextmanager
+    def replaying(self) -> Iterating[None]:
+        """Steps added inside the block write to objects from outside."""
+        before = len(self._steps)
+        self._replaying = True
+        yield
+        self._replaying = False
+        self._writes = len(self._steps) > before
+
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
         return ("constant", len(self._constants) - 1)
 
-    def _step(self, function: Callable[..., Any], *operands: Operand) -> Operand:
+    def step(self, function: Callable[..., Any], *operands: Operand) -> Operand:
         self._steps.append((function, list(operands)))
         return ("step", len(self._steps) - 1)
 
@@ -110,7 +125,7 @@ class Rebuilder:
         if value.source is not None:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))
-        if maker is None:
+        if maker is None or (self._replaying and isinstance(value, Iterator | Joined)):
             raise Abandoned(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
 
@@ -133,7 +148,7 @@ class Rebuilder:
             return bases[kind] + (which.index if isinstance(which, Source) else which)
 
         steps = tuple((function, tuple(map(number, operands))) for function, operands in self._steps)
-        return Recipe(tuple(self._constants), steps), number
+        return Recipe(tuple(self._constants), steps, self._writes), number
 
 
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
@@ -142,12 +157,12 @@ def _tensor(build: Rebuilder, value: Tensor) -> Operand:
 
 def _sequence(build: Rebuilder, value: Sequence) -> Operand:
     if value.kind is list:
-        made = build.early(value, build._step(list))
-        build._step(list.extend, made, build._step(_tuple, *map(build.operand, value.items)))
+        made = build.early(value, build.step(list))
+        build.step(list.extend, made, build.step(_tuple, *map(build.operand, value.items)))
         return made
     kind = value.kind
     make = _tuple if kind is tuple else lambda *items: make_sequence(kind, list(items))
-    return build._step(make, *map(build.operand, value.items))
+    return build.step(make, *map(build.operand, value.items))
 
 
 def _tuple(*items: Any) -> tuple[Any, ...]:
@@ -155,9 +170,12 @@ def _tuple(*items: Any) -> tuple[Any, ...]:
 
 
 def _mapping(build: Rebuilder, value: Mapping) -> Operand:
-    made = build.early(value, build._step(dict))
+    if value.owner is not None:
+        made = build.operand(value.owner)
+        return made if value.owner.contents is value else build.step(vars, made)
+    made = build.early(value, build.step(value.kind))
     keys = tuple(value.items)
-    build._step(
+    build.step(
         lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values())
     )
     return made
@@ -166,16 +184,16 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
 def _set(build: Rebuilder, value: Set) -> Operand:
     items = tuple(value.items)
     kind = value.kind
-    return build._step(lambda: kind(items))
+    return build.step(lambda: kind(items))
 
 
 def _slice(build: Rebuilder, value: Slice) -> Operand:
-    return build._step(slice, *map(build.operand, (value.start, value.stop, value.step)))
+    return build.step(slice, *map(build.operand, (value.start, value.stop, value.step)))
 
 
 def _view(build: Rebuilder, value: DictView) -> Operand:
     part = value.part
-    return build._step(lambda real: getattr(real, part)(), build.operand(value.mapping))
+    return build.step(lambda real: getattr(real, part)(), build.operand(value.mapping))
 
 
 def _iterator(build: Rebuilder, value: Iterator) -> Operand:
@@ -190,22 +208,22 @@ def _iterator(build: Rebuilder, value: Iterator) -> Operand:
             next(made)
         return made
 
-    return build._step(make, build.operand(value.over))
+    return build.step(make, build.operand(value.over))
 
 
 def _joined(build: Rebuilder, value: Joined) -> Operand:
     kind, position, strict = value.kind, value.position, value.strict
     parts = [build.operand(part) for part in value.parts]
     if kind is enumerate:
-        return build._step(lambda part: enumerate(part, position), *parts)
+        return build.step(lambda part: enumerate(part, position), *parts)
     if kind is zip:
-        return build._step(lambda *real: zip(*real, strict=strict), *parts)
+        return build.step(lambda *real: zip(*real, strict=strict), *parts)
     assert value.function is not None
-    return build._step(map, build.operand(value.function), *parts)
+    return build.step(map, build.operand(value.function), *parts)
 
 
 def _method(build: Rebuilder, value: Method) -> Operand:
-    return build._step(_bind, build.operand(value.function), build.operand(value.receiver))
+    return build.step(_bind, build.operand(value.function), build.operand(value.receiver))
 
 
 def _bind(function: Any, receiver: Any) -> Any:
@@ -215,9 +233,9 @@ def _bind(function: Any, receiver: Any) -> Any:
 
 
 def _cell(build: Rebuilder, value: Cell) -> Operand:
-    made = build.early(value, build._step(types.CellType))
+    made = build.early(value, build.step(types.CellType))
     if value.contents is not None:
-        build._step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
+        build.step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
     return made
 
 
@@ -227,7 +245,7 @@ def _function(build: Rebuilder, value: Function) -> Operand:
     defaults = build.operand(value.defaults) if value.defaults is not None else none
     keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none
     annotations = build.operand(value.annotations) if value.annotations is not None else none
-    closure = build._step(_tuple, *map(build.operand, value.closure))
+    closure = build.step(_tuple, *map(build.operand, value.closure))
 
     def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
         made = types.FunctionType(code, names, code.co_name, defaults, closure or None)
@@ -239,21 +257,34 @@ def _function(build: Rebuilder, value: Function) -> Operand:
             made.__annotations__ = annotations
         return made
 
-    return build._step(make, defaults, keyword_defaults, annotations, closure)
+    return build.step(make, defaults, keyword_defaults, annotations, closure)
 
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
-    kind = value.kind
-    made = build.early(value, build._step(lambda: object.__new__(kind)))
+    kind, contents = value.kind, value.contents
+    base = contents.kind if contents is not None else object
+    made = build.early(value, build.step(lambda: base.__new__(kind)))
     names = tuple(value.attributes)
     operands = map(build.operand, value.attributes.values())
-    build._step(lambda real, *items: real.__dict__.update(zip(names, items, strict=True)), made, *operands)
+    build.step(lambda real, *items: real.__dict__.update(zip(names, items, strict=True)), made, *operands)
+    if contents is not None:
+        build.step(_filler(base, tuple(contents.items)), made, *map(build.operand, contents.items.values()))
     return made
+
+
+def _filler(base: Any, keys: tuple[Any, ...]) -> Callable[..., None]:
+    """Fills a dict of a class of its own without asking that class."""
+
+    def fill(real: Any, *items: Any) -> None:
+        for key, item in zip(keys, items, strict=True):
+            base.__setitem__(real, key, item)
+
+    return fill
 
 
 def _super(build: Rebuilder, value: Super) -> Operand:
     kind = value.kind
-    return build._step(lambda receiver: super(kind, receiver), build.operand(value.receiver))
+    return build.step(lambda receiver: super(kind, receiver), build.operand(value.receiver))
 
 
 def _partial(build: Rebuilder, value: Partial) -> Operand:
@@ -262,8 +293,8 @@ def _partial(build: Rebuilder, value: Partial) -> Operand:
     def make(function: Any, args: Any, *keywords: Any) -> Any:
         return functools.partial(function, *args, **dict(zip(names, keywords, strict=True)))
 
-    args = build._step(_tuple, *map(build.operand, value.args))
-    return build._step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
+    args = build.step(_tuple, *map(build.operand, value.args))
+    return build.step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
 
 
 def _object(build: Rebuilder, value: Object) -> Operand:

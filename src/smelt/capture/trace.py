@@ -25,6 +25,7 @@ from smelt.capture.outside import Outside
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
+from smelt.capture.replay import replay
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
@@ -287,7 +288,9 @@ class _Closing:
         return error
 
     def _operands(self) -> Any:
-        """What must be rebuilt, as operands still to be numbered."""
+        """What must be rebuilt, as operands still to be numbered; writes come first."""
+        self.interp.outside.tell_apart()
+        replay(self.build, self.interp.outside.written.values())
         if isinstance(self.ending, Returned):
             return self.build.operand(self.ending.value)
         null = self.build.constant(_native.NULL)

@@ -74,26 +74,50 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class Sequence(Value):
-    """A tuple, list, torch.Size, namedtuple or torch.return_types tuple, by `kind`."""
+    """A tuple, list, torch.Size, namedtuple or torch.return_types tuple, by `kind`.
+
+    A list from outside remembers its `original` items. Nothing is assumed of their number until somebody looks at
+    `items`: who only appends works on `unseen`, and the list may be longer every time.
+    """
 
     kind: type
-    items: list[Any]
+    unseen: list[Any]
+    original: tuple[Any, ...] | None = None
+    counted: bool = False
+
+    @property
+    def items(self) -> list[Any]:
+        if self.original is not None and not self.counted and self.source is not None:
+            self.counted = True
+            self.source.check(("length", len(self.original)))
+        return self.unseen
+
+    @items.setter
+    def items(self, items: list[Any]) -> None:
+        self.unseen = items
 
 
 @dataclass(slots=True, eq=False)
 class Mapping(Value):
-    """A dict; keys are the real keys."""
+    """A dict; keys are the real keys.
+
+    One from outside remembers its `original` items; one that is the `__dict__` or the contents of a new object knows
+    its `owner`.
+    """
 
     items: dict[Any, Any]
     kind: type = dict
+    original: dict[Any, Any] | None = None
+    owner: "Instance | None" = None
 
 
 @dataclass(slots=True, eq=False)
 class Set(Value):
-    """A set or frozenset of plain Python values."""
+    """A set or frozenset of plain Python values; one from outside remembers its `original` items."""
 
     items: set[Any]
     kind: type = set
+    original: frozenset[Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -186,10 +210,18 @@ class Function(Value):
 
 @dataclass(slots=True, eq=False)
 class Instance(Value):
-    """An object of a plain Python class made by the captured code."""
+    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a container too."""
 
     kind: type
-    attributes: dict[str, Any]
+    members: Mapping = field(default_factory=lambda: Mapping({}))
+    contents: Mapping | None = None
+
+    def __post_init__(self) -> None:
+        self.members.owner = self
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return self.members.items
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,98 @@
+"""Calling a class: the new object as a value, and its `__init__` as a frame to interpret.
+
+Point(x, y)                →   Instance(Point), its frame of __init__ pushed
+ModelOutput(loss=l)        →   Instance(ModelOutput, contents=Mapping), a dict with attributes
+OrderedDict(), partial(f)  →   Mapping, Partial
+"""
+
+import functools
+import types
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.builtin_calls import PURE, unpacked
+from smelt.capture.guards import static_lookup
+from smelt.capture.interpret import PUSHED, Interpreter
+from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value
+
+_HEAP_TYPE = 1 << 9
+_ABSTRACT = 1 << 20
+_GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
+_BASES = (OrderedDict, dict, object)  # the layouts that can be rebuilt, narrowest first
+
+
+def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`function(*args, **kwargs)` for a class; may push a frame and answer `PUSHED`."""
+    kind: type = interp.outside.pin(function)
+    if kind in PURE and all(map(interp.is_plain, (*args, *kwargs.values()))):
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(kind, *[interp.plain(value) for value in args], **named)
+    if kind is functools.partial and args:
+        return Partial(args[0], args[1:], dict(kwargs))
+    if kind is OrderedDict:
+        return Mapping(unpacked(interp, args, kwargs), OrderedDict)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
+        return _make_namedtuple(interp, kind, args, kwargs)
+    base = _layout(interp, kind)
+    if base is None:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    made = Instance(kind)
+    if base is not object:
+        made.contents = Mapping({}, base, owner=made)
+    return _initialise(interp, made, base, args, kwargs)
+
+
+def _layout(interp: Interpreter, kind: type) -> type | None:
+    """The C type whose layout objects of this class have, if such an object is no more than that and a `__dict__`."""
+    tree = interp.tree
+    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT or not kind.__dictoffset__:
+        return None
+    if tree.class_attribute(type(kind), "__call__") is not type.__call__:
+        return None
+    base = next(each for each in _BASES if issubclass(kind, each))
+    plainly_made = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__") or kind in _GRAD_CLASSES
+    return base if plainly_made and kind.__basicsize__ <= base.__basicsize__ + 16 else None
+
+
+def _initialise(
+    interp: Interpreter, made: Instance, base: type, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    kind = made.kind
+    initialise = interp.tree.class_attribute(kind, "__init__")
+    if initialise is object.__init__:
+        if args or kwargs:
+            raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
+        return made
+    if made.contents is not None and initialise is base.__init__ and static_lookup(kind, "__setitem__") is static_lookup(
+        base, "__setitem__"
+    ):
+        made.contents.items.update(unpacked(interp, args, kwargs))
+        return made
+    if not isinstance(initialise, types.FunctionType):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    depth = len(interp.frames)
+    interp.call(interp.outside.fixed(initialise), [made, *args], kwargs)
+    if len(interp.frames) != depth + 1:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    interp.frames[-1].discard = True
+    interp.frames[-2].stack.append(made)
+    return PUSHED
+
+
+def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    fields: tuple[str, ...] = kind._fields
+    if "__init__" in kind.__dict__ or len(args) > len(fields):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    by_name = dict(zip(fields, args, strict=False))
+    if set(by_name) & set(kwargs) or set(kwargs) - set(fields):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    by_name |= kwargs
+    for name, default in kind._field_defaults.items():
+        if name not in by_name:
+            by_name[name] = interp.outside.fixed(default) if not isinstance(default, tuple) else Constant(default)
+    if set(by_name) != set(fields) or any(isinstance(kind._field_defaults.get(n), tuple | list | dict) for n in fields):
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    return Sequence(kind, [by_name[name] for name in fields])

@@ -1,0 +1,89 @@
+"""Writes of the captured code to objects from outside, as the last steps of a recipe: after the graph, before the rest.
+
+While capture runs, a container from outside (a list, dict, set, cell, or an object's `__dict__`) is written to in its
+value only. What the program did to it is the difference between that value and what was there at first; nobody can look
+in between, so the difference is what is replayed, container by container in the order of their first writes.
+
+    self.calls = self.calls + 1; seen.append(y)   →   self.__dict__.update(calls=4); seen.extend((output 0,))
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smelt.capture.rebuild import Rebuilder
+from smelt.capture.values import Cell, Mapping, Pending, Sequence, Set, Value
+
+
+def replay(build: Rebuilder, written: Iterable[Value]) -> None:
+    """Add the steps that bring each written container to its final state."""
+    with build.replaying():
+        for value in written:
+            _WRITERS[type(value)](build, value)
+
+
+def _unchanged(before: Any, after: Any) -> bool:
+    return before is after or (isinstance(before, Pending) and before.source.value is after)
+
+
+def _list(build: Rebuilder, value: Sequence) -> None:
+    original, final = value.original or (), value.unseen
+    real = build.operand(value)
+    kept = len(original)
+    if len(final) >= kept and all(map(_unchanged, original, final)):
+        if len(final) > kept:
+            build.step(_extend, real, *map(build.operand, final[kept:]))
+        return
+    assert value.counted
+    build.step(_refill_list, real, *map(build.operand, final))
+
+
+def _extend(real: list[Any], *items: Any) -> None:
+    real.extend(items)
+
+
+def _refill_list(real: list[Any], *items: Any) -> None:
+    real[:] = items
+
+
+def _mapping(build: Rebuilder, value: Mapping) -> None:
+    original, final = value.original or {}, value.items
+    real = build.operand(value)
+    removed = tuple(key for key in original if key not in final)
+    in_place = [key for key in original if key in final] + [key for key in final if key not in original]
+    if in_place != list(final):  # a key was taken out and put back: it comes last now
+        assert value.source is not None
+        value.source.checks["complete"] = ("keys", tuple(original))
+        removed, changed = tuple(original), tuple(final)
+    else:
+        changed = tuple(key for key in final if key not in original or not _unchanged(original[key], final[key]))
+
+    def write(real: dict[Any, Any], *items: Any) -> None:
+        for key in removed:
+            del real[key]
+        real.update(zip(changed, items, strict=True))
+
+    if removed or changed:
+        build.step(write, real, *[build.operand(final[key]) for key in changed])
+
+
+def _set(build: Rebuilder, value: Set) -> None:
+    original = value.original or frozenset()
+    removed, added = original - value.items, value.items - original
+
+    def write(real: set[Any]) -> None:
+        real -= removed
+        real |= added
+
+    if removed or added:
+        build.step(write, build.operand(value))
+
+
+def _cell(build: Rebuilder, value: Cell) -> None:
+    build.step(_fill_cell, build.operand(value), build.operand(value.contents))
+
+
+def _fill_cell(real: Any, contents: Any) -> None:
+    real.cell_contents = contents
+
+
+_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {Sequence: _list, Mapping: _mapping, Set: _set, Cell: _cell}
