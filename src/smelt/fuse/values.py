@@ -19,6 +19,7 @@ from torch import fx
 
 from smelt.base.sizes import Shape, Size, product
 from smelt.ir.check_program import span
+from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
@@ -153,7 +154,7 @@ class Call:
     kwargs: dict[str, Any]
     results: list[Value | None]
     why: str
-    after: "Call | None" = None  # a call that must come first: random numbers are drawn in order
+    after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class _Lowerer:
         self.traced = traced
         self.lowered = Lowered()
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
-        self.last_random: Call | None = None
+        self.last_effect: Call | None = None
         self.names = {node.name for node in traced.graph.nodes}
 
     def run(self) -> Lowered:
@@ -362,8 +363,8 @@ class _Lowerer:
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why)
         self.lowered.items.append(call)
-        if is_random(target):
-            call.after, self.last_random = self.last_random, call
+        if why_not_drop(node) is not None:
+            call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
         if isinstance(spec, TensorSpec):
             value = self._new(node, node.name, Kind.LIBRARY, spec, call=call)
@@ -394,23 +395,11 @@ def _divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
     return e.op("div", x, e.const(count, x.dtype))
 
 
-def is_random(op: torch._ops.OpOverload) -> bool:
-    """Whether the operator draws from a random number generator."""
-    found = _random.get(op)
-    if found is None:
-        found = _random[op] = torch.Tag.nondeterministic_seeded in op.tags
-    return found
-
-
-_random: dict[torch._ops.OpOverload, bool] = {}  # reading an operator's tags is slow
-
-
 def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """What the outputs need, and whatever moves the random number generator."""
+    """What the outputs need, and whatever does more than yield a result: draws random numbers, raises."""
     live = {output_node(graph)}
     for node in reversed(graph.nodes):
-        random = isinstance(node.target, torch._ops.OpOverload) and is_random(node.target)
-        if node in live or random:
+        if node in live or (node.op == "call_function" and why_not_drop(node) is not None):
             live.add(node)
             live.update(node.all_input_nodes)
     return live

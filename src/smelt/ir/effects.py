@@ -1,4 +1,4 @@
-"""What a call does besides yielding its result: draw random numbers, write memory its schema keeps quiet about.
+"""What a call does besides yielding its result: draw random numbers, raise, write memory its schema keeps quiet about.
 
 why_not_drop(bernoulli(x))  → "draws random numbers"        why_not_drop(sin(x)) → None
 """
@@ -22,6 +22,7 @@ _QUIET_WRITERS = {
 
 RANDOM = "draws random numbers"
 QUIET_WRITE = "writes running statistics"
+CHECK = "raises if what it is given is not right"
 
 
 def why_not_drop(node: fx.Node) -> str | None:
@@ -37,10 +38,12 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return "is a custom operator, which may do anything"
     if target._schema.is_mutable:
         return "writes an argument"
+    if not target._schema.returns:
+        return CHECK
     training = _QUIET_WRITERS.get(target)
     if training is not None and args[training] is not False and args[3] is not None:
         return QUIET_WRITE
-    if torch.Tag.nondeterministic_seeded in target.tags and _draws(target, args, kwargs):
+    if _is_random(target) and _draws(target, args, kwargs):
         return RANDOM
     return None
 
@@ -48,6 +51,16 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers."""
     return why_not_drop(node) == RANDOM
+
+
+def _is_random(target: torch._ops.OpOverload) -> bool:
+    found = _random.get(target)
+    if found is None:
+        found = _random[target] = torch.Tag.nondeterministic_seeded in target.tags
+    return found
+
+
+_random: dict[torch._ops.OpOverload, bool] = {}  # reading an operator's tags is slow
 
 
 def _draws(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -266,7 +266,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
         node = self.graph.create_node("call_function", func, args, kwargs, name=func.overloadpacket.__name__)
-        set_spec(node, spec_of_value(result))
+        set_spec(node, spec_of_value(result) if func._schema.returns else ())
         if isinstance(result, GhostTensor):
             result.node = node
         elif isinstance(result, tuple | list):

@@ -168,6 +168,8 @@ class _Writer:
             ]
             return f"{function}({', '.join(words)})"
         call = f"{function}({', '.join(words)})"
+        if not step.outs:
+            return call
         if len(step.op._schema.returns) == 1 and not _returns_list(step.op):
             return f"{step.outs[0]} = {self._fitted(step.outs[0], call)}" if step.outs[0] is not None else call
         targets = [name if name is not None else f"{P}unused" for name in step.outs]
