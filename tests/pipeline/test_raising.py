@@ -67,3 +67,22 @@ def test_a_custom_operator_runs_though_nobody_uses_its_result() -> None:
     compiled(torch.ones(3))
     compiled(torch.ones(4))
     assert seen == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_operator_that_was_described_wrongly_is_left_to_pytorch(gradients: bool) -> None:
+    @torch.library.custom_op("smelt_tests::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return (x / 2).to(torch.bfloat16)
+
+    @halve.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.smelt_tests.halve(x.detach()) * 2 + 1, x.sin()
+
+    x = torch.randn(4, 5, requires_grad=gradients)
+    for mine, eager in zip(smelt.compile(function)(x), function(x), strict=True):
+        torch.testing.assert_close(mine, eager)
+        assert mine.requires_grad == eager.requires_grad

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from smelt.base.errors import UnexpectedResult
 from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
@@ -148,10 +149,20 @@ def test_several_results_of_a_library_call() -> None:
 
 def test_a_library_result_in_another_layout_is_brought_into_the_promised_one() -> None:
     surprising = torch.arange(6.0).reshape(3, 2).t()
-    fitted = fit(surprising, (3, 1))
+    fitted = fit(surprising, (2, 3), (3, 1), torch.float32, "t")
     assert fitted.stride() == (3, 1)
     assert torch.equal(fitted, surprising)
-    assert fit(fitted, (3, 1)) is fitted
+    assert fit(fitted, (2, 3), (3, 1), torch.float32, "t") is fitted
+    negated = fit(torch._neg_view(fitted), (2, 3), (3, 1), torch.float32, "neg")
+    assert not negated.is_neg()
+    assert torch.equal(negated, -fitted)
+
+
+def test_a_library_result_of_another_shape_or_dtype_is_an_error() -> None:
+    with pytest.raises(UnexpectedResult, match="mystery yields"):
+        fit(torch.ones(2, 3), (2, 3), (3, 1), torch.bfloat16, "mystery")
+    with pytest.raises(UnexpectedResult, match="SM023"):
+        fit(torch.ones(2, 3), (2, 4), (4, 1), torch.float32, "mystery")
 
 
 def test_library_buffers_die_after_their_last_use() -> None:

@@ -15,6 +15,7 @@ CODES: dict[str, str] = {
     "SM020": "a graph could not be compiled",
     "SM021": "a graph breaks the rules of its level",
     "SM022": "a kernel or program breaks the rules of the kernel form",
+    "SM023": "an operator yields another shape or dtype than PyTorch's description of it says",
     "SM030": "generated code could not be built for the target",
     "SM040": "a derivative of higher order through a compiled graph that cannot be computed again",
 }
@@ -44,6 +45,10 @@ class GraphBreakError(SmeltError):
 
 class SpecError(SmeltError):
     """A pass produced a graph, kernel or program outside its level; the text shows the lines round the fault."""
+
+
+class UnexpectedResult(SmeltError):
+    """A library call yielded what the kernels after it were not built for. A forward is then run by PyTorch instead."""
 
 
 class SmeltWarning(UserWarning):

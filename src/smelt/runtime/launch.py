@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.base.errors import UnexpectedResult
 from smelt.base.sizes import Shape
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
@@ -73,9 +74,12 @@ class Executable:
         return self.run(*inputs)
 
 
-def fit(tensor: torch.Tensor, stride: Shape) -> torch.Tensor:
+def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, what: str) -> torch.Tensor:
     """A library call's result in the layout the kernels after it were built for; nearly always it has it already."""
-    if tensor.stride() == stride:
+    if tensor.shape != shape or tensor.dtype is not dtype:
+        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise UnexpectedResult("SM023", f"{what} yields {found}, described as {dtype} of shape {shape}")
+    if tensor.stride() == stride and not tensor.is_neg():
         return tensor
     fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     return fitted.copy_(tensor)
@@ -178,7 +182,9 @@ class _Writer:
         return "; ".join([assigned, *fits])
 
     def _fitted(self, name: str, call: str) -> str:
-        return f"{P}fit({call}, {_tuple(self.buffers[name].spec.stride)})"
+        spec = self.buffers[name].spec
+        dtype = self._name_object("dtype", spec.dtype)
+        return f"{P}fit({call}, {_tuple(spec.shape)}, {_tuple(spec.stride)}, {dtype}, {name!r})"
 
     def _whole(self, name: str) -> str:
         spec = self.buffers[name].spec

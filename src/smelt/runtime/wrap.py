@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.weak import TensorWeakRef
 
-from smelt.base.errors import SmeltError
+from smelt.base.errors import SmeltError, UnexpectedResult
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec
 
@@ -34,7 +34,8 @@ def join(
     """A callable from flat input tensors to flat outputs.
 
     `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
-    share memory, under `torch.func` transforms and in forward-mode differentiation.
+    share memory, under `torch.func` transforms, in forward-mode differentiation, and where an operator turns out to
+    yield something else than was said of it.
     """
     if not plan.tangents:
         return _Forward(forward, plan, eager).__call__
@@ -78,6 +79,10 @@ class _Forward:
             values = _without_autocast(self.forward, inputs)
             if plan.copied:
                 values = _own(values, plan.copied)
+        except UnexpectedResult:
+            if self.eager is None:
+                raise
+            return self.eager(*inputs)
         finally:
             if grad:
                 torch._C._set_grad_enabled(True)
@@ -112,7 +117,12 @@ class _Differentiable:
             return self.eager(*inputs)
         box: list[Any] = []
         apply: Flat = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
-        differentiable = apply(self, box, *inputs)
+        try:
+            differentiable = apply(self, box, *inputs)
+        except UnexpectedResult:
+            if self.eager is None:
+                raise
+            return self.eager(*inputs)
         values: Any = differentiable
         if box:
             values = box[0]
