@@ -203,8 +203,8 @@ declare(aten.fmin.default, emit=_skipping_nan("minimum"), cost=2, samples=sample
 
 
 def _addcmul(e: Emitter, x: Scalar, a: Scalar, b: Scalar, value: Number = 1) -> Scalar:
-    product = arithmetic("mul")(e, a, b)
-    return arithmetic("add")(e, x, product if value == 1 else arithmetic("mul")(e, product, value))
+    scaled = a if value == 1 else arithmetic("mul")(e, a, value)  # first, as eager: it may keep the product in range
+    return arithmetic("add")(e, x, arithmetic("mul")(e, scaled, b))
 
 
 def _addcdiv(e: Emitter, x: Scalar, a: Scalar, b: Scalar, value: Number = 1) -> Scalar:
