@@ -21,6 +21,8 @@ NULL: object
 #             ("tensor", type, dtype, device, shape, stride, requires_grad); None in shape or stride: any size there,
 #             None for the whole stride: any stride. Tensors that are lazily negated or conjugated never pass
 #             ("unbound",) an unbound local or empty cell
+#             ("class has", name, obj) a type or its bases hold this very object under the name, descriptors not run
+#             ("class lacks", name) they hold nothing there
 #             ("calls", fn, value) fn() == value, whatever the parent: grad mode, autocast, default dtype, …
 #             ("predicate", fn) fn(value) is true: for what is rare enough to check in Python
 #   children  more nodes;  collect: append the value to the inputs, in order;  text: the source, e.g. "self.lin.weight"
@@ -30,11 +32,18 @@ GuardNode = tuple[
 
 class Guards:
     """A guard tree compiled to C structs. `distinct`: the collected values must all be different objects (numbers,
-    strings and None apart)."""
+    strings and None apart).
+
+    Once all has held twice, guards remember which words of memory that depends on: versions of dicts and classes, where
+    things lie, what tensors are. While those are the same, only what they do not settle is looked at again.
+    """
 
     def __init__(self, roots: tuple[GuardNode, ...], distinct: bool = False) -> None: ...
     @property
     def roots(self) -> tuple[GuardNode, ...]: ...
+    @property
+    def has_shortcut(self) -> bool:
+        """Whether the next `check` can be a short one: only what can have changed since all held."""
     def check(self, slots: Sequence[Any]) -> tuple[Any, ...] | None:
         """The collected values in tree order, or None if a check fails. Never raises for a failed access.
 
@@ -77,6 +86,20 @@ class Region:
     def never(self, code: CodeType) -> None: ...
     def clear(self) -> None:
         """Forget every entry and every `never`."""
+
+def set_tensor_layout(
+    *,
+    body: int,
+    rank: int,
+    sizes: int,
+    strides: int,
+    kind: int,
+    kind_words: int,
+    gradient: int,
+    wanted: int,
+    dimensions: int,
+) -> None:
+    """Say where tensors keep what they are (`smelt.capture.layout` finds out), so that guards can look there."""
 
 def active() -> Region | None:
     """The region active on this thread, if any (None while compiled code or `missed` runs)."""

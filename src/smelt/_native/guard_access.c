@@ -112,17 +112,17 @@ read_value(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *Py_
 }
 
 static const AccessKind kinds[] = {
-    {"slot", INDEX_OPERAND, read_slot, false},
-    {"attr", NAME_OPERAND, read_attr, true},
-    {"dict", NO_OPERAND, read_dict, true},
-    {"key", OBJECT_OPERAND, read_key, true},
-    {"item", INDEX_OPERAND, read_item, true},
-    {"cell", NO_OPERAND, read_cell, true},
-    {"type", NO_OPERAND, read_type, true},
-    {"globals", NO_OPERAND, read_globals, true},
-    {"builtins", NO_OPERAND, read_builtins, true},
-    {"closure", INDEX_OPERAND, read_closure, true},
-    {"value", OBJECT_OPERAND, read_value, false},
+    {"slot", INDEX_OPERAND, read_slot, false, FROM_SLOT},
+    {"attr", NAME_OPERAND, read_attr, true, FROM_ATTRIBUTE},
+    {"dict", NO_OPERAND, read_dict, true, FROM_INSTANCE},
+    {"key", OBJECT_OPERAND, read_key, true, FROM_DICT},
+    {"item", INDEX_OPERAND, read_item, true, FROM_SEQUENCE},
+    {"cell", NO_OPERAND, read_cell, true, FROM_CELL},
+    {"type", NO_OPERAND, read_type, true, FROM_OBJECT},
+    {"globals", NO_OPERAND, read_globals, true, FROM_FUNCTION},
+    {"builtins", NO_OPERAND, read_builtins, true, FROM_FUNCTION},
+    {"closure", INDEX_OPERAND, read_closure, true, FROM_FUNCTION},
+    {"value", OBJECT_OPERAND, read_value, false, FROM_NOWHERE},
 };
 
 const AccessKind *

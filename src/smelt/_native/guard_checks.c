@@ -324,17 +324,70 @@ predicate_explain(const Check *check, PyObject *value)
     return text;
 }
 
+/* --- class has, class lacks ------------------------------------------------------------------- */
+
+/* What a class or its bases hold under the check's name, without running descriptors; borrowed, NULL: nothing. */
+static PyObject *
+look_up(const Check *check, PyObject *value)
+{
+    return PyType_Check(value) ? _PyType_Lookup((PyTypeObject *)value, operand(check, 0)) : NULL;
+}
+
+static int
+class_prepare(Check *check)
+{
+    if (PyUnicode_CheckExact(operand(check, 0))) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "guard check %R needs a name, not %R", PyTuple_GET_ITEM(check->spec, 0),
+                 operand(check, 0));
+    return -1;
+}
+
+static int
+class_has_holds(const Check *check, PyObject *value)
+{
+    return look_up(check, value) == operand(check, 1);
+}
+
+static PyObject *
+class_has_explain(const Check *check, PyObject *value)
+{
+    PyObject *found = value ? look_up(check, value) : NULL;
+    PyObject *got = found ? short_repr(found) : PyUnicode_FromString("nothing");
+    PyObject *expected = short_repr(operand(check, 1));
+    PyObject *text = got && expected
+        ? PyUnicode_FromFormat("expected %U under %R, got %U", expected, operand(check, 0), got) : NULL;
+    Py_XDECREF(got);
+    Py_XDECREF(expected);
+    return text;
+}
+
+static int
+class_lacks_holds(const Check *check, PyObject *value)
+{
+    return PyType_Check(value) && look_up(check, value) == NULL;
+}
+
+static PyObject *
+class_lacks_explain(const Check *check, PyObject *Py_UNUSED(value))
+{
+    return PyUnicode_FromFormat("expected nothing under %R, found something", operand(check, 0));
+}
+
 static const CheckKind kinds[] = {
-    {"type", 1, type_prepare, type_holds, type_explain, false},
-    {"is", 1, NULL, is_holds, is_explain, false},
-    {"equals", 1, NULL, equals_holds, equals_explain, false},
-    {"length", 1, length_prepare, length_holds, length_explain, false},
-    {"keys", 1, keys_prepare, keys_hold, keys_explain, false},
-    {"lacks", 1, NULL, lacks_holds, lacks_explain, false},
-    {"tensor", 6, tensor_prepare, tensor_holds, tensor_explain, false},
-    {"unbound", 0, NULL, unbound_holds, unbound_explain, true},
-    {"calls", 2, callable_prepare, calls_hold, calls_explain, true},
-    {"predicate", 1, callable_prepare, predicate_holds, predicate_explain, false},
+    {"type", 1, type_prepare, type_holds, type_explain, false, BY_TYPE},
+    {"is", 1, NULL, is_holds, is_explain, false, BY_IDENTITY},
+    {"equals", 1, NULL, equals_holds, equals_explain, false, BY_VALUE},
+    {"length", 1, length_prepare, length_holds, length_explain, false, BY_LENGTH},
+    {"keys", 1, keys_prepare, keys_hold, keys_explain, false, BY_ORDER},
+    {"lacks", 1, NULL, lacks_holds, lacks_explain, false, BY_DICT},
+    {"tensor", 6, tensor_prepare, tensor_holds, tensor_explain, false, BY_TENSOR},
+    {"unbound", 0, NULL, unbound_holds, unbound_explain, true, BY_ABSENCE},
+    {"calls", 2, callable_prepare, calls_hold, calls_explain, true, BY_PROCESS},
+    {"class has", 2, class_prepare, class_has_holds, class_has_explain, false, BY_CLASS},
+    {"class lacks", 1, class_prepare, class_lacks_holds, class_lacks_explain, false, BY_CLASS},
+    {"predicate", 1, callable_prepare, predicate_holds, predicate_explain, false, ASK_AGAIN},
 };
 
 const CheckKind *
@@ -347,6 +400,6 @@ find_check(PyObject *name)
     }
     PyErr_Format(PyExc_ValueError,
                  "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, "
-                 "predicate", name);
+                 "class has, class lacks, predicate", name);
     return NULL;
 }

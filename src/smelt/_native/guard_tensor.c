@@ -4,7 +4,8 @@
    Reading them makes a Python object each, about a microsecond a tensor. Where the tensor's type offers DLPack's
    exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
    from then on one call and a few comparisons of integers stand in for all but the type and what it does not show:
-   requires_grad, and whether the memory is to be read negated or conjugated, which compiled code never does. */
+   requires_grad, and whether the memory is to be read negated or conjugated, which compiled code never does. Where it is
+   known how tensors lie in memory (guard_memory.c), not even that call is needed. */
 #include "guards.h"
 
 static struct {
@@ -242,13 +243,10 @@ learn(TensorSpec *spec, PyObject *value)
     }
 }
 
-int
-tensor_holds(const Check *check, PyObject *value)
+/* For a value of the right type. */
+static int
+tensor_holds_by_interface(TensorSpec *spec, PyObject *value)
 {
-    TensorSpec *spec = check->tensor;
-    if ((PyObject *)Py_TYPE(value) != spec->type) {
-        return 0;
-    }
     ExchangeTensor tensor;
     if (!spec->learned || !spec->describe || !describe(spec, value, &tensor)) {
         int holds = tensor_holds_by_attributes(spec, value);
@@ -262,6 +260,23 @@ tensor_holds(const Check *check, PyObject *value)
     }
     int holds = tensor_property_holds(spec, value, TENSOR_NOT_NEGATED); /* numbers that conjugate were not learned */
     return holds == 1 ? tensor_property_holds(spec, value, TENSOR_GRAD) : holds;
+}
+
+int
+tensor_holds(const Check *check, PyObject *value)
+{
+    TensorSpec *spec = check->tensor;
+    if ((PyObject *)Py_TYPE(value) != spec->type) {
+        return 0;
+    }
+    if (tensor_memory_holds(spec, value)) {
+        return 1;
+    }
+    int holds = tensor_holds_by_interface(spec, value);
+    if (holds == 1) {
+        tensor_memory_learn(spec, value);
+    }
+    return holds;
 }
 
 static PyObject *

@@ -1,6 +1,8 @@
 /* Walking a guard tree: does all hold, and if not, what failed first. */
 #include "guards.h"
 
+#include <limits.h>
+
 enum { USUAL_DEPTH = 24, FEW_PLACES = 64 };
 
 Py_ssize_t
@@ -20,6 +22,17 @@ failed(GuardFailure *failure, const Node *node, const Check *check, PyObject *va
         Py_XDECREF(type);
         Py_XDECREF(traceback);
         *failure = (GuardFailure){.node = node, .check = check, .value = Py_XNewRef(value), .error = error};
+    }
+    PyErr_Clear();
+    return false;
+}
+
+bool
+check_holds(const Check *check, PyObject *value)
+{
+    bool applies = value || check->kind->takes_unbound;
+    if (applies && check->kind->holds(check, value) == 1) {
+        return true;
     }
     PyErr_Clear();
     return false;
@@ -133,23 +146,22 @@ all_distinct(const Guards *guards, PyObject **collected, GuardFailure *failure)
     return false;
 }
 
-/* `path` has room for the values from a root down to any node. */
+/* `path` has room for the values from the first node down to any node. */
 static bool
-walk(const Guards *guards, const GuardSource *source, PyObject **path, PyObject **collected, Py_ssize_t *count,
-     GuardFailure *failure)
+walk_along(const Guards *guards, Py_ssize_t first, Py_ssize_t end, const GuardSource *source, PyObject *parent,
+           PyObject **path, PyObject **collected, GuardFailure *failure)
 {
-    Py_ssize_t length = 0;
+    Py_ssize_t base = guards->nodes[first].depth, length = 0;
     bool holds = true;
-    for (Py_ssize_t i = 0; i < guards->node_count && holds; i++) {
+    for (Py_ssize_t i = first; i < end && holds; i++) {
         const Node *node = &guards->nodes[i];
-        while (length > node->depth) {
+        while (length > node->depth - base) {
             Py_XDECREF(path[--length]);
         }
-        PyObject *parent = length ? path[length - 1] : NULL;
-        holds = visit(guards, node, source, parent, &path[length], failure);
+        holds = visit(guards, node, source, length ? path[length - 1] : parent, &path[length], failure);
         PyObject *value = path[length++];
         if (holds && node->collect) {
-            collected[(*count)++] = Py_NewRef(value);
+            collected[node->place] = Py_NewRef(value);
         }
     }
     while (length > 0) {
@@ -159,30 +171,94 @@ walk(const Guards *guards, const GuardSource *source, PyObject **path, PyObject 
 }
 
 bool
+walk_nodes(Guards *guards, Py_ssize_t first, Py_ssize_t end, const GuardSource *source, PyObject *parent,
+           PyObject **collected, GuardFailure *failure)
+{
+    if (first == end) {
+        return true;
+    }
+    PyObject *usual[USUAL_DEPTH];
+    PyObject **path = usual;
+    Py_ssize_t depth = guards->depth - guards->nodes[first].depth;
+    if (depth > USUAL_DEPTH) {
+        path = PyMem_New(PyObject *, depth);
+        if (path == NULL) {
+            return failed(failure, NULL, NULL, NULL);
+        }
+    }
+    bool holds = walk_along(guards, first, end, source, parent, path, collected, failure);
+    if (path != usual) {
+        PyMem_Free(path);
+    }
+    return holds;
+}
+
+static void
+give_up(PyObject **collected, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_CLEAR(collected[i]);
+    }
+}
+
+enum { PASSES_BEFORE_SHORTCUT = 2 };
+
+/* All held: from the second time on it is worth remembering why. `stale` is the node whose change made the shortcut
+   there was useless, or -1. */
+static void
+remember(Guards *guards, const GuardSource *source, Py_ssize_t stale)
+{
+    if (guards->passes < PASSES_BEFORE_SHORTCUT) {
+        guards->passes++;
+    }
+    if (stale >= 0 && guards->nodes[stale].changes < UCHAR_MAX) {
+        guards->nodes[stale].changes++;
+    }
+    if (guards->passes == PASSES_BEFORE_SHORTCUT && (stale >= 0 || guards->shortcut == NULL)) {
+        Shortcut *old = guards->shortcut;
+        guards->shortcut = shortcut_arm(guards, source);
+        shortcut_drop(old);
+    }
+}
+
+/* With the guards held by the caller. `count` is the number of places in `collected`. */
+static bool
+hold(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t count, GuardFailure *failure)
+{
+    Py_ssize_t stale = -1;
+    if (guards->shortcut && failure == NULL) {
+        ShortcutAnswer answer = shortcut_follow(guards, source, collected, &stale);
+        if (answer != SHORTCUT_STALE) {
+            return answer == SHORTCUT_HOLDS;
+        }
+        give_up(collected, count);
+    }
+    if (!walk_nodes(guards, 0, guards->node_count, source, NULL, collected, failure)) {
+        return false;
+    }
+    if (failure == NULL && guards->roots) {
+        remember(guards, source, stale);
+    }
+    return true;
+}
+
+bool
 guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure)
 {
     if (guards->roots == NULL) {
         return failed(failure, NULL, NULL, NULL);
     }
-    PyObject *usual[USUAL_DEPTH];
-    PyObject **path = usual;
-    if (guards->depth > USUAL_DEPTH) {
-        path = PyMem_New(PyObject *, guards->depth);
-        if (path == NULL) {
-            return failed(failure, NULL, NULL, NULL);
-        }
+    Py_ssize_t count = guards->collected;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        collected[i] = NULL;
     }
     Py_INCREF(guards); /* user code may drop the last other reference */
-    Py_ssize_t count = 0;
-    bool holds = walk(guards, source, path, collected, &count, failure);
+    bool holds = hold(guards, source, collected, count, failure);
     if (holds && guards->distinct) {
         holds = all_distinct(guards, collected, failure);
     }
-    while (!holds && count > 0) {
-        Py_DECREF(collected[--count]);
-    }
-    if (path != usual) {
-        PyMem_Free(path);
+    if (!holds) {
+        give_up(collected, count);
     }
     Py_DECREF(guards);
     return holds;

@@ -97,7 +97,7 @@ add_node(Guards *self, PyObject *spec, Py_ssize_t depth, PyObject **children)
         return -1;
     }
     Node *node = &self->nodes[self->node_count++];
-    *node = (Node){.depth = depth, .text = text, .collect = collect, .first_check = self->check_count};
+    *node = (Node){.depth = depth, .text = text, .collect = collect, .place = self->collected, .first_check = self->check_count};
     if (set_access(node, PyTuple_GET_ITEM(spec, 0)) < 0) {
         return -1;
     }
@@ -121,6 +121,29 @@ typedef struct {
     PyObject *siblings; /* borrowed */
     Py_ssize_t next;
 } Level;
+
+/* Where each node's subtree ends: at the next node that is no deeper. */
+static int
+find_ends(Guards *self)
+{
+    Py_ssize_t *open = PyMem_New(Py_ssize_t, self->depth); /* the node on each level that has not ended yet */
+    Py_ssize_t levels = 0;
+    if (open == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i <= self->node_count; i++) {
+        Py_ssize_t depth = i < self->node_count ? self->nodes[i].depth : 0;
+        while (levels > depth) {
+            self->nodes[open[--levels]].end = i;
+        }
+        if (i < self->node_count) {
+            open[levels++] = i;
+        }
+    }
+    PyMem_Free(open);
+    return 0;
+}
 
 static int
 build(Guards *self)
@@ -148,7 +171,7 @@ build(Guards *self)
         descend = children && PyTuple_GET_SIZE(children) ? children : NULL;
     }
     PyMem_Free(levels);
-    return status;
+    return status < 0 ? status : find_ends(self);
 }
 
 /* --- the Python type -------------------------------------------------------------------------- */
@@ -194,6 +217,8 @@ guards_clear(Guards *self)
     Py_ssize_t node_count = self->node_count;
     Check *checks = self->checks;
     Py_ssize_t check_count = self->check_count;
+    shortcut_drop(self->shortcut);
+    self->shortcut = NULL;
     self->roots = NULL;
     self->nodes = NULL;
     self->checks = NULL;
@@ -288,6 +313,17 @@ static PyMethodDef guards_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *
+guards_has_shortcut(Guards *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->shortcut != NULL);
+}
+
+static PyGetSetDef guards_properties[] = {
+    {"has_shortcut", (getter)guards_has_shortcut, NULL, PyDoc_STR("Whether the next check can be a short one."), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMemberDef guards_members[] = {
     {"roots", T_OBJECT, offsetof(Guards, roots), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -304,5 +340,6 @@ PyTypeObject GuardsType = {
     .tp_clear = (inquiry)guards_clear,
     .tp_methods = guards_methods,
     .tp_members = guards_members,
+    .tp_getset = guards_properties,
     .tp_doc = PyDoc_STR("A guard tree compiled to C structs."),
 };

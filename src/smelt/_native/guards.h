@@ -39,6 +39,7 @@ bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected
 
 typedef struct Node Node;
 typedef struct Check Check;
+typedef struct Shortcut Shortcut;
 
 typedef struct {
     const char *name;
@@ -46,7 +47,33 @@ typedef struct {
     /* 1: *value has a new reference, or NULL for "unbound"; 0: it cannot be reached; -1: nor without an exception. */
     int (*read)(const Node *node, const GuardSource *source, PyObject *parent, PyObject **value);
     bool wants_parent;
+    enum {
+        FROM_SLOT,
+        FROM_ATTRIBUTE,
+        FROM_INSTANCE,
+        FROM_DICT,
+        FROM_SEQUENCE,
+        FROM_CELL,
+        FROM_OBJECT,
+        FROM_FUNCTION,
+        FROM_NOWHERE,
+    } rule; /* where the value is kept: see guard_arm.c */
 } AccessKind;
+
+/* How a check can be settled for as long as nothing it depends on is written to: see guard_arm.c. */
+typedef enum {
+    ASK_AGAIN, /* it cannot: other things decide it */
+    BY_IDENTITY,
+    BY_TYPE,
+    BY_VALUE,
+    BY_LENGTH,
+    BY_DICT,
+    BY_ORDER,
+    BY_CLASS,
+    BY_TENSOR,
+    BY_ABSENCE,
+    BY_PROCESS, /* like ASK_AGAIN, and the value does not matter */
+} CheckRule;
 
 typedef struct {
     const char *name;
@@ -58,6 +85,7 @@ typedef struct {
     /* The failure in words, without the source: "expected True, got False". New reference. */
     PyObject *(*explain)(const Check *check, PyObject *value);
     bool takes_unbound;
+    CheckRule rule;
 } CheckKind;
 
 struct Node {
@@ -65,10 +93,16 @@ struct Node {
     PyObject *operand; /* owned (a name is interned here); NULL if the access has none or an index */
     Py_ssize_t index;
     Py_ssize_t depth;
+    Py_ssize_t end; /* the first node that is not below this one */
+    Py_ssize_t place; /* of its value among the collected, if it is collected */
     Py_ssize_t first_check, end_check; /* in Guards.checks */
     PyObject *text;                    /* borrowed from Guards.roots, like all that checks point at */
     bool collect;
+    unsigned char changes; /* how often it made a shortcut stale: see guard_shortcut.c */
 };
+
+#define ANY_SIZE INT64_MIN
+enum { KIND_WORDS = 4 }; /* at most */
 
 /* What a tensor must be, with the numbers taken out of their Python objects. */
 typedef struct {
@@ -81,10 +115,11 @@ typedef struct {
     bool learned;            /* whether the next two are known */
     ExchangeType exchange_type;
     ExchangeDevice exchange_device;
+    bool seen;                   /* whether the next is known */
+    uint64_t kind[KIND_WORDS];   /* dtype, device and flags of the last tensor that passed, as they lie in memory */
     int64_t sizes[]; /* shape, then stride; ANY_SIZE where anything goes */
 } TensorSpec;
 
-#define ANY_SIZE INT64_MIN
 
 struct Check {
     const CheckKind *kind;
@@ -110,6 +145,8 @@ struct Guards {
     Py_ssize_t depth; /* of the deepest node, plus one */
     Py_ssize_t collected;
     bool distinct;
+    unsigned char passes; /* how often all held, up to a few */
+    Shortcut *shortcut;   /* NULL: none */
 };
 
 struct GuardFailure {
@@ -136,6 +173,27 @@ int tensor_prepare(Check *check);
 int tensor_holds(const Check *check, PyObject *value);
 PyObject *tensor_explain(const Check *check, PyObject *value);
 int guard_tensor_init(void); /* 0, or -1 with an exception */
+
+/* Where PyTorch keeps what a tensor is (guard_memory.c): whether memory says that the tensor passes. False: it may. */
+bool tensor_memory_holds(const TensorSpec *spec, PyObject *value);
+/* Notes what the memory of a tensor that passed looks like. */
+void tensor_memory_learn(TensorSpec *spec, PyObject *value);
+PyObject *set_tensor_layout(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* Visits the nodes from `first` up to `end`, which is the end of the first one's siblings or of itself; `parent` is the
+   value above them (borrowed). Puts what is collected in its places, which must be NULL before. */
+bool walk_nodes(Guards *guards, Py_ssize_t first, Py_ssize_t end, const GuardSource *source, PyObject *parent,
+                PyObject **collected, GuardFailure *failure);
+bool check_holds(const Check *check, PyObject *value);
+
+/* A shortcut (guard_shortcut.c) is what is left to look at once all held: the few words of memory that everything else
+   depends on, and what only asking can tell. */
+typedef enum { SHORTCUT_HOLDS, SHORTCUT_FAILS, SHORTCUT_STALE } ShortcutAnswer;
+/* `stale`: the node that was found changed, for SHORTCUT_STALE. Collects as walk_nodes does. */
+ShortcutAnswer shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale);
+void shortcut_drop(Shortcut *shortcut); /* NULL is fine */
+/* Makes a shortcut of the guards for what the source holds now; NULL, without an exception, if that does not work. */
+Shortcut *shortcut_arm(Guards *guards, const GuardSource *source);
 
 /* The failure as a sentence. New reference. */
 PyObject *explain_failure(const GuardFailure *failure);

@@ -58,6 +58,8 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Run a function's code from a byte offset, with given slots and stack.")},
     {"new_frame", (PyCFunction)(void (*)(void))new_frame, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("A frame object that stands at an offset, for building tracebacks.")},
+    {"set_tensor_layout", (PyCFunction)(void (*)(void))set_tensor_layout, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };

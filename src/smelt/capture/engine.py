@@ -21,6 +21,7 @@ from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
 from smelt.capture.drive import drive, recover, run_eagerly
+from smelt.capture.layout import teach_guards
 from smelt.capture.marks import DISABLED
 from smelt.capture.plan import Plan, Return, quick_run
 from smelt.capture.policy import frame_is_worth_capturing
@@ -47,6 +48,7 @@ class Engine:
         self.fullgraph = fullgraph
         self.fallback = fallback
         self.dynamic = dynamic
+        teach_guards()
         self.native = _native.Region(self._missed)
         self._lock = threading.RLock()
         self._resumed: dict[StateKey, list[Captured]] = {}

@@ -79,19 +79,9 @@ class GuardTree:
         return seen[name]
 
     def _class_checks(self, kind: type) -> None:
-        """Identity checks in C where `getattr(class, name)` is one object, a Python predicate for the rest."""
         root = self.fixed(kind, kind.__qualname__)
-        slow: dict[str, Any] = {}
         for name, found in self._classes[kind].items():
-            answer = getattr(kind, name, ABSENT)
-            if found is not ABSENT and answer is not ABSENT and answer is getattr(kind, name):
-                root.attribute(name).check(("is", answer))
-            else:
-                slow[name] = found
-        if slow:
-            names = ", ".join(slow)
-            unchanged = _ClassUnchanged(slow)
-            root.child(("value", kind), f"{kind.__qualname__} ({names})").check(("predicate", unchanged))
+            root.check(("class lacks", name) if found is ABSENT else ("class has", name, found))
 
     def build(self) -> "tuple[tuple[GuardNode, ...], list[Source]]":
         """The roots as plain tuples, slots first, and the sources whose values are collected, in order."""
@@ -102,16 +92,6 @@ class GuardTree:
         slots = [self._slots[index] for index in sorted(self._slots)]
         nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values())]
         return tuple(node for node in nodes if node is not None), collected
-
-
-class _ClassUnchanged:
-    """Whether a class still answers as it did, for names that have no single object to compare with."""
-
-    def __init__(self, expected: dict[str, Any]) -> None:
-        self.expected = tuple(expected.items())
-
-    def __call__(self, kind: type) -> bool:
-        return all(static_lookup(kind, name) is found for name, found in self.expected)
 
 
 def format_guards(roots: "tuple[GuardNode, ...]") -> str:
@@ -145,6 +125,10 @@ def _check_text(check: tuple[Any, ...]) -> str:
         return f"{cls.__name__} {dtype}{list(shape)} stride {list(stride)} on {device}{gradient}"
     if kind == "calls":
         return f"== {rest[1]!r}"
+    if kind == "class has":
+        return f"{rest[0]} is {_object_text(rest[1])}"
+    if kind == "class lacks":
+        return f"has no {rest[0]}"
     if kind == "predicate":
         return "unchanged"
     return " ".join([kind, *map(repr, rest)])

@@ -1,0 +1,94 @@
+/* What a tensor is, read where PyTorch keeps it: a few loads and comparisons instead of calls that make objects.
+
+   Nothing here knows PyTorch's headers. Capture finds the layout by experiment on tensors it makes (capture/layout.py)
+   and sets it once; until then, and wherever the experiment has no clear outcome, memory never says yes and the check
+   goes the long way. It says yes only to a tensor whose type, sizes and strides are the wanted ones and whose dtype,
+   device and flags lie there bit by bit as in one that passed the long way. */
+#include "guards.h"
+
+#include <string.h>
+
+static struct {
+    int known;
+    int body;      /* byte offset of the pointer to the tensor's body in its Python object */
+    int rank;      /* byte offsets in the body: the number of dimensions, */
+    int sizes;     /* the sizes, if they are no more than `dimensions`, */
+    int strides;   /* and the strides; */
+    int kind;      /* dtype, device, flags: so many words from here; */
+    int kind_words;
+    int gradient;  /* the pointer to what autograd knows of it, NULL: nothing */
+    int wanted;    /* byte offset there of the flag that a gradient is wanted: 1 is yes, 0 is unclear */
+    int dimensions;
+} layout;
+
+PyObject *
+set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"body",       "rank",     "sizes",  "strides",    "kind",
+                            "kind_words", "gradient", "wanted", "dimensions", NULL};
+    int body, rank, sizes, strides, kind, kind_words, gradient, wanted, dimensions;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiiiii:set_tensor_layout", names, &body, &rank, &sizes,
+                                     &strides, &kind, &kind_words, &gradient, &wanted, &dimensions)) {
+        return NULL;
+    }
+    if (kind_words < 1 || kind_words > KIND_WORDS || SIZEOF_VOID_P != 8) {
+        PyErr_Format(PyExc_ValueError, "set_tensor_layout() takes 1 to %d words of kind, not %d", KIND_WORDS,
+                     kind_words);
+        return NULL;
+    }
+    layout.known = 0;
+    layout.body = body, layout.rank = rank, layout.sizes = sizes, layout.strides = strides, layout.kind = kind;
+    layout.kind_words = kind_words, layout.gradient = gradient, layout.wanted = wanted;
+    layout.dimensions = dimensions;
+    layout.known = 1;
+    Py_RETURN_NONE;
+}
+
+static bool
+same_words(const char *memory, const int64_t *expected, Py_ssize_t count)
+{
+    const int64_t *words = (const int64_t *)memory;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (words[i] != expected[i] && expected[i] != ANY_SIZE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+tensor_memory_holds(const TensorSpec *spec, PyObject *value)
+{
+    if (!layout.known || !spec->seen || (PyObject *)Py_TYPE(value) != spec->type) {
+        return false;
+    }
+    const char *body = *(const char **)((const char *)value + layout.body);
+    if (body == NULL || *(const int64_t *)(body + layout.rank) != spec->rank) {
+        return false;
+    }
+    const uint64_t *kind = (const uint64_t *)(body + layout.kind);
+    for (int i = 0; i < layout.kind_words; i++) {
+        if (kind[i] != spec->kind[i]) {
+            return false;
+        }
+    }
+    if (!same_words(body + layout.sizes, spec->sizes, spec->rank)
+        || (!spec->any_stride && !same_words(body + layout.strides, spec->sizes + spec->rank, spec->rank))) {
+        return false;
+    }
+    const char *gradient = *(const char **)(body + layout.gradient);
+    return spec->requires_grad ? gradient && gradient[layout.wanted] == 1 : gradient == NULL;
+}
+
+void
+tensor_memory_learn(TensorSpec *spec, PyObject *value)
+{
+    if (!layout.known || spec->rank > layout.dimensions) {
+        return;
+    }
+    const char *body = *(const char **)((const char *)value + layout.body);
+    if (body) {
+        memcpy(spec->kind, body + layout.kind, (size_t)layout.kind_words * sizeof spec->kind[0]);
+        spec->seen = true;
+    }
+}

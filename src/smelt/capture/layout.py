@@ -1,0 +1,194 @@
+"""Where PyTorch keeps what a tensor is, found by experiment, so that guards can look there instead of asking.
+
+Asking a tensor for its dtype, device, sizes, strides and `requires_grad` costs half a microsecond, and a large model
+has hundreds of parameters to ask at every call. All of it lies in a few words of memory. `find_layout` makes tensors
+that differ in known ways and looks for the places where exactly that difference shows; if any place is missing,
+ambiguous or blind to something guards rely on, there is no layout, and guards go on asking.
+
+    tensor → (Python object) → body: … rank, sizes, strides, …, dtype/device/flags, dispatch keys; → autograd's record
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from smelt import _native
+
+_WORD = 8
+_WORDS = 32  # of a body that are looked at
+_INLINE = 5  # so many sizes lie in the body itself
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte offsets, as `_native.set_tensor_layout` takes them."""
+
+    body: int
+    rank: int
+    sizes: int
+    strides: int
+    kind: int
+    kind_words: int
+    gradient: int
+    wanted: int
+    dimensions: int = _INLINE
+
+
+_taught = False
+
+
+def teach_guards() -> None:
+    """Tell the C part where to look, if that can be found out; once is enough."""
+    global _taught
+    if _taught or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return  # under a mode, tensors are not what they seem: next time
+    _taught = True
+    layout = find_layout()
+    if layout is not None:
+        _native.set_tensor_layout(**asdict(layout))
+
+
+def find_layout() -> Layout | None:
+    """The layout of this PyTorch's tensors, or None if the experiments do not agree on one."""
+    usable = _allocated_size()
+    if usable is None or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return None
+    with torch.inference_mode(False), torch.enable_grad():
+        samples = _samples()
+        body = _only(place for place in range(2, 6) if all(_words(id(t), 6)[place] == t._cdata for t in samples))
+        if body is None or any(usable(t._cdata) < _WORD * 16 for t in samples):
+            return None
+        return _find_in_bodies(samples, body * _WORD, usable)
+
+
+def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable[[int], int]) -> Layout | None:
+    bodies = [_words(t._cdata, min(_WORDS, usable(t._cdata) // _WORD)) for t in samples]
+    span = range(min(map(len, bodies)))
+    rank = _only(
+        place for place in span if all(_has_sizes(t, words, place) for t, words in zip(samples, bodies, strict=True))
+    )
+    keys = _only(
+        place
+        for place in span
+        if all(words[place] == torch._C._dispatch_keys(t).raw_repr() for t, words in zip(samples, bodies, strict=True))
+    )
+    if rank is None or keys is None:
+        return None
+    numel = rank + 2 * _INLINE + 2  # after the sizes, the strides and the storage offset
+    if (
+        any(words[numel] != t.numel() for t, words in zip(samples, bodies, strict=True))
+        or not numel < keys <= numel + 4
+    ):
+        return None
+    gradient = _find_gradient(usable)
+    if gradient is None or not _tells_kinds_apart(numel + 1, keys + 1):
+        return None
+    place, wanted = gradient
+    return Layout(
+        body,
+        rank * _WORD,
+        (rank + 1) * _WORD,
+        (rank + 1 + _INLINE) * _WORD,
+        (numel + 1) * _WORD,
+        keys - numel,
+        place * _WORD,
+        wanted,
+    )
+
+
+def _samples() -> list[torch.Tensor]:
+    plain = torch.empty(7, 11, 13)
+    made = [plain, plain[2:, 3], torch._neg_view(plain), torch.empty(17, dtype=torch.int64), torch.empty(())]
+    made += [torch.empty(2, 3, 5, 7, 19, device="meta")[:, 1:], torch.empty(3, dtype=torch.complex64).conj()]
+    return [*made, torch.nn.Parameter(torch.empty(23, 29)), torch.empty(3, 31).t(), torch.empty(0, 37)]
+
+
+def _has_sizes(tensor: torch.Tensor, words: Sequence[int], place: int) -> bool:
+    rank, strides = tensor.dim(), place + 1 + _INLINE
+    return (
+        strides + _INLINE < len(words)
+        and words[place] == rank
+        and list(words[place + 1 : place + 1 + rank]) == list(tensor.shape)
+        and list(words[strides : strides + rank]) == list(tensor.stride())
+        and words[strides + _INLINE] == tensor.storage_offset()
+    )
+
+
+def _tells_kinds_apart(first: int, end: int) -> bool:
+    """Whether the words from `first` differ wherever guards must tell tensors apart, and agree where they must not."""
+
+    def kind(tensor: torch.Tensor) -> tuple[int, ...]:
+        return tuple(_words(tensor._cdata, end)[first:])
+
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)} - {torch.complex32}  # warns
+    typed = [torch.empty(2, 3, dtype=dtype) for dtype in dtypes if not str(dtype).startswith("torch.q")]
+    number, pair = torch.empty(2, 3), torch.empty(2, 3, dtype=torch.complex64)
+    elsewhere = torch.empty(2, 3, device="meta")
+    readings = [number, torch._neg_view(number), number.to_sparse(), pair, pair.conj(), torch._neg_view(pair)]
+    alike = [torch.empty(2, 3), torch.empty(5, 3)[1:3], torch.nn.Parameter(torch.empty(2, 3))]
+    here, there = (ctypes.string_at(t._cdata + first * _WORD, _WORD) for t in (number, elsewhere))
+    device = next((byte for byte in range(_WORD) if here[byte] != there[byte]), _WORD)
+    has_index = device + 1 < _WORD and here[device + 1] == there[device + 1] == 0xFF  # -1: neither device has one
+    return (
+        all(len(set(map(kind, group))) == len(group) for group in (typed, readings))
+        and has_index
+        and len(set(map(kind, alike))) == 1
+    )
+
+
+def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int] | None:
+    """The word with the pointer to autograd's record, and the byte there that says a gradient is wanted."""
+    plain, wanting, leaf = torch.empty(3), torch.empty(3).requires_grad_(), torch.empty(3, requires_grad=True)
+    frozen, result = torch.empty(3).requires_grad_().requires_grad_(False), leaf * 2
+    leaf.grad = torch.zeros(3)
+    leaf.register_hook(lambda grad: None)  # type: ignore[no-untyped-call]
+    bodies = {id(t): _words(t._cdata, 8) for t in (plain, wanting, leaf, frozen, result)}
+    place = _only(
+        word
+        for word in range(2, 8)
+        if bodies[id(plain)][word] == 0
+        and all(
+            bodies[id(t)][word] > 4096 and bodies[id(t)][word] % _WORD == 0 for t in (wanting, leaf, frozen, result)
+        )
+        and len({bodies[id(t)][word] for t in (wanting, leaf, frozen, result)}) == 4
+    )
+    if place is None:
+        return None
+
+    def record(tensor: torch.Tensor) -> bytes:
+        address = _words(tensor._cdata, 8)[place]
+        return ctypes.string_at(address, usable(address))
+
+    records = [(record(wanting), 1), (record(leaf), 1), (record(frozen), 0), (record(result), 0)]
+    frozen.requires_grad_()
+    wanting.requires_grad_(False)
+    records += [(record(frozen), 1), (record(wanting), 0)]
+    wanted = _only(
+        byte
+        for byte in range(min(len(found) for found, _ in records))
+        if all(found[byte] == flag for found, flag in records)
+    )
+    return None if wanted is None else (place, wanted)
+
+
+def _allocated_size() -> Callable[[int], int] | None:
+    """`malloc_usable_size`, which says how far a block may be read; None where the C library has none."""
+    try:
+        function = ctypes.CDLL(None).malloc_usable_size
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
+    return lambda address: int(function(address))
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
+
+
+def _only(places: Iterable[int]) -> int | None:
+    """The one place found, or None if there are none or several."""
+    found = list(places)
+    return found[0] if len(found) == 1 else None
