@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from smelt.ir.tensorspec import TensorSpec
+
 # The dtypes these rules speak about; anything else (complex, quantized, 8-bit floats) is left to PyTorch.
 KNOWN = frozenset(
     {
@@ -32,16 +34,16 @@ _promoted: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
 
 
 def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
-    """The common dtype of tensors and Python numbers, or None where a dtype or number outside `KNOWN` is met."""
+    """The common dtype of tensors (or specs) and Python numbers, or None where something outside `KNOWN` is met."""
     with_dims: torch.dtype | None = None
     without_dims: torch.dtype | None = None
     number: torch.dtype | None = None
     for value in operands:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | TensorSpec):
             dtype = value.dtype
             if dtype not in KNOWN:
                 return None
-            if value.dim():
+            if value.shape:
                 with_dims = dtype if with_dims is None or with_dims is dtype else _promote(with_dims, dtype)
             else:
                 without_dims = dtype if without_dims is None else _promote(without_dims, dtype)
