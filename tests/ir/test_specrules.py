@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.ir.ghost import GhostMode, GhostTensor
-from smelt.ir.specrules import creation, describe, library, losses, pointwise, reduction, views
+from smelt.ir.specrules import creation, describe, fourier, library, losses, pointwise, reduction, views
 from smelt.ir.specrules.layout import like_stride
 from smelt.ir.specrules.promotion import result_dtype
 from smelt.ir.specrules.tables import CPU_RULES
@@ -369,6 +369,9 @@ def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dic
         out = aten.convolution.default(image, kernel, None, *args)
         yield aten.convolution.default, (image, kernel, None, *args), {}
         yield aten.convolution_backward.default, (out, image, kernel, None, *args, [True, True, False]), {}
+    places = torch.arange(16).reshape(1, 1, 4, 4).expand(2, 3, 4, 4)
+    for unpooled in (_filled((2, 3, 4, 4), dtype), _filled((2, 4, 4, 3), dtype).permute(0, 3, 1, 2)):
+        yield aten.max_unpool2d.default, (unpooled, places, [6, 7]), {}
     for options in (([2, 2],), ([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1], [1, 2])):
         yield aten.max_pool2d_with_indices.default, (x, *options), {}
         out, places = aten.max_pool2d_with_indices.default(x, *options)
@@ -411,6 +414,18 @@ def _lookup_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], di
     yield aten.select_backward.default, (x, [2, 4, 8], 0, 0), {}
 
 
+def _fourier_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    for dtype in (torch.float32, torch.float64):
+        x = _filled((5, 6, 8), dtype)
+        for real in (x, x.permute(2, 0, 1)):
+            complex_ = torch.complex(real, real)
+            for dims in ([1], [0, 2], [2, 0]):
+                yield aten._fft_c2c.default, (complex_, dims, 0, True), {}
+                yield aten._fft_r2c.default, (real, dims, 0, True), {}
+                yield aten._fft_r2c.default, (real, dims, 0, False), {}
+                yield aten._fft_c2r.default, (complex_, dims, 0, 2 * complex_.shape[dims[-1]] - 2), {}
+
+
 def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     for dtype in DTYPES[:3]:
         yield from _product_calls(dtype)
@@ -427,8 +442,9 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         (_view_calls, views.RULES),
         (_loss_calls, losses.RULES),
         (_library_calls, library.RULES),
+        (_fourier_calls, fourier.RULES),
     ],
-    ids=["creation", "views", "losses", "library"],
+    ids=["creation", "views", "losses", "library", "fourier"],
 )
 def test_written_out(calls: Callable[[], Iterator[Any]], rules: dict[Any, Any]) -> None:
     answered = {op for op, args, kwargs in calls() if _agrees(op, *args, **kwargs)}

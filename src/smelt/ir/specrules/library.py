@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, product
-from smelt.ir.specrules.layout import broadcast, like_stride, suggests_channels_last
+from smelt.ir.specrules.layout import broadcast, channels_last_stride, like_stride, suggests_channels_last
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
@@ -405,6 +405,16 @@ def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
     return row_major(tuple(sizes), grad.dtype)
 
 
+def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
+    """PyTorch's own description of it overlooks channels-last."""
+    if value.dim() not in (3, 4) or indices.shape != value.shape or indices.dtype is not torch.int64 or len(size) != 2:
+        return NotImplemented
+    shape = (*value.shape[:-2], *size)
+    if suggests_channels_last(tuple(value.shape), value.stride()):
+        return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+    return row_major(shape, value.dtype)
+
+
 RULES: dict[Any, Any] = {
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
@@ -423,6 +433,7 @@ RULES: dict[Any, Any] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices.default: _max_pool2d,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
+    aten.max_unpool2d.default: _max_unpool2d,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.embedding.default: _embedding,

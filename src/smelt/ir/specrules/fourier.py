@@ -1,0 +1,47 @@
+"""Specs of Fourier transforms, for builds of PyTorch without MKL (all but x86): their results are row-major.
+
+    aten._fft_r2c(f32[5, 6], [0], 0, True)  → c64[3, 6]
+
+PyTorch's own description fits MKL, which leaves the transformed dimensions innermost; where it is there, it is asked.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.specrules.reduction import row_major
+
+aten = torch.ops.aten
+
+
+def _complex_to_complex(value: Any, dims: Sequence[int], normalization: int, forward: bool) -> Any:
+    if not dims or not value.dtype.is_complex:
+        return NotImplemented
+    return row_major(tuple(value.shape), value.dtype)
+
+
+def _real_to_complex(value: Any, dims: Sequence[int], normalization: int, onesided: bool) -> Any:
+    if not dims or value.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    shape = list(value.shape)
+    if onesided:
+        shape[dims[-1]] = shape[dims[-1]] // 2 + 1
+    return row_major(tuple(shape), value.dtype.to_complex())
+
+
+def _complex_to_real(value: Any, dims: Sequence[int], normalization: int, last: int) -> Any:
+    if not dims or not value.dtype.is_complex:
+        return NotImplemented
+    shape = list(value.shape)
+    shape[dims[-1]] = last
+    return row_major(tuple(shape), value.dtype.to_real())
+
+
+RULES: dict[Any, Any] = {
+    aten._fft_c2c.default: _complex_to_complex,
+    aten._fft_r2c.default: _real_to_complex,
+    aten._fft_c2r.default: _complex_to_real,
+}
+if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    RULES.clear()
