@@ -3,6 +3,7 @@
 self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
+import inspect
 import types
 from collections import OrderedDict
 from typing import Any
@@ -35,6 +36,7 @@ from smelt.capture.values import (
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 _PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's are
     kind.__getattribute__ for kind in (object, dict, list, tuple, set, frozenset, OrderedDict, BaseException)
 )
@@ -160,6 +162,9 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return _of_class(interp, value, name)
     if isinstance(real, torch.Tensor):
         raise Unsupported("B006", type(real).__qualname__)
+    if type(real) is inspect.Signature and name == "parameters" and value.pinned:
+        held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
+        return Mapping(held, types.MappingProxyType)
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if isinstance(hook, types.FunctionType):
         return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
@@ -288,8 +293,11 @@ def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value
     hook = interp.tree.class_attribute(kind, "__getattr__")
     if hook is ABSENT:
         raise Missing(value, name)
-    if hook is torch.nn.Module.__getattr__ and isinstance(value, Object):
-        return _registered(interp, value, name)
+    if hook is torch.nn.Module.__getattr__:
+        if isinstance(value, Object):
+            return _registered(interp, value, name)
+        if isinstance(value, Instance):
+            return _registered_in_new(interp, value, name)
     if isinstance(hook, types.FunctionType):
         return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
     raise Unsupported("B007", f"{name} of {describe(value)}")
@@ -298,13 +306,21 @@ def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value
 def _registered(interp: Interpreter, value: Object, name: str) -> Value:
     members, source = value.value.__dict__, _source(value)
     written = interp.outside.shared(members)
-    for registry in ("_parameters", "_buffers", "_modules"):
+    for registry in _REGISTRIES:
         entries = members.get(registry)
         if type(entries) is not dict or (written is not None and not isinstance(written.items.get(registry), Pending)):
             raise Unsupported("B007", f"{registry} of {describe(value)} is not a dict")
         held = _entry(interp, entries, source.member(registry), name, f"{source.text}.{name}")
         if held is not None:
             return held
+    raise Missing(value, name)
+
+
+def _registered_in_new(interp: Interpreter, value: Instance, name: str) -> Value:
+    for registry in _REGISTRIES:
+        entries = value.attributes.get(registry)
+        if isinstance(entries, Mapping) and name in entries.items:
+            return interp.outside.force(entries.items[name])
     raise Missing(value, name)
 
 
@@ -333,7 +349,7 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
-    elif hook is object.__setattr__ or isinstance(target, Object) and type(target.value) is types.ModuleType:
+    elif hook is object.__setattr__ or (isinstance(target, Object) and type(target.value) is types.ModuleType):
         plain_store(interp, target, name, value)
     else:
         raise Unsupported("B005", f"{describe(target)}.{name} = … (own __setattr__)")

@@ -5,6 +5,7 @@ isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Const
 
 import builtins
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -193,10 +194,14 @@ def _make_sequence(kind: type) -> Builtin:
     return make
 
 
+def _has_keys(interp: Interpreter, value: Value) -> bool:
+    return isinstance(value, Object | Instance) and attribute_or_none(interp, value, "keys") is not None
+
+
 def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> dict[Any, Any]:
     """What `dict(*args, **kwargs)` holds."""
     items: dict[Any, Any] = {}
-    if args and (isinstance(args[0], Mapping) or attribute_or_none(interp, args[0], "keys") is not None):
+    if args and (isinstance(args[0], Mapping) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
         for pair in drain(interp, args[0]):
@@ -285,6 +290,40 @@ def _min_max(function: Any) -> Builtin:
         return interp.compute(function, [interp.plain(item) for item in items], **named)
 
     return choose
+
+
+def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Sequence(list, in_order(interp, drain(interp, args[0]), kwargs))
+
+
+def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """`sorted(items, key=…, reverse=…)` by plain keys."""
+    by = kwargs.get("key")
+    named = by is None or (isinstance(by, Constant) and by.value is None)
+    keys = [item if named else interp.now(interp.call(by, [item])) for item in items]  # type: ignore[arg-type]
+    plain = [interp.plain(key) for key in keys]
+    reverse = bool(interp.plain(kwargs["reverse"])) if "reverse" in kwargs else False
+    try:
+        order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
+    except TypeError as error:
+        raise Unsupported("B019", f"TypeError: {error}") from error
+    return [items[position] for position in order]
+
+
+def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`inspect.signature` of a plain function or method."""
+    bound = isinstance(args[0], Method)
+    function = args[0].function if isinstance(args[0], Method) else args[0]
+    if not isinstance(function, Object) or type(function.value) is not types.FunctionType or function.source is None:
+        raise Unsupported("B002", "inspect.signature")
+    real, source = interp.outside.pin(function), function.source
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+        source.attribute(name).check(("is", getattr(real, name)))
+    source.instance_dict().check(("keys", tuple(real.__dict__)))
+    if kwargs or real.__dict__:
+        raise Unsupported("B002", "inspect.signature")
+    found = inspect.signature(real)
+    return interp.outside.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
 
 
 def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
@@ -386,6 +425,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     all: _any_all(False),
     min: _min_max(min),
     max: _min_max(max),
+    sorted: _sorted,
+    inspect.signature: _signature,
     object.__init__: _object_init,
     object.__getattribute__: _object_getattribute,
     object.__setattr__: _object_setattr,

@@ -23,6 +23,7 @@ from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.marks import DISABLED, graph_break
 from smelt.capture.policy import (
+    ANSWERED_FALSE,
     ANSWERED_TRUE,
     EVALUATED,
     IGNORED,
@@ -77,6 +78,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     name = qualified_name(real)
     if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
         return Constant(True)
+    if name in ANSWERED_FALSE:
+        return Constant(False)
     if name == "torch.is_inference_mode_enabled":
         return Constant(interp.tree.inference_mode)  # capture itself runs outside that mode
     if name in IGNORED:
@@ -147,9 +150,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if "out" in kwargs:
             raise Unsupported("B008", "out=")
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
-    if isinstance(receiver, Instance) and receiver.contents is not None:
-        if real.__objclass__ in receiver.contents.kind.__mro__:
-            receiver = receiver.contents
+    if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
+        receiver = receiver.contents
     if receiver is not None:
         answer = container_method(interp, real, receiver, args[1:], kwargs)
         if answer is not None:

@@ -16,7 +16,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
-from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value
+from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value, is_constant
 
 _HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
@@ -57,18 +57,15 @@ def _layout(interp: Interpreter, kind: type) -> type | None:
     return base if plainly_made and kind.__basicsize__ <= base.__basicsize__ + 16 else None
 
 
-def _initialise(
-    interp: Interpreter, made: Instance, base: type, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     kind = made.kind
     initialise = interp.tree.class_attribute(kind, "__init__")
     if initialise is object.__init__:
         if args or kwargs:
             raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
         return made
-    if made.contents is not None and initialise is base.__init__ and static_lookup(kind, "__setitem__") is static_lookup(
-        base, "__setitem__"
-    ):
+    fills_plainly = all(static_lookup(kind, name) is static_lookup(base, name) for name in ("__init__", "__setitem__"))
+    if made.contents is not None and fills_plainly:
         made.contents.items.update(unpacked(interp, args, kwargs))
         return made
     if not isinstance(initialise, types.FunctionType):
@@ -90,9 +87,8 @@ def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: 
     if set(by_name) & set(kwargs) or set(kwargs) - set(fields):
         raise Unsupported("B002", f"class {kind.__qualname__}")
     by_name |= kwargs
-    for name, default in kind._field_defaults.items():
-        if name not in by_name:
-            by_name[name] = interp.outside.fixed(default) if not isinstance(default, tuple) else Constant(default)
-    if set(by_name) != set(fields) or any(isinstance(kind._field_defaults.get(n), tuple | list | dict) for n in fields):
+    missing = [name for name in fields if name not in by_name]
+    if not all(is_constant(kind._field_defaults.get(name, ...)) and name in kind._field_defaults for name in missing):
         raise Unsupported("B002", f"class {kind.__qualname__}")
+    by_name |= {name: Constant(kind._field_defaults[name]) for name in missing}
     return Sequence(kind, [by_name[name] for name in fields])

@@ -1,11 +1,12 @@
 """Methods of lists, tuples, dicts, sets and strings, on values."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.breaks import Unsupported
+from smelt.capture.builtin_calls import in_order, unpacked
 from smelt.capture.interpret import Interpreter
-from smelt.capture.builtin_calls import unpacked
 from smelt.capture.iterate import drain, iterator
 from smelt.capture.operators import contains, delete_subscript, hashable, length, store_subscript, subscript
 from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
@@ -35,6 +36,11 @@ def container_method(
         handler = None
     if handler is not None and not kwargs:
         return handler(interp, receiver, args)
+    if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list and not args:
+        items = in_order(interp, interp.outside.items(receiver), kwargs)
+        interp.touch(receiver)
+        receiver.items = items
+        return _NONE
     everything = (receiver, *args, *kwargs.values())
     if (
         isinstance(receiver, Constant | Sequence | Set)
@@ -175,6 +181,49 @@ def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     return _NONE
 
 
+def _difference(name: str) -> Method:
+    """A set method that changes the set by other plain values."""
+
+    def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+        others = [{interp.plain(item) for item in drain(interp, value)} for value in args]
+        interp.touch(receiver)
+        getattr(receiver.items, name)(*others)
+        return _NONE
+
+    return change
+
+
+def _discard(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    item = interp.plain(args[0])
+    interp.touch(receiver)
+    receiver.items.discard(item)
+    return _NONE
+
+
+def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    if interp.plain(args[0]) not in receiver.items:
+        raise Unsupported("B019", f"KeyError: {args[0]}")
+    return _discard(interp, receiver, args)
+
+
+def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if receiver.kind is not OrderedDict or len(args) > 1 or not interp.outside.present(receiver, key):
+        raise Unsupported("B002", "OrderedDict.move_to_end")
+    interp.touch(receiver)
+    receiver.items[key] = receiver.items.pop(key)
+    return _NONE
+
+
+def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    interp.outside.complete(receiver)
+    if args or not receiver.items:
+        raise Unsupported("B002", "dict.popitem")
+    interp.touch(receiver)
+    key, item = receiver.items.popitem()
+    return Sequence(tuple, [interp.outside.fixed(key), interp.outside.force(item)])
+
+
 TUPLE: dict[str, Method] = {
     "__getitem__": _getitem,
     "__contains__": _contains,
@@ -198,6 +247,8 @@ DICT: dict[str, Method] = {
     "setdefault": _setdefault,
     "copy": _copy_dict,
     "clear": _clear,
+    "popitem": _popitem,
+    "move_to_end": _move_to_end,
     "keys": _view("keys"),
     "values": _view("values"),
     "items": _view("items"),
@@ -208,4 +259,13 @@ DICT: dict[str, Method] = {
     "__len__": _length,
     "__iter__": _iter,
 }
-SET: dict[str, Method] = {"add": _add, "__contains__": _contains, "__len__": _length}
+SET: dict[str, Method] = {
+    "add": _add,
+    "discard": _discard,
+    "remove": _remove_item,
+    "clear": _clear,
+    **{name: _difference(name) for name in ("update", "difference_update", "intersection_update")},
+    "__contains__": _contains,
+    "__len__": _length,
+    "__iter__": _iter,
+}

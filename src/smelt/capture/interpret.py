@@ -241,7 +241,7 @@ class Interpreter:
             return all(self.is_plain(item) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
-        return isinstance(value, Constant | Set)
+        return isinstance(value, Constant | Set) or (isinstance(value, Object) and isinstance(value.value, type))
 
     def wrap_plain(self, real: Any) -> Value:
         """A value for a Python object that capture computed from plain values."""

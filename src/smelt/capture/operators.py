@@ -346,7 +346,7 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
 
 
 def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
-    """`container[key] = value` for tensors and containers the captured code made."""
+    """`container[key] = value`."""
     if isinstance(container, Tensor):
         interp.tensor_call("call_function", operator.setitem, [container, key, value])
         return
@@ -362,6 +362,10 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         interp.touch(container)
         container.items[position] = value
         return
+    if isinstance(container, Object | Instance):
+        method = attribute_now(interp, container, "__setitem__")
+        interp.now(interp.call(method, [key, value]))
+        return
     raise Unsupported("B005", f"{describe(container)}[…] = …")
 
 
@@ -369,7 +373,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     """`del container[key]`."""
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        if real in container.items:
+        if interp.outside.present(container, real):
             interp.touch(container)
             del container.items[real]
             return
@@ -379,5 +383,9 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
             del container.items[interp.plain(key)]
         except IndexError as error:
             raise Unsupported("B019", f"IndexError: {error}") from error
+        return
+    if isinstance(container, Object | Instance):
+        method = attribute_now(interp, container, "__delitem__")
+        interp.now(interp.call(method, [key]))
         return
     raise Unsupported("B005", f"del {describe(container)}[…]")

@@ -6,6 +6,7 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 
 import enum
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,13 @@ def _is_bound(real: Any) -> bool:
     return isinstance(found, types.MethodDescriptorType)
 
 
-_SHARED = (list, dict, set, types.CellType)  # what is one value however it is reached, so that writes are seen
+_SHARED = (
+    list,
+    dict,
+    OrderedDict,
+    set,
+    types.CellType,
+)  # what is one value however it is reached, so that writes are seen
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
@@ -95,9 +102,9 @@ class Outside:
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
         if not isinstance(value, Cell | Mapping | Set) and not (isinstance(value, Sequence) and value.kind is list):
-            raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
+            raise Unsupported("B005", describe(value))
         if isinstance(value, Set) and value.kind is not set:
-            raise Unsupported("B005", f"{value.source.text} ({describe(value)})")
+            raise Unsupported("B005", describe(value))
         if id(value) not in self.written:
             self.written[id(value)] = value
             undo.append(lambda: self.written.pop(id(value), None))
@@ -174,9 +181,9 @@ class Outside:
         if kind is torch.Size:
             source.check(("equals", real))
             return Sequence(kind, [Constant(size) for size in real], source=source)
-        if kind is dict:
+        if kind is dict or kind is OrderedDict:
             items: dict[Any, Any] = {key: Pending(item, source.key(key)) for key, item in real.items()}
-            return Mapping(dict(items), original=items, source=source)
+            return Mapping(dict(items), kind, original=items, source=source)
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set(set(real), kind, frozenset(real), source=source)
@@ -225,7 +232,13 @@ class Outside:
         """The whole set of keys is relied on."""
         if mapping.source is not None and "complete" not in mapping.source.checks:
             before = mapping.items if mapping.original is None else mapping.original
-            mapping.source.checks["complete"] = ("keys", tuple(before))
+            keys = tuple(before)
+            if mapping.kind is dict:
+                mapping.source.checks["complete"] = ("keys", keys)
+            elif not keys:
+                mapping.source.check(("length", 0))
+            else:  # the dict below an OrderedDict has an order of its own
+                mapping.source.checks["complete"] = ("predicate", lambda real: tuple(real) == keys)
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
@@ -275,7 +288,7 @@ class Outside:
 
 
 def _owner(source: Source) -> Object | None:
-    """The object whose attributes live in the dict found at `source`; they are also read without looking at the dict."""
+    """The object whose attributes live in the dict at `source`; they are also read without looking at the dict."""
     if source.accessor[0] == "key" and source.accessor[1] in _REGISTRIES and source.parent is not None:
         source = source.parent
     if source.accessor == ("dict",) and source.parent is not None and isinstance(source.parent.value, Object):
@@ -287,4 +300,4 @@ def _alike(value: Value, other: Value) -> bool:
     """Whether `other` is another value that might turn out to be the same container."""
     if other is value or type(other) is not type(value) or other.source is None or _owner(other.source) is not None:
         return False
-    return not isinstance(value, Sequence) or (isinstance(other, Sequence) and other.kind is value.kind)
+    return isinstance(value, Cell) or value.kind is other.kind  # type: ignore[attr-defined]

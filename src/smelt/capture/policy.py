@@ -75,6 +75,9 @@ ANSWERED_TRUE: frozenset[str] = frozenset(
     {"torch.compiler.is_compiling", "torch.compiler.is_dynamo_compiling", "torch._dynamo.external_utils.is_compiling"}
 )
 
+# What it sees as false: smelt captures to run, never to ship the graph elsewhere.
+ANSWERED_FALSE: frozenset[str] = frozenset({"torch.compiler.is_exporting"})
+
 # torch callables that look like tensor operators and are not to be recorded as such.
 NEVER_LEAVES: frozenset[str] = frozenset(
     {
@@ -146,6 +149,8 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
             if inside.startswith(prefix):
                 return treatment
         return Treatment.BREAK
+    if file == "<frozen _collections_abc>":
+        return Treatment.INLINE
     if file.startswith(_SMELT) or file.startswith("<frozen"):
         return Treatment.BREAK
     if file.startswith(_STDLIB) and "site-packages" not in file:

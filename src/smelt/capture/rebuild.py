@@ -173,8 +173,10 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
     if value.owner is not None:
         made = build.operand(value.owner)
         return made if value.owner.contents is value else build.step(vars, made)
-    made = build.early(value, build.step(value.kind))
     keys = tuple(value.items)
+    if value.kind is types.MappingProxyType:
+        return build.step(types.MappingProxyType, build.operand(Mapping(value.items)))
+    made = build.early(value, build.step(value.kind))
     build.step(
         lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values())
     )
@@ -262,7 +264,7 @@ def _function(build: Rebuilder, value: Function) -> Operand:
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
     kind, contents = value.kind, value.contents
-    base = contents.kind if contents is not None else object
+    base: Any = contents.kind if contents is not None else object
     made = build.early(value, build.step(lambda: base.__new__(kind)))
     names = tuple(value.attributes)
     operands = map(build.operand, value.attributes.values())

@@ -210,7 +210,7 @@ class Function(Value):
 
 @dataclass(slots=True, eq=False)
 class Instance(Value):
-    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a container too."""
+    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a dict too."""
 
     kind: type
     members: Mapping = field(default_factory=lambda: Mapping({}))
@@ -278,6 +278,8 @@ def python_type(value: Value) -> type | None:
         return type(value.value)
     if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined):
         return value.kind
+    if isinstance(value, DictView):
+        return type(getattr(value.mapping.kind(), value.part)())
     fixed: dict[type, type] = {
         Function: types.FunctionType,
         Method: types.MethodType,
