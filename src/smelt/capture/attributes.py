@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.failures import attribute_of, store_in
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.policy import TENSOR_BREAKS
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Constant,
+    Failure,
     Function,
     Instance,
     Mapping,
@@ -40,13 +42,33 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's are
     kind.__getattribute__ for kind in (object, dict, list, tuple, set, frozenset, OrderedDict, BaseException)
 )
+_PLAIN_STORES = (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__)
 
 
-class Missing(Unsupported):
-    """The attribute does not exist: `getattr` and `hasattr` want to know, everybody else lets Python raise."""
+class _Unworded(AttributeError):
+    """Stands for the error of a value whose type's name is not known here: only Python can word it."""
+
+
+class Missing(Raised):
+    """The attribute does not exist: AttributeError, which `getattr` and `hasattr` want to know about."""
 
     def __init__(self, value: Value, name: str) -> None:
-        super().__init__("B019", f"AttributeError: {describe(value)} has no attribute {name}")
+        super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
+        self.details = {"name": Constant(name), "obj": value}
+
+
+def _missing(value: Value, name: str) -> AttributeError:
+    kind = python_type(value)
+    real = value.value if isinstance(value, Object) else None
+    if isinstance(real, types.ModuleType):
+        return AttributeError(f"module {real.__name__!r} has no attribute {name!r}")
+    if isinstance(real, type):
+        return AttributeError(f"type object {real.__name__!r} has no attribute {name!r}")
+    if isinstance(value, Super):
+        return AttributeError(f"'super' object has no attribute {name!r}")
+    if kind is None:
+        return _Unworded(name)
+    return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
 def attribute(interp: Interpreter, value: Value, name: str) -> Value:
@@ -128,6 +150,8 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
     found = interp.tree.class_attribute(value.kind, name)
     if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
         return value.members
+    if isinstance(value, Failure) and isinstance(found, _DESCRIPTORS_OF_C):
+        return attribute_of(value, name)
     if _is_data_descriptor(found):
         return _run_descriptor(interp, value, found, name)
     if name in value.attributes:
@@ -335,10 +359,9 @@ def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | N
     depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
     try:
         return attribute_now(interp, value, name)
-    except Missing:
-        for frame in interp.frames[depth:]:
-            if frame.info.handler_at(frame.info.instructions[frame.index - 1].offset) is not None:
-                raise  # the frame it was raised in, or one of its callers, may want to handle it
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
         del interp.frames[depth:]
         interp.frames[-1].stack = stack
         return None
@@ -349,7 +372,7 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
-    elif hook is object.__setattr__ or (isinstance(target, Object) and type(target.value) is types.ModuleType):
+    elif hook in _PLAIN_STORES or (isinstance(target, Object) and type(target.value) is types.ModuleType):
         plain_store(interp, target, name, value)
     else:
         raise Unsupported("B005", f"{describe(target)}.{name} = … (own __setattr__)")
@@ -370,6 +393,9 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     if isinstance(found, property) and isinstance(found.fset, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(found.fset), [target, value]))
         return
+    if isinstance(target, Failure) and isinstance(found, _DESCRIPTORS_OF_C):
+        store_in(interp, target, name, value)
+        return
     if _is_data_descriptor(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
     members = _members(interp, target)
@@ -383,7 +409,7 @@ def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
     hook = interp.tree.class_attribute(kind, "__delattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name)]))
-    elif hook is object.__delattr__:
+    elif hook in _PLAIN_STORES:
         plain_delete(interp, target, name)
     else:
         raise Unsupported("B005", f"del {describe(target)}.{name}")

@@ -3,6 +3,8 @@
 raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
 """
 
+from typing import Any
+
 REASONS: dict[str, tuple[str, str]] = {
     "B001": ("smelt.graph_break() was called", "remove the call to capture across it"),
     "B002": (
@@ -45,6 +47,28 @@ class Unsupported(Exception):
         self.code = code
         self.reason = text.format(detail)
         self.hint = hint
+
+
+class Raised(Unsupported):
+    """Python raises an exception here: if the captured code handles it, capture goes on there, else Python raises it.
+
+    `error` is a value (`Failure`, or an exception from outside) or a real exception that capture met on known values.
+    """
+
+    def __init__(self, error: Any, text: str, *, again: bool = False, code: str = "B019") -> None:
+        super().__init__(code, text)
+        self.error = error
+        self.again = again  # re-raised: the frame is in the traceback already
+        self.chained = again  # and it has its context
+        self.places: list[Any] = []  # frames left so far, innermost first
+        self.handled: Any = None  # what was being handled when it was raised
+        self.cause: Any = None  # of `raise … from …`
+        self.details: dict[str, Any] = {}  # attributes that C code gives a new exception
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Raised":
+        """For a real exception, as Python words it."""
+        return cls(error, f"{type(error).__name__}: {error}")
 
 
 class Abandoned(Exception):

@@ -27,7 +27,7 @@ from smelt.capture.attributes import (
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter
-from smelt.capture.iterate import advance, drain, iterator
+from smelt.capture.iterate import advance, drain, ended, iterator
 from smelt.capture.operators import (
     BINARY,
     COMPARE,
@@ -181,7 +181,7 @@ def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
         return item
     if len(args) > 1:
         return args[1]
-    raise Unsupported("B019", "StopIteration")
+    raise ended(args[0])
 
 
 def _make_sequence(kind: type) -> Builtin:

@@ -68,6 +68,10 @@ class CodeInfo:
                 return handler
         return None
 
+    def handler_of(self, instruction: Instruction) -> Handler | None:
+        """Where an exception raised by `instruction` goes within this frame."""
+        return self.handler_at(instruction.next - 2)  # its last code unit, prefixes and caches being others
+
     def is_live(self, index: int, slot: int) -> bool:
         return bool(self.live[index] >> slot & 1)
 
@@ -88,7 +92,8 @@ _RENAMED: dict[str, str] = {
     },
 }
 
-_INTRINSICS = {5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}  # 3.12: instructions of their own before
+# 3.12: instructions of their own before, or not needed
+_INTRINSICS = {3: "STOPITERATION_ERROR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
 _SLOT_READS = frozenset(
     {"LOAD_FAST", "DELETE_FAST", "LOAD_DEREF", "STORE_DEREF", "DELETE_DEREF", "LOAD_CLASSDEREF", "MAKE_CELL"}
 )

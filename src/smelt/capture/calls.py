@@ -19,8 +19,10 @@ from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
 from smelt.capture.construct import call_class
 from smelt.capture.container_calls import container_method
+from smelt.capture.failures import method_of
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, graph_break
 from smelt.capture.policy import (
     ANSWERED_FALSE,
@@ -36,6 +38,7 @@ from smelt.capture.policy import (
 from smelt.capture.values import (
     Cell,
     Constant,
+    Failure,
     Function,
     Generator,
     Globals,
@@ -152,6 +155,12 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
         receiver = receiver.contents
+    if isinstance(receiver, Failure):
+        answer = method_of(interp, real, receiver, args[1:], kwargs)
+        if answer is not None:
+            return answer
+    if isinstance(receiver, Generator):
+        return generator_method(interp, real.__name__, receiver, args[1:])
     if receiver is not None:
         answer = container_method(interp, real, receiver, args[1:], kwargs)
         if answer is not None:

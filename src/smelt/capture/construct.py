@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
+from smelt.capture.failures import make_failure
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value, is_constant
@@ -36,6 +37,8 @@ def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs:
         return Mapping(unpacked(interp, args, kwargs), OrderedDict)
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
         return _make_namedtuple(interp, kind, args, kwargs)
+    if issubclass(kind, BaseException):
+        return make_failure(interp, kind, args, kwargs)
     base = _layout(interp, kind)
     if base is None:
         raise Unsupported("B002", f"class {kind.__qualname__}")

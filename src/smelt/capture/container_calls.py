@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import in_order, unpacked
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
@@ -82,7 +82,7 @@ def _insert(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value
 def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     position = interp.plain(args[0]) if args else -1
     if not -len(receiver.items) <= position < len(receiver.items):
-        raise Unsupported("B019", "IndexError: pop from a list")
+        raise Raised.of(IndexError("pop index out of range" if receiver.items else "pop from empty list"))
     interp.touch(receiver)
     return interp.outside.force(receiver.items.pop(position))
 
@@ -143,7 +143,7 @@ def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
     if not interp.outside.present(receiver, key):
         if len(args) > 1:
             return args[1]
-        raise Unsupported("B019", f"KeyError: {key!r}")
+        raise Raised.of(KeyError(key))
     interp.touch(receiver)
     return interp.outside.force(receiver.items.pop(key))
 

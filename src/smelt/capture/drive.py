@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smelt import _native
+from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import Instruction, shim_code
 from smelt.capture.plan import Entrance, GraphFailed, Plan, Return, Stop
-from smelt.capture.state import LiveFrame
+from smelt.capture.state import LiveFrame, handled_in
 from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
 
@@ -71,15 +72,18 @@ Action = Callable[["Engine", list[LiveFrame]], Any]
 
 
 def _guarded(owner: "Engine", frames: list[LiveFrame], action: Action) -> Any:
-    """Run an action on the state; an exception goes to the nearest handler, which CPython then runs."""
-    while True:
-        try:
-            return action(owner, frames)
-        except BaseException as raised:
-            error = raised
+    """Run an action on the state; what it raises goes to the nearest handler, where capture begins again."""
+    try:
+        return action(owner, frames)
+    except BaseException as raised:
+        error = raised
+    try:
+        if isinstance(error, GraphBreakError):
+            raise error  # fullgraph=True: not for the program to handle
         _unwind(frames, error)
-        action = _finish_eagerly
+    finally:
         del error
+    return _RUNNING
 
 
 def _one_step(plan: Stop) -> Action:
@@ -87,7 +91,8 @@ def _one_step(plan: Stop) -> Action:
         frame = frames[-1]
         instruction = frame.instruction
         frame.index += 1
-        STEPS[instruction.name](frame, instruction, _invoker(owner, frame, instruction))
+        invoke = _invoker(owner, frame, instruction, handled_in(frames))
+        STEPS[instruction.name](frame, instruction, invoke)
         if plan.forbidden is not None:
             raise plan.forbidden
         _store_result(frame)
@@ -110,9 +115,10 @@ def _store_result(frame: LiveFrame) -> None:
 
 def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """CPython runs the innermost frame from where it stands; its result goes to its caller."""
+    handled = handled_in(frames)
     frame = frames.pop()  # it is a real frame from here: what it does not handle itself is for its callers
     slots, stack = tuple(frame.slots), tuple(frame.stack)
-    value = _native.resumed(owner.native, _native.run_from, frame.function, frame.offset, slots, stack)
+    value = _native.resumed(owner.native, _native.run_from, frame.function, frame.offset, slots, stack, handled)
     if not frames:
         return value
     if not frame.discard:
@@ -122,14 +128,28 @@ def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     return _RUNNING
 
 
-def _invoker(owner: "Engine", frame: LiveFrame, instruction: Instruction) -> Callable[..., Any]:
+def _invoker(
+    owner: "Engine", frame: LiveFrame, instruction: Instruction, handled: BaseException | None
+) -> Callable[..., Any]:
     code = shim_code(frame.info, instruction.line)
     shim = types.FunctionType(code, frame.function.__globals__)
 
     def invoke(function: Any, *args: Any, **kwargs: Any) -> Any:
         return shim(_native.resumed, (owner.native, function, *args), kwargs)
 
-    return invoke
+    if handled is None:
+        return invoke
+    return lambda function, *args, **kwargs: _while_handling(handled, invoke, function, *args, **kwargs)
+
+
+def _while_handling(error: BaseException, invoke: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call with `error` as the exception being handled, which `sys.exc_info()` names and new exceptions chain to."""
+    trace, context = error.__traceback__, error.__context__
+    try:
+        raise error
+    except BaseException:
+        error.__traceback__, error.__context__ = trace, context
+        return invoke(*args, **kwargs)
 
 
 def _unwind(frames: list[LiveFrame], error: BaseException) -> None:
@@ -138,11 +158,11 @@ def _unwind(frames: list[LiveFrame], error: BaseException) -> None:
     while frames:
         frame = frames[-1]
         trace = entered_by(frame, trace)
-        handler = frame.info.handler_at(frame.running.offset) or frame.info.handler_at(frame.running.next - 2)
+        handler = frame.info.handler_of(frame.running)
         if handler is not None:
             del frame.stack[handler.depth :]
             if handler.push_offset:
-                frame.stack.append(frame.running.offset)
+                frame.stack.append(frame.running.offset // 2)
             frame.stack.append(error.with_traceback(trace))
             frame.jump(handler.target)
             return

@@ -1,18 +1,17 @@
-"""What each instruction does to the virtual frame: the table `HANDLERS`, by canonical name.
+"""What each instruction does to the virtual frame: locals, operators, containers, control flow, calls, strings.
 
-One row serves every Python version that has the instruction; what a version spells differently `bytecode` has already
-renamed, and what only one version has is marked.
+One row of `table.HANDLERS` serves every Python version that has the instruction; what a version spells differently
+`bytecode` has already renamed, and what only one version has is marked.
 """
 
-import types
-from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.attributes import attribute, delete_attribute, store_attribute
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
-from smelt.capture.interpret import PUSHED, Frame, Handler, Interpreter
-from smelt.capture.iterate import advance, drain, iterator
+from smelt.capture.failures import worded
+from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.iterate import advance, drain, iterator, send
 from smelt.capture.operators import (
     UNARY,
     binary,
@@ -27,47 +26,22 @@ from smelt.capture.operators import (
     truth,
     unary,
 )
+from smelt.capture.table import handles, push, take
 from smelt.capture.values import (
     NULL,
     Cell,
     Constant,
+    Failure,
     Function,
+    Generator,
     Mapping,
-    Method,
     Null,
-    Object,
     Sequence,
     Set,
     Slice,
     Value,
     describe,
 )
-
-HANDLERS: dict[str, Handler] = {}
-
-
-def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Enter a function in `HANDLERS`."""
-
-    def enter(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names, handler))
-        return handler
-
-    return enter
-
-
-def _push(frame: Frame, value: Value) -> None:
-    if value is not PUSHED:
-        frame.stack.append(value)
-
-
-def _take(frame: Frame, count: int) -> list[Value]:
-    if count == 0:
-        return []
-    taken = frame.stack[-count:]
-    del frame.stack[-count:]
-    return taken
-
 
 # locals, cells, names
 
@@ -85,8 +59,16 @@ def _load_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> N
 def _local(interp: Interpreter, frame: Frame, slot: int) -> Value:
     value = frame.slots[slot]
     if value is None:
-        raise Unsupported("B018", frame.info.slot_names[slot])
+        raise _unbound(frame, slot)
     return interp.outside.force(value)
+
+
+def _unbound(frame: Frame, slot: int) -> Raised:
+    name = frame.info.slot_names[slot]
+    free = name in frame.info.code.co_freevars
+    kind, where = ("free", " in enclosing scope") if free else ("local", "")
+    text = f"cannot access {kind} variable '{name}' where it is not associated with a value{where}"
+    return Raised((NameError if free else UnboundLocalError)(text), name, code="B018")
 
 
 @handles("STORE_FAST")
@@ -142,8 +124,17 @@ def _cell(frame: Frame, slot: int) -> Cell:
 def _load_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     contents = interp.outside.cell_contents(_cell(frame, instruction.arg))
     if contents is None:
-        raise Unsupported("B018", frame.info.slot_names[instruction.arg])
+        raise _unbound(frame, instruction.arg)
     frame.stack.append(contents)
+
+
+@handles("DELETE_DEREF")
+def _delete_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    cell = _cell(frame, instruction.arg)
+    if cell.source is not None or cell.contents is None:
+        raise Unsupported("B012", "DELETE_DEREF")
+    interp.touch(cell)
+    cell.contents = None
 
 
 @handles("STORE_DEREF")
@@ -157,7 +148,9 @@ def _store_deref(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = interp.outside.global_name(frame.globals, instruction.value)
     if value is None:
-        raise Unsupported("B018", instruction.value)
+        missing = Raised(NameError(f"name '{instruction.value}' is not defined"), instruction.value, code="B018")
+        missing.details = {"name": Constant(instruction.value)}
+        raise missing
     pair = (value, NULL) if CALLABLE_FIRST else (NULL, value)
     frame.stack.extend(pair if instruction.arg & 1 else (value,))
 
@@ -190,7 +183,7 @@ def _load_assertion_error(interp: Interpreter, frame: Frame, instruction: Instru
 
 @handles("LOAD_ATTR")
 def _load_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    _push(frame, attribute(interp, frame.stack.pop(), instruction.value))
+    push(frame, attribute(interp, frame.stack.pop(), instruction.value))
 
 
 @handles("LOAD_METHOD")
@@ -198,7 +191,7 @@ def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     receiver = frame.stack.pop()
     if not CALLABLE_FIRST:
         frame.stack.append(NULL)
-        _push(frame, attribute(interp, receiver, instruction.value))
+        push(frame, attribute(interp, receiver, instruction.value))
         return
     frame.stack.append(interp.now(attribute(interp, receiver, instruction.value)))
     frame.stack.append(NULL)
@@ -206,7 +199,7 @@ def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("LOAD_SUPER_ATTR")
 def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    function, kind, receiver = _take(frame, 3)
+    function, kind, receiver = take(frame, 3)
     parent = interp.call(function, [kind, receiver])
     found = interp.now(attribute(interp, parent, instruction.value))
     pair = (found, NULL) if CALLABLE_FIRST else (NULL, found)
@@ -215,7 +208,7 @@ def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction
 
 @handles("STORE_ATTR")
 def _store_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value, target = _take(frame, 2)
+    value, target = take(frame, 2)
     store_attribute(interp, target, instruction.value, value)
 
 
@@ -228,7 +221,7 @@ def _delete_attr(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     import sys
 
-    level, wanted = _take(frame, 2)
+    level, wanted = take(frame, 2)
     name = instruction.value
     if interp.plain(level) != 0 or "__import__" in frame.globals.names or name not in sys.modules:
         raise Unsupported("B012", f"import {name}")
@@ -239,7 +232,7 @@ def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("IMPORT_FROM")
 def _import_from(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    _push(frame, attribute(interp, frame.stack[-1], instruction.value))
+    push(frame, attribute(interp, frame.stack[-1], instruction.value))
 
 
 # the stack
@@ -271,8 +264,8 @@ def _swap(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
 
 @handles("BINARY_OP")
 def _binary_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    left, right = _take(frame, 2)
-    _push(frame, binary(interp, instruction.value, left, right))
+    left, right = take(frame, 2)
+    push(frame, binary(interp, instruction.value, left, right))
 
 
 @handles(*UNARY)
@@ -292,68 +285,60 @@ def _to_bool(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
 
 @handles("COMPARE_OP")
 def _compare_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    left, right = _take(frame, 2)
+    left, right = take(frame, 2)
     symbol = str(instruction.value)
     if symbol.startswith("bool("):  # 3.13: the result is wanted as a bool
         frame.stack.append(Constant(truth(interp, compare(interp, symbol[5:-1], left, right))))
         return
-    _push(frame, compare(interp, symbol, left, right))
+    push(frame, compare(interp, symbol, left, right))
 
 
 @handles("IS_OP")
 def _is_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    left, right = _take(frame, 2)
+    left, right = take(frame, 2)
     frame.stack.append(Constant(identical(interp, left, right) != bool(instruction.arg)))
 
 
 @handles("CONTAINS_OP")
 def _contains_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    item, container = _take(frame, 2)
+    item, container = take(frame, 2)
     frame.stack.append(Constant(contains(interp, container, item) != bool(instruction.arg)))
 
 
 @handles("BINARY_SUBSCR")
 def _binary_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    container, key = _take(frame, 2)
-    _push(frame, subscript(interp, container, key))
+    container, key = take(frame, 2)
+    push(frame, subscript(interp, container, key))
 
 
 @handles("STORE_SUBSCR")
 def _store_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value, container, key = _take(frame, 3)
+    value, container, key = take(frame, 3)
     store_subscript(interp, container, key, value)
 
 
 @handles("DELETE_SUBSCR")
 def _delete_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    container, key = _take(frame, 2)
+    container, key = take(frame, 2)
     delete_subscript(interp, container, key)
 
 
 @handles("BINARY_SLICE")
 def _binary_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    container, start, stop = _take(frame, 3)
-    _push(frame, subscript(interp, container, Slice(start, stop, Constant(None))))
+    container, start, stop = take(frame, 3)
+    push(frame, subscript(interp, container, Slice(start, stop, Constant(None))))
 
 
 @handles("STORE_SLICE")
 def _store_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    value, container, start, stop = _take(frame, 4)
+    value, container, start, stop = take(frame, 4)
     store_subscript(interp, container, Slice(start, stop, Constant(None)), value)
 
 
 @handles("BUILD_SLICE")
 def _build_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    parts = _take(frame, instruction.arg)
+    parts = take(frame, instruction.arg)
     frame.stack.append(Slice(parts[0], parts[1], parts[2] if len(parts) == 3 else Constant(None)))
-
-
-@handles("GET_LEN")
-def _get_len(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = frame.stack[-1]
-    if not isinstance(value, Sequence | Mapping):
-        raise Unsupported("B012", "GET_LEN")
-    frame.stack.append(Constant(len(value.items)))
 
 
 # containers
@@ -361,29 +346,29 @@ def _get_len(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
 
 @handles("BUILD_TUPLE", "BUILD_LIST")
 def _build_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Sequence(tuple if instruction.name == "BUILD_TUPLE" else list, _take(frame, instruction.arg)))
+    frame.stack.append(Sequence(tuple if instruction.name == "BUILD_TUPLE" else list, take(frame, instruction.arg)))
 
 
 @handles("BUILD_SET")
 def _build_set(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Set({interp.plain(item) for item in _take(frame, instruction.arg)}))
+    frame.stack.append(Set({interp.plain(item) for item in take(frame, instruction.arg)}))
 
 
 @handles("BUILD_MAP")
 def _build_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    flat = _take(frame, 2 * instruction.arg)
+    flat = take(frame, 2 * instruction.arg)
     frame.stack.append(Mapping({hashable(interp, flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}))
 
 
 @handles("BUILD_CONST_KEY_MAP")
 def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     keys = interp.plain(frame.stack.pop())
-    frame.stack.append(Mapping(dict(zip(keys, _take(frame, instruction.arg), strict=True))))
+    frame.stack.append(Mapping(dict(zip(keys, take(frame, instruction.arg), strict=True))))
 
 
 @handles("BUILD_STRING")
 def _build_string(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Constant("".join(interp.plain(part) for part in _take(frame, instruction.arg))))
+    frame.stack.append(Constant("".join(interp.plain(part) for part in take(frame, instruction.arg))))
 
 
 @handles("LIST_TO_TUPLE")
@@ -409,7 +394,7 @@ def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
 
 @handles("MAP_ADD")
 def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    key, value = _take(frame, 2)
+    key, value = take(frame, 2)
     target: Any = frame.stack[-instruction.arg]
     real = hashable(interp, key)
     interp.touch(target)
@@ -444,20 +429,30 @@ def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     target.items.update(items)
 
 
+def _to_unpack(interp: Interpreter, value: Value) -> list[Value]:
+    if isinstance(value, Constant) and not hasattr(type(value.value), "__iter__"):
+        raise Raised.of(TypeError(f"cannot unpack non-iterable {type(value.value).__name__} object"))
+    return drain(interp, value)
+
+
 @handles("UNPACK_SEQUENCE")
 def _unpack_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = drain(interp, frame.stack.pop())
-    if len(items) != instruction.arg:
-        raise Unsupported("B019", "ValueError: wrong number of values to unpack")
+    items = _to_unpack(interp, frame.stack.pop())
+    if len(items) > instruction.arg:
+        raise Raised.of(ValueError(f"too many values to unpack (expected {instruction.arg})"))
+    if len(items) < instruction.arg:
+        text = f"not enough values to unpack (expected {instruction.arg}, got {len(items)})"
+        raise Raised.of(ValueError(text))
     frame.stack.extend(reversed(items))
 
 
 @handles("UNPACK_EX")
 def _unpack_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = drain(interp, frame.stack.pop())
+    items = _to_unpack(interp, frame.stack.pop())
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
     if len(items) < before + after:
-        raise Unsupported("B019", "ValueError: not enough values to unpack")
+        text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
+        raise Raised.of(ValueError(text))
     middle = Sequence(list, items[before : len(items) - after])
     frame.stack.extend(reversed([*items[:before], middle, *items[len(items) - after :]]))
 
@@ -494,7 +489,7 @@ def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("GET_ITER", "GET_YIELD_FROM_ITER")
 def _get_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    _push(frame, iterator(interp, frame.stack.pop()))
+    push(frame, iterator(interp, frame.stack.pop()))
 
 
 @handles("FOR_ITER")
@@ -530,14 +525,16 @@ def _yield_value(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("SEND")
 def _send(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.pop()
-    item = advance(interp, frame.stack[-1])
+    sent = frame.stack.pop()
+    item = send(interp, sent, frame.stack[-1])
     if item is not None:
         frame.stack.append(item)
         return
+    source = frame.stack[-1]
+    result = source.result if isinstance(source, Generator) else None
     if VERSION < (3, 12):
         frame.stack.pop()  # from 3.12 END_SEND drops the iterator
-    frame.stack.append(Constant(None))
+    frame.stack.append(result or Constant(None))
     frame.jump(instruction.target)
 
 
@@ -546,45 +543,23 @@ def _end_send(interp: Interpreter, frame: Frame, instruction: Instruction) -> No
     del frame.stack[-2]
 
 
-@handles("RAISE_VARARGS")
-def _raise(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    raise Unsupported("B019", describe(frame.stack[-1]) if instruction.arg else "raise")
-
-
-@handles("BEFORE_WITH")
-def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    manager = frame.stack.pop()
-    if not isinstance(manager, Object | Method) and not hasattr(manager, "members"):
-        raise Unsupported("B013", describe(manager))
-    leave = interp.now(attribute(interp, manager, "__exit__"))
-    enter = interp.now(attribute(interp, manager, "__enter__"))
-    if not all(isinstance(part, Method) and _is_python(part.function) for part in (leave, enter)):
-        raise Unsupported("B013", describe(manager))
-    frame.stack.append(leave)
-    _push(frame, interp.call(enter, []))
-
-
-def _is_python(function: Value) -> bool:
-    return isinstance(function, Object) and isinstance(function.value, types.FunctionType)
-
-
 # calls and functions
 
 
 @handles("CALL")
 def _call(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    args = _take(frame, instruction.arg)
+    args = take(frame, instruction.arg)
     _call_with(interp, frame, args, instruction.keywords)
 
 
 @handles("CALL_KW")
 def _call_kw(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
     names = interp.plain(frame.stack.pop())
-    _call_with(interp, frame, _take(frame, instruction.arg), names)
+    _call_with(interp, frame, take(frame, instruction.arg), names)
 
 
 def _call_with(interp: Interpreter, frame: Frame, args: list[Value], names: tuple[str, ...]) -> None:
-    first, second = _take(frame, 2)
+    first, second = take(frame, 2)
     if CALLABLE_FIRST:
         first, second = (NULL, first) if isinstance(second, Null) else (first, second)
     if not isinstance(first, Null):
@@ -592,7 +567,7 @@ def _call_with(interp: Interpreter, frame: Frame, args: list[Value], names: tupl
         second = first
     positional = args[: len(args) - len(names)]
     keywords = dict(zip(names, args[len(args) - len(names) :], strict=True))
-    _push(frame, interp.call(second, positional, keywords))
+    push(frame, interp.call(second, positional, keywords))
 
 
 @handles("CALL_FUNCTION_EX")
@@ -607,7 +582,7 @@ def _call_function_ex(interp: Interpreter, frame: Frame, instruction: Instructio
     else:
         function = frame.stack.pop()
         frame.stack.pop()
-    _push(frame, interp.call(function, positional, keywords))
+    push(frame, interp.call(function, positional, keywords))
 
 
 @handles("MAKE_FUNCTION")
@@ -629,7 +604,7 @@ def _make_function(interp: Interpreter, frame: Frame, instruction: Instruction) 
 
 @handles("SET_FUNCTION_ATTRIBUTE")
 def _set_function_attribute(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    value, function = _take(frame, 2)
+    value, function = take(frame, 2)
     if not isinstance(function, Function):
         raise Unsupported("B012", "SET_FUNCTION_ATTRIBUTE")
     if instruction.arg == 0x01 and isinstance(value, Sequence):
@@ -670,11 +645,13 @@ def _format_simple(interp: Interpreter, frame: Frame, instruction: Instruction) 
 
 @handles("FORMAT_WITH_SPEC")
 def _format_with_spec(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    value, spec = _take(frame, 2)
+    value, spec = take(frame, 2)
     frame.stack.append(_formatted(interp, value, 0, interp.plain(spec)))
 
 
 def _formatted(interp: Interpreter, value: Value, conversion: int, spec: str) -> Value:
+    if isinstance(value, Failure) and conversion < 3:
+        value, conversion = worded(interp, value, "__repr__" if conversion == 2 else "__str__"), 0
     if not interp.is_plain(value):
         raise Unsupported("B002", f"formatting of {describe(value)}")
     real = interp.plain(value)

@@ -7,18 +7,21 @@ the instruction that could not be interpreted.
         return x + 1              RETURN_VALUE   →  Returned(Tensor(add))
 """
 
+import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.capture.breaks import Unsupported
-from smelt.capture.bytecode import CodeInfo, Instruction
+from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
 from smelt.capture.guards import GuardTree
 from smelt.capture.outside import Outside
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
+    HANDLED_OUTSIDE,
     Cell,
     Constant,
+    Failure,
     Generator,
     Globals,
     Instance,
@@ -34,10 +37,20 @@ from smelt.capture.values import (
     Value,
     describe,
     is_constant,
+    python_type,
 )
 
 PUSHED = Value()
 """Answer of a service that pushed a frame: the result will be on the caller's stack when that frame returns."""
+
+SIMPLE_ERRORS: frozenset[type] = frozenset(
+    kind
+    for kind in vars(builtins).values()
+    if isinstance(kind, type)
+    and issubclass(kind, BaseException)
+    and not issubclass(kind, OSError | ImportError | SyntaxError | SystemExit | UnicodeError | BaseExceptionGroup)
+)
+"""Builtin exceptions that are made of their `args` and nothing else (but for `Failure.details`)."""
 
 _MOST_INSTRUCTIONS = 400_000
 _MOST_FRAMES = 100
@@ -48,7 +61,7 @@ class Frame:
     """One virtual frame.
 
     `discard` drops what it returns (`__init__`: the new object is on the caller's stack already); `generator` is what
-    hears of its yields.
+    hears of its yields; `handled` is the exception it is handling, if any.
     """
 
     info: CodeInfo
@@ -60,6 +73,7 @@ class Frame:
     index: int = 0
     discard: bool = False
     generator: Generator | None = None
+    handled: Value | None = None
 
     @property
     def instruction(self) -> Instruction:
@@ -117,20 +131,115 @@ class Interpreter:
         while True:
             frame = self.frames[-1]
             depth, index, stack = len(self.frames), frame.index, frame.stack.copy()
-            slots = frame.slots.copy()
+            slots, handled = frame.slots.copy(), frame.handled
             self._undo.clear()
             self.tape.begin()
             try:
-                self._one(frame)
+                self._guarded(0)
             except Unsupported as stop:
                 del self.frames[depth:]
-                frame.index, frame.stack, frame.slots = index, stack, slots
+                frame.index, frame.stack, frame.slots, frame.handled = index, stack, slots, handled
                 for undo in reversed(self._undo):
                     undo()
                 self.tape.take_back()
                 return Broken(stop)
             if self._returned is not None:
                 return Returned(self._returned)
+
+    def _guarded(self, depth: int) -> None:
+        """One instruction of the innermost frame; what it raises goes to a handler in the frames from `depth` on."""
+        try:
+            self._one(self.frames[-1])
+        except Raised as raised:
+            if raised.handled is None:
+                raised.handled = self.handled()
+            level = self._handling_level(depth)
+            if level >= 0:
+                self._catch(raised, level)
+                return
+            if depth > 0:
+                self._leave_by(raised, depth)
+            raise
+
+    def handled(self) -> Value:
+        """The exception being handled now."""
+        for frame in reversed(self.frames):
+            if frame.handled is not None:
+                return frame.handled
+        return HANDLED_OUTSIDE
+
+    def _handling_level(self, depth: int) -> int:
+        for level in range(len(self.frames) - 1, depth - 1, -1):
+            frame = self.frames[level]
+            if frame.info.handler_of(frame.info.instructions[frame.index - 1]) is not None:
+                return level
+        return -1
+
+    def _leave_by(self, raised: Raised, depth: int) -> None:
+        """An exception leaves all frames from `depth` on."""
+        while len(self.frames) > depth:
+            self._note_place(raised)
+            frame = self.frames.pop()
+            if frame.generator is not None:
+                frame.generator.done = True
+
+    def _note_place(self, raised: Raised) -> None:
+        frame = self.frames[-1]
+        if not raised.again:
+            raised.places.append((frame.function, frame.info, frame.info.instructions[frame.index - 1]))
+        raised.again = False
+
+    def _catch(self, raised: Raised, level: int) -> None:
+        """Stand at the handler of frame `level`, as CPython would."""
+        if isinstance(raised.error, Object) and not (raised.again and level == len(self.frames) - 1):
+            raise Unsupported("B019", raised.reason)  # its traceback grows on the way
+        self.failure(raised)
+        self._leave_by(raised, level + 1)
+        self._note_place(raised)
+        error = self._as_value(raised)
+        frame = self.frames[level]
+        instruction = frame.info.instructions[frame.index - 1]
+        handler = frame.info.handler_of(instruction)
+        assert handler is not None
+        del frame.stack[handler.depth :]
+        if handler.push_offset:
+            frame.stack.append(Constant(instruction.offset // 2))
+        frame.stack.append(error)
+        frame.jump(handler.target)
+
+    def _as_value(self, raised: Raised) -> Value:
+        """The exception as its handler sees it: with its traceback, cause and context."""
+        error = self.failure(raised)
+        if not isinstance(error, Failure):
+            return error
+        self.touch(error)
+        error.places = (*reversed(raised.places), *error.places)
+        if raised.cause is not None:
+            error.cause, error.suppresses = raised.cause, True
+        if not raised.chained and raised.handled is not error:
+            if raised.handled is not HANDLED_OUTSIDE or error.context is None:
+                error.context = raised.handled
+            self._cut_cycle(error)
+        return error
+
+    def _cut_cycle(self, error: Failure) -> None:
+        link = error.context
+        while isinstance(link, Failure):
+            if link.context is error:
+                self.touch(link)
+                link.context = None
+            link = link.context
+
+    def failure(self, raised: Raised) -> Value:
+        """The value of the exception that is raised, made now if there is none yet."""
+        if isinstance(raised.error, BaseException):
+            kind = type(raised.error)
+            if kind not in SIMPLE_ERRORS:
+                raise Unsupported("B019", raised.reason)
+            args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
+            raised.error = Failure(kind, args=args, details=raised.details)
+        found: Value = raised.error
+        return found
 
     def _one(self, frame: Frame) -> None:
         instruction = frame.instruction
@@ -160,6 +269,7 @@ class Interpreter:
         frame = self.frames.pop()
         if frame.generator is not None:
             frame.generator.done = True
+            frame.generator.result = value
             return
         if not self.frames:
             self.frames.append(frame)
@@ -173,17 +283,47 @@ class Interpreter:
             return answer
         depth = len(self.frames) - 1
         while len(self.frames) > depth:
-            self._one(self.frames[-1])
+            self._guarded(depth)
         return self.frames[-1].stack.pop()
 
-    def step_to_yield(self, frame: Frame) -> Value | None:
-        """Run a generator's frame to its next yield: the value, or None if it returned instead."""
+    def step_to_yield(self, frame: Frame, thrown: Raised | None = None) -> Value | None:
+        """Run a generator's frame to its next yield: the value, or None if it returned instead.
+
+        `thrown` is raised in it first, where it stands.
+        """
         depth = len(self.frames)
         self.yielded = None
         self.frames.append(frame)
-        while len(self.frames) > depth:
-            self._one(self.frames[-1])
+        try:
+            if thrown is not None:
+                self._throw_in(thrown, depth)
+            while len(self.frames) > depth:
+                self._guarded(depth)
+        except Raised as raised:
+            if VERSION < (3, 12) and self.failure_kind(raised) is StopIteration:
+                raise self.stopped_early(raised) from None  # from 3.12 the generator's own bytecode does this
+            raise
         return self.yielded
+
+    def _throw_in(self, thrown: Raised, depth: int) -> None:
+        thrown.handled = self.handled()
+        if self._handling_level(depth) < 0:
+            self._leave_by(thrown, depth)
+            raise thrown
+        self._catch(thrown, depth)
+
+    def failure_kind(self, raised: Raised) -> type:
+        """The class of the exception."""
+        kind = type(raised.error) if isinstance(raised.error, BaseException) else python_type(raised.error)
+        assert kind is not None
+        return kind
+
+    def stopped_early(self, raised: Raised) -> Raised:
+        """StopIteration may not leave a generator: what Python raises instead."""
+        inner = self._as_value(raised)
+        outer = Raised.of(RuntimeError("generator raised StopIteration"))
+        outer.handled = outer.cause = inner
+        return outer
 
     def touch(self, value: Any) -> None:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
@@ -191,12 +331,17 @@ class Interpreter:
             self.outside.write(value, self._undo)
         if isinstance(value, Generator):
             frame, done = value.frame, value.done
-            index, slots, stack = frame.index, frame.slots.copy(), frame.stack.copy()
+            index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled
 
             def restore() -> None:
                 value.done, frame.index, frame.slots, frame.stack = done, index, slots, stack
+                frame.handled = handled
 
             self._undo.append(restore)
+        elif isinstance(value, Failure):
+            before = {name: getattr(value, name) for name in ("args", "cause", "context", "suppresses", "places")}
+            self._undo.append(lambda: value.restore(before))
+            self.touch(value.members)
         elif isinstance(value, Instance):
             self.touch(value.members)
         elif isinstance(value, Cell):
@@ -262,7 +407,7 @@ class Interpreter:
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            raise Unsupported("B019", f"{type(error).__name__}: {error}") from error
+            raise Raised.of(error) from error
         return self.wrap_plain(result)
 
     def tensor_call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:

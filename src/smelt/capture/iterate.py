@@ -4,11 +4,13 @@ for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), 
 """
 
 from smelt.capture.attributes import attribute_now
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.failures import stop_iteration
 from smelt.capture.interpret import Interpreter
 from smelt.capture.values import (
     Constant,
     DictView,
+    Failure,
     Generator,
     Instance,
     Iterator,
@@ -46,6 +48,8 @@ def iterator(interp: Interpreter, value: Value) -> Value:
             return value
         method = attribute_now(interp, value, "__iter__")
         return interp.call(method, [])
+    if isinstance(value, Constant):
+        interp.compute(iter, value.value)  # raises as Python would
     raise Unsupported("B009", describe(value))
 
 
@@ -97,8 +101,8 @@ def _advance_joined(interp: Interpreter, value: Joined) -> Value | None:
     for number, part in enumerate(value.parts):
         item = advance(interp, part)
         if item is None:
-            if value.strict and (number or any(advance(interp, other) is not None for other in value.parts[1:])):
-                raise Unsupported("B019", "ValueError: zip() arguments differ in length")
+            if value.strict:
+                _check_strict(interp, value, number)
             return None
         items.append(item)
     if value.kind is zip:
@@ -111,13 +115,104 @@ def _advance_joined(interp: Interpreter, value: Joined) -> Value | None:
     return interp.now(interp.call(value.function, items))
 
 
-def _advance_generator(interp: Interpreter, value: Generator) -> Value | None:
+def _check_strict(interp: Interpreter, value: Joined, ended_at: int) -> None:
+    """`zip(strict=True)`: the part at `ended_at` is at its end; the first may only be if all the others are too."""
+    word, number = ("shorter", ended_at) if ended_at else ("longer", 1)
+    if not ended_at:
+        while number < len(value.parts) and advance(interp, value.parts[number]) is None:
+            number += 1
+        if number == len(value.parts):
+            return
+    others = "argument 1" if number == 1 else f"arguments 1-{number}"
+    raise Raised.of(ValueError(f"zip() argument {number + 1} is {word} than {others}"))
+
+
+def _advance_generator(interp: Interpreter, value: Generator, sent: Value | None = None) -> Value | None:
     if value.done:
         return None
     interp.touch(value)
     if value.frame.index > 0:
-        value.frame.stack.append(Constant(None))  # what `next` sends in
+        value.frame.stack.append(sent or Constant(None))  # what `next` sends in
     return interp.step_to_yield(value.frame)
+
+
+def send(interp: Interpreter, sent: Value, value: Value) -> Value | None:
+    """One step of `yield from value`; None at its end."""
+    if isinstance(value, Generator):
+        return _advance_generator(interp, value, sent)
+    if not (isinstance(sent, Constant) and sent.value is None):
+        raise Unsupported("B002", "generator.send through yield from")
+    return advance(interp, value)
+
+
+def generator_method(interp: Interpreter, name: str, value: Generator, args: list[Value]) -> Value:
+    """`next`, `send`, `throw` and `close` of a generator."""
+    if name == "__iter__":
+        return value
+    if name == "throw" and args:
+        return _result(_throw(interp, value, _thrown(interp, args)), value)
+    if name == "close" and not args:
+        return _close(interp, value)
+    if name not in ("send", "__next__"):
+        raise Unsupported("B002", f"generator.{name}")
+    fresh = value.frame.index == 0
+    if args and fresh and not (isinstance(args[0], Constant) and args[0].value is None):
+        raise Unsupported("B019", "TypeError: can't send non-None value to a just-started generator")
+    return _result(_advance_generator(interp, value, args[0] if args else None), value)
+
+
+def _result(item: Value | None, value: Generator) -> Value:
+    if item is None:
+        raise ended(value)
+    return item
+
+
+def ended(value: Value) -> Raised:
+    """StopIteration with what a generator returned, the first time it is asked."""
+    if not isinstance(value, Generator):
+        return stop_iteration(None)
+    result, value.result = value.result, None
+    return stop_iteration(result)
+
+
+def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
+    """`throw(error)`, or as it was once written: `throw(type, error, traceback)`."""
+    error = args[0]
+    if len(args) > 1 and isinstance(args[1], Failure):
+        error = args[1]
+    if isinstance(error, Object) and isinstance(error.value, type) and len(args) == 1:
+        error = interp.now(interp.call(error, []))
+    if not isinstance(error, Failure):
+        raise Unsupported("B002", f"generator.throw of {describe(error)}")
+    return Raised(error, describe(error))
+
+
+def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
+    if value.done:
+        raise thrown
+    frame = value.frame
+    if frame.index == 0 or (frame.instruction.arg & 3 > 1 and frame.instruction.name == "NOP"):
+        raise Unsupported("B002", "generator.throw before its first yield or inside yield from")
+    interp.touch(value)
+    frame.stack.append(Constant(None))
+    return interp.step_to_yield(frame, thrown)
+
+
+def _close(interp: Interpreter, value: Generator) -> Value:
+    interp.touch(value)
+    if value.frame.index == 0:
+        value.done = True
+    if value.done:
+        return Constant(None)
+    try:
+        item = _throw(interp, value, Raised.of(GeneratorExit()))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), GeneratorExit | StopIteration):
+            raise
+        return Constant(None)
+    if item is not None:
+        raise Raised.of(RuntimeError("generator ignored GeneratorExit"))
+    return Constant(None)
 
 
 def drain(interp: Interpreter, value: Value) -> list[Value]:

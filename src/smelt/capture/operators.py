@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.capture.attributes import Missing, attribute_now
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter, make_sequence
 from smelt.capture.iterate import drain
@@ -103,7 +103,8 @@ def _result_kind(value: Sequence) -> type:
 def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
     kind = _result_kind(left)
     if kind is not _result_kind(right):
-        raise Unsupported("B019", "TypeError: can only concatenate sequences of one kind")
+        text = f'can only concatenate {kind.__name__} (not "{right.kind.__name__}") to {kind.__name__}'
+        raise Raised.of(TypeError(text))
     return Sequence(kind, [*interp.outside.items(left), *interp.outside.items(right)])
 
 
@@ -317,7 +318,7 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if isinstance(container, Mapping):
         real = hashable(interp, key)
         if not interp.outside.present(container, real):
-            raise Unsupported("B019", f"KeyError: {real!r}")
+            raise Raised.of(KeyError(real))
         return interp.outside.force(container.items[real])
     if interp.is_plain(container) and interp.is_plain(key):
         return interp.compute(operator.getitem, interp.plain(container), interp.plain(key))
@@ -342,7 +343,8 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
     try:
         return interp.outside.force(container.items[real])
     except (IndexError, TypeError) as error:
-        raise Unsupported("B019", f"{type(error).__name__}: {error}") from error
+        text = str(error) if container.kind is list else str(error).replace("list", "tuple", 1)
+        raise Raised.of(type(error)(text)) from error
 
 
 def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
@@ -357,7 +359,9 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         return
     if isinstance(container, Sequence) and container.kind is list:
         position = interp.plain(key)
-        if not isinstance(position, int) or not -len(container.items) <= position < len(container.items):
+        if isinstance(position, int) and not -len(container.items) <= position < len(container.items):
+            raise Raised.of(IndexError("list assignment index out of range"))
+        if not isinstance(position, int):
             raise Unsupported("B008", "[]=")
         interp.touch(container)
         container.items[position] = value
@@ -382,7 +386,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
         try:
             del container.items[interp.plain(key)]
         except IndexError as error:
-            raise Unsupported("B019", f"IndexError: {error}") from error
+            raise Raised.of(error) from error
         return
     if isinstance(container, Object | Instance):
         method = attribute_now(interp, container, "__delitem__")

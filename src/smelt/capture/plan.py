@@ -74,7 +74,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class FrameRecipe:
-    """Which registers hold one frame's function, slots and stack."""
+    """Which registers hold one frame's function, slots, stack and, if it handles one, exception."""
 
     info: CodeInfo
     index: int
@@ -82,11 +82,13 @@ class FrameRecipe:
     function: int
     slots: tuple[int, ...]
     stack: tuple[int, ...]
+    handled: int | None = None
 
     def stand_up(self, registers: list[Any]) -> LiveFrame:
         slots = [registers[number] for number in self.slots]
         stack = [registers[number] for number in self.stack]
-        return LiveFrame(registers[self.function], self.info, self.index, slots, stack, self.discard)
+        handled = None if self.handled is None else registers[self.handled]
+        return LiveFrame(registers[self.function], self.info, self.index, slots, stack, self.discard, handled)
 
 
 @dataclass(frozen=True, slots=True)

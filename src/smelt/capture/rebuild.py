@@ -8,6 +8,7 @@ Mutable containers are made empty first and filled afterwards, so sharing and cy
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable
 from collections.abc import Iterator as Iterating
@@ -19,13 +20,16 @@ from torch import fx
 
 from smelt import _native
 from smelt.capture.breaks import Abandoned
+from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Cell,
     Constant,
     DictView,
+    Failure,
     Function,
+    Handled,
     Instance,
     Iterator,
     Joined,
@@ -35,11 +39,13 @@ from smelt.capture.values import (
     Object,
     Partial,
     Pending,
+    Place,
     Sequence,
     Set,
     Slice,
     Super,
     Tensor,
+    Trace,
     Value,
     describe,
 )
@@ -274,6 +280,48 @@ def _instance(build: Rebuilder, value: Instance) -> Operand:
     return made
 
 
+def _failure(build: Rebuilder, value: Failure) -> Operand:
+    kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
+    made = build.early(value, build.step(lambda: base.__new__(kind)))
+    build.step(lambda real, args: base.__init__(real, *args), made, build.operand(value.args))
+    names, details = tuple(value.attributes), tuple(value.details)
+    operands = map(build.operand, (*value.attributes.values(), *value.details.values()))
+
+    def fill(real: Any, trace: Any, cause: Any, context: Any, *items: Any) -> None:
+        real.__dict__.update(zip(names, items[: len(names)], strict=True))
+        for name, item in zip(details, items[len(names) :], strict=True):
+            setattr(real, name, item)
+        real.__traceback__, real.__cause__, real.__context__ = trace, cause, context
+        real.__suppress_context__ = suppresses
+
+    none = build.constant(None)
+    links = [none if link is None else build.operand(link) for link in (value.cause, value.context)]
+    build.step(fill, made, _traceback(build, value.places), *links, *operands)
+    return made
+
+
+def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:
+    if not places:
+        return build.constant(None)
+    instructions = [instruction for _, _, instruction in places]
+
+    def make(*functions: Any) -> Any:
+        trace = None
+        for function, at in zip(reversed(functions), reversed(instructions), strict=True):
+            trace = types.TracebackType(trace, _native.new_frame(function, at.offset), at.offset, at.line)
+        return trace
+
+    return build.step(make, *[build.operand(function) for function, _, _ in places])
+
+
+def _trace(build: Rebuilder, value: Trace) -> Operand:
+    return _traceback(build, value.places)
+
+
+def _handled(build: Rebuilder, value: Handled) -> Operand:
+    return build.step(lambda: sys.exc_info()[1])
+
+
 def _filler(base: Any, keys: tuple[Any, ...]) -> Callable[..., None]:
     """Fills a dict of a class of its own without asking that class."""
 
@@ -319,4 +367,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Super: _super,
     Partial: _partial,
     Object: _object,
+    Failure: _failure,
+    Trace: _trace,
+    Handled: _handled,
 }

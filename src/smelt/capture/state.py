@@ -10,7 +10,10 @@ from smelt.capture.bytecode import CodeInfo, Instruction
 
 @dataclass(slots=True, eq=False)
 class LiveFrame:
-    """One frame that is between two instructions, with the objects it holds. `discard`: see `interpret.Frame`."""
+    """One frame that is between two instructions, with the objects it holds.
+
+    `discard`: see `interpret.Frame`. `handled`: the exception whose handler it is in, None if it is in none of its own.
+    """
 
     function: FunctionType
     info: CodeInfo
@@ -18,6 +21,7 @@ class LiveFrame:
     slots: list[Any]
     stack: list[Any]
     discard: bool = False
+    handled: BaseException | None = None
 
     @property
     def instruction(self) -> Instruction:
@@ -43,19 +47,31 @@ class LiveFrame:
                 self.slots[slot] = _native.NULL
 
 
-StateKey = tuple[tuple[Any, int, int, bool], ...]
+StateKey = tuple[tuple[Any, int, int, bool, bool], ...]
 
 
 def key_of(frames: list[LiveFrame]) -> StateKey:
     """What entries of resumed states are filed under."""
-    return tuple((frame.info.code, frame.index, len(frame.stack), frame.discard) for frame in frames)
+    return tuple(
+        (frame.info.code, frame.index, len(frame.stack), frame.discard, frame.handled is not None) for frame in frames
+    )
+
+
+def handled_in(frames: list[LiveFrame]) -> BaseException | None:
+    """The exception being handled in a state; None if it is for the frames around it to say."""
+    for frame in reversed(frames):
+        if frame.handled is not None:
+            return frame.handled
+    return None
 
 
 def flat(frames: list[LiveFrame]) -> list[Any]:
-    """All objects of a state in the order guard slots count them: slots, stack, function, frame by frame."""
+    """All objects of a state in the order guard slots count them: slots, stack, function, exception, by frame."""
     values: list[Any] = []
     for frame in frames:
         values += frame.slots
         values += frame.stack
         values.append(frame.function)
+        if frame.handled is not None:
+            values.append(frame.handled)
     return values

@@ -16,10 +16,10 @@ from torch import fx
 from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.base.events import count, emit, wanted
+from smelt.capture import exception_instructions, instructions, match_instructions
 from smelt.capture.breaks import Abandoned, Unsupported
 from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
-from smelt.capture.instructions import HANDLERS
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.outside import Outside
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop
@@ -29,10 +29,13 @@ from smelt.capture.replay import replay
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
+from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape
 from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
 from smelt.ir.ghost import GhostMode
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
+
+SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
 
 # Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
 EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
@@ -98,7 +101,7 @@ def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
     found, base = [], 0
     for frame in frames:
         found.append((frame, base))
-        base += len(frame.slots) + len(frame.stack) + 1
+        base += len(frame.slots) + len(frame.stack) + 1 + (frame.handled is not None)
     return found
 
 
@@ -131,7 +134,10 @@ def _virtual(outside: Outside, frame: LiveFrame, base: int) -> Frame:
     closure: tuple[Cell, ...] = ()
     if frame.index == 0:
         closure = tuple(_closure_cells(outside, function))
-    return Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+    made = Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+    if frame.handled is not None:
+        made.handled = outside.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
+    return made
 
 
 def _keywords_slot(code: CodeType) -> int:
@@ -218,8 +224,8 @@ class _Closing:
             guards, self._plan(computation, operands, record, forbidden), self._entrance(len(collected)), saw_tensors
         )
 
-    def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any]]]:
-        """Per frame of the state at the start: the sources of function, slots and stack, None for what is empty."""
+    def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any], Any]]:
+        """Per frame of the state at the start: sources of function, slots, stack and exception, None if empty."""
         found = []
         slot = self.interp.tree.slot
         for frame, base in _with_bases(self.frames):
@@ -234,12 +240,14 @@ class _Closing:
                 slot(stack_base + number, f"stack[{number}]") if real is not _native.NULL else None
                 for number, real in enumerate(frame.stack)
             ]
-            found.append((frame, slot(stack_base + len(frame.stack), frame.info.code.co_name), slots, stack))
+            place = stack_base + len(frame.stack)
+            handled = slot(place + 1, "the exception being handled") if frame.handled is not None else None
+            found.append((frame, slot(place, frame.info.code.co_name), slots, stack, handled))
         return found
 
     def _collect_entrance(self) -> None:
-        for _, function, slots, stack in self._entry_slots():
-            for source in (function, *slots, *stack):
+        for _, function, slots, stack, handled in self._entry_slots():
+            for source in (function, *slots, *stack, handled):
                 if source is not None:
                     source.collect()
 
@@ -252,8 +260,9 @@ class _Closing:
                 function.index,
                 tuple(null if source is None else source.index for source in slots),
                 tuple(null if source is None else source.index for source in stack),
+                None if handled is None else handled.index,
             )
-            for frame, function, slots, stack in self._entry_slots()
+            for frame, function, slots, stack, handled in self._entry_slots()
         )
         relations = tuple((one.index, other.index, same) for one, other, same in self.interp.tree.relations)
         return Entrance(relations, frames)
@@ -294,14 +303,15 @@ class _Closing:
         if isinstance(self.ending, Returned):
             return self.build.operand(self.ending.value)
         null = self.build.constant(_native.NULL)
-        found: list[tuple[Frame, Operand, list[Operand], list[Operand]]] = []
+        found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
         for frame in self.interp.frames:
             slots = [
                 self.build.operand(value) if value is not None and frame.info.is_live(frame.index, number) else null
                 for number, value in enumerate(frame.slots)
             ]
             stack = [self.build.operand(value) for value in frame.stack]
-            found.append((frame, self.build.operand(frame.function), slots, stack))
+            handled = None if frame.handled is None else self.build.operand(frame.handled)
+            found.append((frame, self.build.operand(frame.function), slots, stack, handled))
         return found
 
     def _close_graph(self) -> None:
@@ -356,8 +366,9 @@ class _Closing:
                 self.number(function),
                 tuple(map(self.number, slots)),
                 tuple(map(self.number, stack)),
+                None if handled is None else self.number(handled),
             )
-            for frame, function, slots, stack in operands
+            for frame, function, slots, stack, handled in operands
         )
         return Stop(computation, frames, self._needs_cpython(), record, forbidden)
 

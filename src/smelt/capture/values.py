@@ -7,6 +7,7 @@ containers `Pending` items that become values (and guards) when they are first t
 """
 
 import enum
+import functools
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.capture.bytecode import CodeInfo
+from smelt.capture.bytecode import CodeInfo, Instruction
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
 
@@ -157,10 +158,11 @@ class Joined(Value):
 
 @dataclass(slots=True, eq=False)
 class Generator(Value):
-    """A generator made by the captured code: its suspended `interpret.Frame`."""
+    """A generator made by the captured code: its suspended `interpret.Frame`, and what it returned once `done`."""
 
     frame: Any
     done: bool = False
+    result: Value | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +224,47 @@ class Instance(Value):
     @property
     def attributes(self) -> dict[str, Any]:
         return self.members.items
+
+
+Place = tuple[Value, CodeInfo, Instruction]
+"""A line of a traceback: the function, its code, and the instruction it was at."""
+
+
+@dataclass(slots=True, eq=False)
+class Failure(Instance):
+    """An exception made by the captured code: its `args`, what it is chained to, and where it has been.
+
+    `places` are its traceback, outermost first; `context` may be `HANDLED_OUTSIDE`; `details` are attributes that C
+    code gave it (`AttributeError.name`).
+    """
+
+    args: Any = None
+    cause: Value | None = None
+    context: Value | None = None
+    suppresses: bool = False
+    places: tuple[Place, ...] = ()
+    details: dict[str, Value] = field(default_factory=dict)
+
+    def restore(self, parts: dict[str, Any]) -> None:
+        """Put back what was noted before a change."""
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+@dataclass(slots=True, eq=False)
+class Trace(Value):
+    """The traceback that a `Failure` had at some moment."""
+
+    failure: Failure
+    places: tuple[Place, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Handled(Value):
+    """The exception that the program was handling before the captured code began, if any."""
+
+
+HANDLED_OUTSIDE = Handled()
 
 
 @dataclass(slots=True, eq=False)
@@ -286,5 +329,7 @@ def python_type(value: Value) -> type | None:
         Slice: slice,
         Generator: types.GeneratorType,
         Cell: types.CellType,
+        Trace: types.TracebackType,
+        Partial: functools.partial,
     }
     return fixed.get(type(value))

@@ -1,0 +1,77 @@
+"""Instructions of the `match` statement: what a pattern asks of its subject.
+
+case {"a": x}:    MATCH_MAPPING · GET_LEN · MATCH_KEYS        case Point(x=0):   MATCH_CLASS
+"""
+
+from typing import Any
+
+from smelt.capture.attributes import attribute_or_none
+from smelt.capture.breaks import Unsupported
+from smelt.capture.bytecode import Instruction
+from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.operators import hashable, length
+from smelt.capture.table import handles, take
+from smelt.capture.values import Constant, Mapping, Object, Sequence, Value, describe, python_type
+
+_SEQUENCE, _MAPPING = 1 << 5, 1 << 6  # type flags by which CPython tells what patterns may take apart
+_MATCHES_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+@handles("MATCH_SEQUENCE", "MATCH_MAPPING")
+def _match_kind(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    kind = python_type(frame.stack[-1])
+    if kind is None:
+        raise Unsupported("B012", f"match of {describe(frame.stack[-1])}")
+    flag = _SEQUENCE if instruction.name == "MATCH_SEQUENCE" else _MAPPING
+    frame.stack.append(Constant(bool(kind.__flags__ & flag)))
+
+
+@handles("GET_LEN")
+def _get_len(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(Constant(length(interp, frame.stack[-1])))
+
+
+@handles("MATCH_KEYS")
+def _match_keys(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    subject, keys = frame.stack[-2], frame.stack[-1]
+    if not isinstance(subject, Mapping) or not isinstance(keys, Sequence):
+        raise Unsupported("B012", f"match of {describe(subject)}")
+    wanted = [hashable(interp, key) for key in interp.outside.items(keys)]
+    if len(set(wanted)) != len(wanted):
+        raise Unsupported("B019", "ValueError: mapping pattern checks duplicate key")
+    if all(interp.outside.present(subject, key) for key in wanted):
+        frame.stack.append(Sequence(tuple, [interp.outside.force(subject.items[key]) for key in wanted]))
+    else:
+        frame.stack.append(Constant(None))
+
+
+@handles("MATCH_CLASS")
+def _match_class(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    subject, wanted, names = take(frame, 3)
+    kind = python_type(subject)
+    if not isinstance(wanted, Object) or not isinstance(wanted.value, type) or kind is None:
+        raise Unsupported("B012", f"match of {describe(subject)} with {describe(wanted)}")
+    real: type = interp.outside.pin(wanted)
+    if not issubclass(kind, real):
+        frame.stack.append(Constant(None))
+        return
+    found = _matched(interp, subject, real, instruction.arg, interp.plain(names))
+    frame.stack.append(Constant(None) if found is None else Sequence(tuple, found))
+
+
+def _matched(interp: Interpreter, subject: Value, kind: Any, count: int, names: tuple[str, ...]) -> list[Value] | None:
+    """The attributes a class pattern names, by place and by keyword; None if one is missing."""
+    places: tuple[str, ...] = ()
+    itself: list[Value] = []
+    if count:
+        declared = interp.tree.class_attribute(kind, "__match_args__")
+        if isinstance(declared, tuple) and len(declared) >= count:
+            places = declared[:count]
+        elif kind in _MATCHES_SELF and count == 1:
+            itself = [subject]
+        else:
+            raise Unsupported("B019", f"TypeError: {kind.__name__}() accepts fewer positional sub-patterns")
+    found = [attribute_or_none(interp, subject, name) for name in (*places, *names)]
+    if None in found:
+        return None
+    return [*itself, *[value for value in found if value is not None]]
