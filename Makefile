@@ -1,5 +1,6 @@
 # make demo    train a small transformer eagerly and through smelt, side by side (PEER=1 adds torch.compile)
 # make test    the test suite            (ARGS="-k fuse" to choose)
+# make test-ops  every operator of PyTorch's database against eager, some minutes (ARGS="--only softmax" to choose)
 # make lint    ruff and mypy
 # make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
 #
@@ -13,7 +14,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-ops lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -21,6 +22,9 @@ demo: $(VENV)/smelt
 
 test: $(VENV)/dev
 	@$(PY) -m pytest -q $(ARGS)
+
+test-ops: $(VENV)/dev
+	@$(PY) -m tests.ops_db.sweep $(ARGS)
 
 lint: $(VENV)/dev
 	@$(PY) -m ruff check .

@@ -1,0 +1,240 @@
+"""PyTorch's own operator database, every operator against eager: `python -m tests.ops_db.sweep`.
+
+    python -m tests.ops_db.sweep --dtypes float32,bfloat16 --samples 6 --only softmax,cumsum --jobs 2
+
+Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
+name; the sweep goes on behind it.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import unittest
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+
+WORKER = ("-m", "tests.ops_db.sweep")
+
+# Operators whose results are not numbers to compare: they show memory nobody has written.
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+
+
+# Differences that are known and why they stay.
+KNOWN = {
+    "linalg.eig": "the backward looks at the loss and refuses some; traced, it does not look",
+    "native_layer_norm": "a gradient that cancels to nothing, where eager's error is smaller than one rounding",
+    "nn.functional.linear_cross_entropy": "capture's: a dataclass that does not exist in a graph",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one dtype."""
+
+    operator: str
+    variant: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}{'.' + self.variant if self.variant else ''}:{self.dtype}"
+
+
+def all_cases(dtypes: Sequence[str], only: Sequence[str] = ()) -> Iterator[Case]:
+    """Every operator of the database at those of `dtypes` that it takes."""
+    for info in _database():
+        if only and info.name not in only:
+            continue
+        for name in dtypes:
+            if info.supports_dtype(getattr(torch, name), "cpu"):
+                yield Case(info.name, info.variant_test_name, name)
+
+
+def _database() -> Sequence[Any]:
+    # PyTorch's test classes want this package; the database beside them does not.
+    if "expecttest" not in sys.modules and find_spec("expecttest") is None:
+        stand_in = ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = stand_in
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    found: Sequence[Any] = op_db
+    return found
+
+
+def check(case: Case, samples: int, backend: str) -> list[str]:
+    """What differs, over the first few samples of one operator and one with its tensors strided."""
+    from tests.ops_db.comparing import compare, tensors_in
+
+    (info,) = [i for i in _database() if (i.name, i.variant_test_name) == (case.operator, case.variant)]
+    dtype = getattr(torch, case.dtype)
+    gradients = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
+    found: list[str] = []
+    torch.manual_seed(0)
+    random = bool(torch.Tag.nondeterministic_seeded in _tags(case.operator)) or "dropout" in case.operator
+    given = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
+    chosen = given if len(given) <= samples else [given[i * len(given) // samples] for i in range(samples)]
+    tried = [(str(number), sample) for number, sample in enumerate(chosen)]
+    for sample in chosen[:1]:
+        if all(tensor.layout is torch.strided for tensor in tensors_in((sample.input, sample.args, sample.kwargs))):
+            tried.append(("strided", sample.noncontiguous()))
+    for name, sample in tried:
+        args = (sample.input, *sample.args)
+        wrong = compare(
+            info.op,
+            args,
+            sample.kwargs,
+            backend=backend,
+            values=case.operator not in UNINITIALISED,
+            exact_reference=not random,
+        )
+        found += [f"sample {name} {_shapes(args, sample.kwargs)}: {text}" for text in wrong]
+    return found
+
+
+def _tags(name: str) -> Sequence[torch.Tag]:
+    packet = getattr(torch.ops.aten, name.rpartition(".")[2], None)
+    return [tag for overload in packet.overloads() for tag in getattr(packet, overload).tags] if packet else []
+
+
+def _shapes(args: Sequence[object], kwargs: dict[str, object]) -> str:
+    def show(value: object) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, tuple | list):
+            return "(" + ", ".join(map(show, value)) + ")"
+        return repr(value)
+
+    return "(" + ", ".join([*map(show, args), *(f"{name}={show(value)}" for name, value in kwargs.items())]) + ")"
+
+
+def work(samples: int, backend: str) -> None:
+    """The worker: cases as JSON lines in, `start` and `done` lines out."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(2)
+    _database()
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        try:
+            found = check(case, samples, backend)
+        except BaseException as error:
+            found = [f"the test itself: {type(error).__name__}: {error}"]
+        import smelt
+
+        smelt.reset()
+        print("\x1e" + json.dumps(found), flush=True)
+
+
+class Worker:
+    """A process that checks cases one at a time."""
+
+    def __init__(self, samples: int, backend: str) -> None:
+        command = [sys.executable, *WORKER, "--work", f"--samples={samples}", f"--backend={backend}"]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
+        )
+        self.case: Case | None = None
+        self.since = 0.0
+
+    def start(self, case: Case) -> None:
+        assert self.process.stdin is not None
+        self.case, self.since = case, time.monotonic()
+        self.process.stdin.write(json.dumps(vars(case)) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> list[str]:
+        """What the worker found, once there is something to read; a worker that died says so itself."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("\x1e"):
+                found: list[str] = json.loads(line[1:])
+                return found
+        return [f"the process died with status {self.process.wait()}"]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def sweep(
+    cases: Sequence[Case], *, samples: int = 4, backend: str = "llvm", jobs: int = 2, limit: float = 90.0
+) -> Iterator[tuple[Case, list[str]]]:
+    """Every case with what was found, as answers come in."""
+    waiting = list(reversed(cases))
+    with selectors.DefaultSelector() as selector:
+        busy: set[Worker] = set()
+
+        def give(worker: Worker) -> None:
+            if not waiting:
+                worker.stop()
+                return
+            worker.start(waiting.pop())
+            busy.add(worker)
+            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+
+        def take(worker: Worker) -> Case:
+            selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+            busy.discard(worker)
+            assert worker.case is not None
+            return worker.case
+
+        for _ in range(min(jobs, len(cases))):
+            give(Worker(samples, backend))
+        while busy:
+            for key, _ in selector.select(timeout=1.0):
+                worker: Worker = key.data
+                case, found = take(worker), worker.answer()
+                yield case, found
+                give(worker if worker.process.poll() is None else Worker(samples, backend))
+            for worker in [w for w in busy if time.monotonic() - w.since > limit]:
+                case = take(worker)
+                worker.stop()
+                yield case, [f"no answer within {limit} s"]
+                give(Worker(samples, backend))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Hold every operator of PyTorch's database to eager.")
+    parser.add_argument("--dtypes", default="float32", help="comma-separated")
+    parser.add_argument("--only", default="", help="operators, comma-separated; all by default")
+    parser.add_argument("--samples", type=int, default=4, help="sample inputs per operator")
+    parser.add_argument("--backend", default="llvm")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options.samples, options.backend)
+        return 0
+    only = [name for name in options.only.split(",") if name]
+    cases = list(all_cases(options.dtypes.split(","), only))
+    failed = known = 0
+    for case, found in sweep(
+        cases, samples=options.samples, backend=options.backend, jobs=options.jobs, limit=options.limit
+    ):
+        if not found:
+            continue
+        reason = KNOWN.get(case.operator)
+        known, failed = (known + 1, failed) if reason else (known, failed + 1)
+        heading = f"{case} (known: {reason})" if reason else str(case)
+        print(f"{heading}\n" + "\n".join(f"    {text}" for text in found), flush=True)
+    print(f"{len(cases)} cases, {failed} with differences, {known} with known ones")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
