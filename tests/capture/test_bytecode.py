@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from smelt.capture.bytecode import CodeInfo, decode, shim_code
-from smelt.capture.instructions import HANDLERS
 from smelt.capture.step import STEPS
+from smelt.capture.trace import HANDLERS
 
 MODULES = [collections, contextlib, dataclasses, inspect, json.decoder, textwrap]
 
