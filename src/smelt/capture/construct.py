@@ -68,7 +68,9 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
             raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
         return made
     fills_plainly = all(static_lookup(kind, name) is static_lookup(base, name) for name in ("__init__", "__setitem__"))
-    if made.contents is not None and fills_plainly:
+    if made.contents is not None and (fills_plainly or (initialise is static_lookup(base, "__init__") and not args)):
+        if kwargs and not fills_plainly:
+            raise Unsupported("B002", f"class {kind.__qualname__}")
         made.contents.items.update(unpacked(interp, args, kwargs))
         return made
     if not isinstance(initialise, types.FunctionType):

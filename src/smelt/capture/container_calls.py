@@ -181,11 +181,15 @@ def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     return _NONE
 
 
+def _plain_set(interp: Interpreter, value: Value) -> set[Any]:
+    return {interp.plain(item) for item in drain(interp, value)}
+
+
 def _difference(name: str) -> Method:
     """A set method that changes the set by other plain values."""
 
     def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-        others = [{interp.plain(item) for item in drain(interp, value)} for value in args]
+        others = [interp.plain(value) if isinstance(value, Set) else _plain_set(interp, value) for value in args]
         interp.touch(receiver)
         getattr(receiver.items, name)(*others)
         return _NONE
