@@ -96,11 +96,7 @@ def _check_flags(fullgraph: object, dynamic: object, mode: object, disable: obje
 
 
 def _compiled_function(function: Callable[..., Any], region: CompiledRegion) -> Callable[..., Any]:
-    enter = region.call
-
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return enter(function, *args, **kwargs)
-
+    compiled = region.entering(function)
     functools.update_wrapper(compiled, function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
     compiled._smelt_region = region  # type: ignore[attr-defined]
     _originals[compiled] = function
@@ -114,11 +110,10 @@ def _compiled_module(model: torch.nn.Module, region: CompiledRegion, settings: d
     user's `forward` sees as `self`, so that `type(self)` and identity hold inside.
     """
     cls = type(model)
-    enter = region.call
-    forward = model.forward
+    enter = region.entering(model.forward)
 
     def compiled_forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return enter(forward, *args, **kwargs)
+        return enter(*args, **kwargs)
 
     functools.update_wrapper(compiled_forward, cls.forward)
 

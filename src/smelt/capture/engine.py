@@ -16,7 +16,7 @@ import torch
 from smelt import _native
 from smelt.base.collector import paused
 from smelt.base.errors import GraphBreakError, SmeltWarning
-from smelt.base.events import count, emit, timed
+from smelt.base.events import count, counters, emit, timed
 from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
@@ -57,12 +57,21 @@ class Engine:
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
-        count("calls")
-        try:
-            return self.native.call(function, *args, **kwargs)
-        except BaseException as error:
-            error.__traceback__ = without_smelt(error.__traceback__)
-            raise
+        return self.entering(function)(*args, **kwargs)
+
+    def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that calls `function` with this region active: one layer, as every call goes through it."""
+        call = self.native.call
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            counters["calls"] += 1
+            try:
+                return call(function, *args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_smelt(error.__traceback__)
+                raise
+
+        return compiled
 
     def reset(self) -> None:
         """Forget everything compiled."""

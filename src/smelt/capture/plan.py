@@ -162,11 +162,9 @@ Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 def _picker(computation: Computation) -> Picker:
     """The graph's arguments out of the collected values."""
     arguments = computation.arguments
-    if arguments == tuple(range(computation.collected)):
-        return lambda collected: collected
-    if len(arguments) == 1:
-        only = arguments[0]
-        return lambda collected: (collected[only],)
+    first, end = arguments[0], arguments[0] + len(arguments)
+    if arguments == tuple(range(first, end)):
+        return operator.itemgetter(slice(first, end))
     return operator.itemgetter(*arguments)
 
 

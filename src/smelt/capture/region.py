@@ -9,7 +9,8 @@ from smelt.ir.graph import GraphCompiler
 class CompiledRegion:
     """Everything compiled for one `smelt.compile`.
 
-    `call(function, *args, **kwargs)` runs the function with its frames captured; `reset()` forgets all of it.
+    `call(function, *args, **kwargs)` runs the function with its frames captured, `entering(function)` makes a function
+    that does; `reset()` forgets all that was compiled.
     """
 
     def __init__(
@@ -25,4 +26,5 @@ class CompiledRegion:
         engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback)
         self.native = engine.native
         self.call: Callable[..., Any] = engine.call
+        self.entering: Callable[[Callable[..., Any]], Callable[..., Any]] = engine.entering
         self.reset: Callable[[], None] = engine.reset

@@ -26,7 +26,12 @@ ENTRY_POINT_GROUP = "smelt.backends"
 
 
 def _eager(options: Options) -> GraphCompiler:
-    return lambda traced: _as_tuple(traced.to_module())
+    def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
+        forward = traced.to_module().forward  # not the module: nobody can have hooked it, and calling it costs as much
+        (output,) = traced.graph.output_node().args
+        return forward if isinstance(output, tuple) else _as_tuple(forward)
+
+    return compile_graph
 
 
 def _aot_eager(options: Options) -> GraphCompiler:

@@ -76,7 +76,8 @@ class _Forward:
         if grad:
             torch._C._set_grad_enabled(False)
         try:
-            values = _without_autocast(self.forward, inputs)
+            autocast = torch._C._is_any_autocast_enabled()
+            values = _without_autocast(self.forward, inputs) if autocast else self.forward(*inputs)
             if plan.copied:
                 values = _own(values, plan.copied)
         except UnexpectedResult:
@@ -108,24 +109,29 @@ class _Differentiable:
         )
         saved_inputs = {saved.source for saved in plan.saved}
         self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
+        self.wanted = frozenset(plan.gradients)
         self.only_results = plan.results == len(plan.differentiable) and not plan.written
+        self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
-        if self.eager is not None and _only_eager_is_right(plan, inputs):
+        transformed = torch._C._are_functorch_transforms_active()
+        if (transformed or forward_ad._current_level >= 0 or plan.written) and (
+            self.eager is not None and _only_eager_is_right(plan, inputs)
+        ):
             return self.eager(*inputs)
-        box: list[Any] = []
-        apply: Flat = _Joined.apply if torch._C._are_functorch_transforms_active() else _apply
+        box: list[Any] = [self]  # the way in, and the way out for values that are no results of the function
+        apply: Flat = _Joined.apply if transformed else _apply
         try:
-            differentiable = apply(self, box, *inputs)
+            differentiable = apply(box, *inputs)
         except UnexpectedResult:
             if self.eager is None:
                 raise
             return self.eager(*inputs)
         values: Any = differentiable
-        if box:
-            values = box[0]
+        if len(box) > 1:
+            values = box[1]
             for position, value in zip(plan.differentiable, differentiable, strict=True):
                 values[position] = value
             if plan.written:
@@ -161,32 +167,44 @@ class _Joined(torch.autograd.Function):
     """The one node that a compiled graph is to PyTorch's autograd."""
 
     @staticmethod
-    def forward(ctx: Any, state: _Differentiable, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
+        state: _Differentiable = box[0]
         plan = state.plan
-        values = _without_autocast(state.forward, inputs)
+        # The casts autocast asks for are in the graph already.
+        autocast = torch._C._is_any_autocast_enabled()
+        values = _without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
         if plan.copied:
             values = _own(values, plan.copied)
-        ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+        hooked = False
+        if state.kept:
+            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+            hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         ctx.set_materialize_grads(False)
-        ctx.state = state
-        ctx.others = [_track(inputs[index]) for index in state.others]
-        ctx.versions = [inputs[index]._version for index in state.others]
-        ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        # A result that is a view would make PyTorch forbid writes to it, as it does for views from a multi-output node.
-        results = [values[index] for index in plan.differentiable]
-        results = [result.detach() if result._is_view() else result for result in results]
+        others, versions = [], []
+        for index in state.others:
+            tensor = inputs[index]
+            # Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive.
+            others.append(tensor if index in state.wanted and tensor.is_leaf else TensorWeakRef(tensor))
+            versions.append(tensor._version)
+        ctx.joined = (state, others, versions, hooked)  # in one: every attribute of a context costs
         if not state.only_results:
             box.append(list(values[: plan.forward_outputs]))
-        return tuple(results)
+        # A result that is a view would make PyTorch forbid writes to it, as it does for views from a multi-output node.
+        if state.only_values and len(values) == 1:
+            (value,) = values
+            return (value.detach() if value._is_view() else value,)
+        results = [values[index] for index in plan.differentiable]
+        return tuple([result.detach() if result._is_view() else result for result in results])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        state: _Differentiable = ctx.state
+        state: _Differentiable
+        state, others, versions, hooked = ctx.joined
         if torch.is_grad_enabled():
-            gradients: Sequence[Any] = _differentiable_backward(ctx, state, tangents)
+            gradients: Sequence[Any] = _differentiable_backward(state, ctx.saved_tensors, others, versions, tangents)
         else:
             saved: Sequence[Any] = ctx.saved_tensors
-            if ctx.hooked:
+            if hooked:
                 saved = [_fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
             given = [
                 tangent
@@ -195,9 +213,9 @@ class _Joined(torch.autograd.Function):
                 for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True)
             ]
             gradients = _without_autocast(state.backward, (*saved, *given))
-        placed: list[Any] = [None] * (state.plan.inputs + 2)
+        placed: list[Any] = [None] * (state.plan.inputs + 1)
         for index, gradient in zip(state.plan.gradients, gradients, strict=True):
-            placed[index + 2] = gradient
+            placed[index + 1] = gradient
         return tuple(placed)
 
 
@@ -205,14 +223,20 @@ class _Joined(torch.autograd.Function):
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
 
 
-def _differentiable_backward(ctx: Any, state: _Differentiable, tangents: Sequence[Any]) -> Sequence[Any]:
+def _differentiable_backward(
+    state: _Differentiable,
+    saved: Sequence[Any],
+    others: Sequence[Any],
+    versions: Sequence[int],
+    tangents: Sequence[Any],
+) -> Sequence[Any]:
     if isinstance(state.replay, str):
         raise SmeltError(
             "SM040",
             f"create_graph=True through a compiled graph: {state.replay}",
             hint="call this part under smelt.disable to differentiate it twice",
         )
-    inputs = state.saved_inputs(ctx.saved_tensors, ctx.others, ctx.versions)
+    inputs = state.saved_inputs(saved, others, versions)
     # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
     inputs = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
     with torch.enable_grad():
@@ -225,11 +249,6 @@ def _differentiable_backward(ctx: Any, state: _Differentiable, tangents: Sequenc
         create_graph=True,
         allow_unused=True,
     )
-
-
-def _track(tensor: torch.Tensor) -> Any:
-    """Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive by being tracked."""
-    return tensor if tensor.is_leaf and tensor.requires_grad else TensorWeakRef(tensor)
 
 
 def _without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
