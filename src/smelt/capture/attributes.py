@@ -244,6 +244,10 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
             return held
+    if name not in members and "__getattr__" not in members and not hasattr(types.ModuleType, name):
+        source.instance_dict().check(("lacks", name))
+        source.instance_dict().check(("lacks", "__getattr__"))
+        raise Missing(value, name)
     if name == "__dict__" or not hasattr(value.value, name):
         raise Unsupported("B007", f"{name} of module {value.value.__name__}")
     raise Unsupported("B007", f"{name} of module {value.value.__name__}, which makes it on demand")

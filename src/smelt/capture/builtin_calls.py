@@ -17,6 +17,7 @@ import torch
 
 from smelt.capture.attributes import (
     attribute,
+    attribute_now,
     attribute_or_none,
     delete_attribute,
     plain_attribute,
@@ -60,6 +61,7 @@ from smelt.capture.values import (
     describe,
     python_type,
 )
+from smelt.capture.wording import formatted, text_of
 
 Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
 
@@ -175,7 +177,23 @@ def _iter(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     return iterator(interp, args[0])
 
 
+def _text(how: str, function: Any) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) == 1 and not kwargs:
+            return text_of(interp, args[0], how)
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(function, *[interp.plain(value) for value in args], **named)
+
+    return make
+
+
+def _format(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return formatted(interp, args[0], interp.plain(args[1]) if len(args) > 1 else "")
+
+
 def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 1 and isinstance(args[0], Instance):
+        return interp.call(attribute_now(interp, args[0], "__next__"), [])  # it words its own StopIteration
     item = advance(interp, args[0])
     if item is not None:
         return item
@@ -406,6 +424,10 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     callable: _callable,
     len: _len,
     bool: _bool,
+    str: _text("__str__", str),
+    repr: _text("__repr__", repr),
+    ascii: _text("__ascii__", ascii),
+    format: _format,
     iter: _iter,
     next: _next,
     tuple: _make_sequence(tuple),

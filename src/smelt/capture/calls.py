@@ -112,6 +112,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
 
 
 def _hashable_get(table: dict[Any, Any], key: Any) -> Any:
+    if isinstance(type(key).__hash__, types.FunctionType):
+        return None  # hashing it would run the program's code
     try:
         return table.get(key)
     except TypeError:

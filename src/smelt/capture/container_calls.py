@@ -66,9 +66,8 @@ def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value
 
 
 def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    items = drain(interp, args[0])
     interp.touch(receiver)
-    receiver.unseen.extend(items)
+    drain(interp, args[0], receiver.unseen)
     return _NONE
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from smelt.capture.attributes import attribute, delete_attribute, store_attribute
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
-from smelt.capture.failures import worded
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import advance, drain, iterator, send
 from smelt.capture.operators import (
@@ -31,7 +30,6 @@ from smelt.capture.values import (
     NULL,
     Cell,
     Constant,
-    Failure,
     Function,
     Generator,
     Mapping,
@@ -40,8 +38,8 @@ from smelt.capture.values import (
     Set,
     Slice,
     Value,
-    describe,
 )
+from smelt.capture.wording import formatted, text_of
 
 # locals, cells, names
 
@@ -403,10 +401,10 @@ def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
 
 @handles("LIST_EXTEND")
 def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = drain(interp, frame.stack.pop())
+    items = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
     interp.touch(target)
-    target.items.extend(items)
+    drain(interp, items, target.unseen)
 
 
 @handles("SET_UPDATE")
@@ -626,35 +624,29 @@ def _closure(cells: Value) -> tuple[Cell, ...]:
 # strings
 
 
+_CONVERSIONS = ("", "__str__", "__repr__", "__ascii__")
+
+
 @handles("FORMAT_VALUE")
 def _format_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     spec = interp.plain(frame.stack.pop()) if instruction.arg & 0x04 else ""
-    frame.stack.append(_formatted(interp, frame.stack.pop(), instruction.arg & 0x03, spec))
+    value = frame.stack.pop()
+    if instruction.arg & 0x03:
+        value = text_of(interp, value, _CONVERSIONS[instruction.arg & 0x03])
+    frame.stack.append(formatted(interp, value, spec))
 
 
 @handles("CONVERT_VALUE")
 def _convert_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    real = interp.plain(frame.stack.pop())
-    frame.stack.append(interp.compute((str, repr, ascii)[instruction.arg - 1], real))
+    frame.stack.append(text_of(interp, frame.stack.pop(), _CONVERSIONS[instruction.arg]))
 
 
 @handles("FORMAT_SIMPLE")
 def _format_simple(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    frame.stack.append(_formatted(interp, frame.stack.pop(), 0, ""))
+    frame.stack.append(formatted(interp, frame.stack.pop(), ""))
 
 
 @handles("FORMAT_WITH_SPEC")
 def _format_with_spec(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
     value, spec = take(frame, 2)
-    frame.stack.append(_formatted(interp, value, 0, interp.plain(spec)))
-
-
-def _formatted(interp: Interpreter, value: Value, conversion: int, spec: str) -> Value:
-    if isinstance(value, Failure) and conversion < 3:
-        value, conversion = worded(interp, value, "__repr__" if conversion == 2 else "__str__"), 0
-    if not interp.is_plain(value):
-        raise Unsupported("B002", f"formatting of {describe(value)}")
-    real = interp.plain(value)
-    if conversion:
-        real = (str, repr, ascii)[conversion - 1](real)
-    return interp.compute(format, real, spec)
+    frame.stack.append(formatted(interp, value, interp.plain(spec)))

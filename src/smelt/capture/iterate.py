@@ -3,6 +3,9 @@
 for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
 """
 
+import types
+from typing import Any
+
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import stop_iteration
@@ -22,6 +25,7 @@ from smelt.capture.values import (
     Tensor,
     Value,
     describe,
+    python_type,
 )
 
 
@@ -65,7 +69,23 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
         return _advance_joined(interp, value)
     if isinstance(value, Generator):
         return _advance_generator(interp, value)
+    if isinstance(value, Instance | Object):
+        return _advance_own(interp, value)
     raise Unsupported("B009", describe(value))
+
+
+def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
+    """The next item of an object whose class defines `__next__`."""
+    kind = python_type(value)
+    found = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
+    if not isinstance(found, types.FunctionType):
+        raise Unsupported("B009", describe(value))
+    try:
+        return interp.now(interp.call(interp.outside.fixed(found), [value]))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), StopIteration):
+            raise
+        return None
 
 
 def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | None:
@@ -215,12 +235,13 @@ def _close(interp: Interpreter, value: Generator) -> Value:
     return Constant(None)
 
 
-def drain(interp: Interpreter, value: Value) -> list[Value]:
-    """Everything an iterable yields."""
+def drain(interp: Interpreter, value: Value, into: list[Any] | None = None) -> list[Value]:
+    """Everything an iterable yields, put `into` a list as it comes: what came before an exception stays there."""
+    found: list[Value] = [] if into is None else into
     if isinstance(value, Sequence):
-        return list(interp.outside.items(value))
+        found.extend(interp.outside.items(value))
+        return found
     source = interp.now(iterator(interp, value))
-    found: list[Value] = []
     while (item := advance(interp, source)) is not None:
         found.append(item)
     return found

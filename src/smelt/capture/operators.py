@@ -118,7 +118,7 @@ def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, 
 def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value) -> Value:
     interp.touch(left)
     if symbol == "+=":
-        left.items.extend(drain(interp, right))
+        drain(interp, right, left.unseen)
     else:
         left.items *= interp.plain(right)
     return left
@@ -256,6 +256,8 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, Object | Instance):
         method = attribute_now(interp, value, "__len__")
         return int(interp.plain(interp.now(interp.call(method, []))))
+    if isinstance(value, Constant):
+        return int(interp.plain(interp.compute(len, value.value)))
     raise Unsupported("B008", f"len of {describe(value)}")
 
 
