@@ -46,3 +46,23 @@ def test_places_counted_from_the_start_of_memory(function: Callable[..., Any], b
     compiled = smelt.compile(function, backend=backend)
     for x in slices_of_one_memory():
         torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_other_devices_are_left_to_pytorch(gradients: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sin().sum(0)
+
+    compiled = smelt.compile(function)
+    made = compiled(torch.ones(3, 4, device="meta", requires_grad=gradients))
+    assert made.device.type == "meta"
+    assert made.shape == (4,)
+    if gradients:
+        made.sum().backward()
+
+    def moves(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(4, device="meta") * 2 + x.to("meta")
+
+    assert smelt.compile(moves)(torch.ones(4, requires_grad=gradients)).device.type == "meta"
+    x = torch.randn(3, 4, requires_grad=gradients)
+    torch.testing.assert_close(compiled(x), function(x))

@@ -26,7 +26,7 @@ from smelt.fuse import build_program
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import tensor_spec
+from smelt.ir.tensorspec import spec_of, tensor_spec
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.runtime.launch import Executable, launcher
@@ -178,7 +178,7 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
-    return _compile(traced, options, lower)
+    return _compile(traced, options, lower, _why_not_generate)
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -190,15 +190,35 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     return _compile(traced, options, lower)
 
 
-def _compile(traced: Traced, options: Options, lower: Callable[[Traced, str], Flat]) -> Flat:
+def _why_not_generate(traced: Traced) -> str | None:
+    """Why no kernels can be made for a pure graph: some of it lies where generated code, which is the CPU's, cannot reach."""
+    for node in traced.graph.nodes:
+        found = spec_of(node)
+        for spec in found if isinstance(found, tuple) else (found,):
+            if spec is not None and spec.device.type != "cpu":
+                return f"{node.name} is on {spec.device.type}, and kernels are made for the CPU only"
+    return None
+
+
+def _compile(
+    traced: Traced,
+    options: Options,
+    lower: Callable[[Traced, str], Flat],
+    why_not: Callable[[Traced], str | None] = lambda traced: None,
+) -> Flat:
     number = next(_numbers)
     context = Context(options, f"graph{number}", Fuel(options.fuel))
     if context.check_specs:
         check_graph(traced.graph, Level.TORCH, after="capture")
     try:
         if not _needs_gradients(traced):
-            return _join_forward(run_passes(traced, TRACE_FORWARD, context), number, lower)
+            pure: Pure = run_passes(traced, TRACE_FORWARD, context)
+            _refuse(why_not(pure.traced))
+            return join(lower(pure.traced, f"forward{number}"), None, pure.plan, eager=pure.eager)
         halves: Halves = run_passes(traced, TRACE_JOINT, context)
+        _refuse(why_not(halves.forward))
+        if halves.backward is not None:
+            _refuse(why_not(halves.backward))
     except CannotTrace as refused:
         events.count("eager_graphs")
         events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
@@ -208,8 +228,9 @@ def _compile(traced: Traced, options: Options, lower: Callable[[Traced, str], Fl
     return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager)
 
 
-def _join_forward(pure: Pure, number: int, lower: Callable[[Traced, str], Flat]) -> Flat:
-    return join(lower(pure.traced, f"forward{number}"), None, pure.plan, eager=pure.eager)
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise CannotTrace(reason)
 
 
 def _needs_gradients(traced: Traced) -> bool:
