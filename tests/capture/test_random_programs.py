@@ -24,8 +24,9 @@ STATEMENTS = [
     "box.items.append({e})", "box.items[-1:] = [{a}, {b}]", "box.table['{t}'] = {e}", "box.last = {e}",
     "{t} = {a} + (box.last if box.last is not None else {k})", "{t} = box.table.pop('{t}', {a}) * {k}",
     "{t} = box.items.pop() if box.items else {b}", "seen = {k}\n    n = n + seen", "n = n + len(box.items)",
-    "made = Box()\n    made.last = {e}\n    box.made = made", "alias = box\n    alias.last = {a}\n    {t} = box.last + {k}",
-    "def keep(t):\n        nonlocal n\n        n = n + 1\n        box.last = t\n        return t * n\n    {t} = keep({a})",
+    "made = Box()\n    made.last = {e}\n    box.made = made",
+    "alias = box\n    alias.last = {a}\n    {t} = box.last + {k}",
+    "def keep(t):\n        nonlocal n\n        n = box.last = n + 1\n        return t * n\n    {t} = keep({a})",
     "def inner(t):\n        return t * {k} + {b}\n    {t} = inner({e})", "graph_break()", "assert {a} is not None",
 ]  # fmt: skip
 NAMES = ["x", "y", "z"]

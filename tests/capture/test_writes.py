@@ -1,6 +1,8 @@
 """Writes to objects from outside: captured without a break, replayed in full, identity kept, seen by later reads."""
 
+import copy
 import dataclasses
+import functools
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -78,7 +80,8 @@ def attributes(x: torch.Tensor, box: Box) -> Any:
 def deleted(x: torch.Tensor, box: Box) -> Any:
     box.gone = x
     del box.gone
-    setattr(box, "late", x * 2)  # noqa: B010
+    name = "late"
+    setattr(box, name, x * 2)
     return hasattr(box, "gone"), getattr(box, "gone", x) + box.late
 
 
@@ -141,9 +144,10 @@ def aliased_objects(x: torch.Tensor, one: Box, two: Box) -> Any:
     return two.n + 1
 
 
-@pytest.mark.parametrize(
-    "program", [attributes, deleted, through_dict, mutated_list, mutated_dict, emptied, nested], ids=lambda p: p.__name__
-)
+PROGRAMS = [attributes, deleted, through_dict, mutated_list, mutated_dict, emptied, nested]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_of_an_object(program: Callable[..., Any]) -> None:
     whole(program, box)
 
@@ -486,3 +490,87 @@ def test_an_iterator_over_a_list_that_is_written() -> None:
         return found
 
     both(program, lambda: {"box": Box(items=[torch.ones(3), torch.zeros(3)])})
+
+
+CALLS: list[int] = []
+
+
+@functools.lru_cache(None)
+def cached(n: int) -> int:
+    CALLS.append(n)
+    return n * 2
+
+
+def test_cached_functions_are_called_once() -> None:
+    def program(x: torch.Tensor, n: int) -> Any:
+        return x * cached(n) + cached(n)
+
+    CALLS.clear()
+    runner = Captured()
+    for _ in range(3):
+        assert torch.equal(runner(program, torch.ones(2), 3), torch.full((2,), 12.0))
+    assert CALLS == [3] and not runner.breaks
+    cached.cache_clear()
+    runner(program, torch.ones(2), 3)
+    assert CALLS == [3, 3]
+
+
+@functools.lru_cache(None)
+def cached_reader() -> int:
+    return SETTING
+
+
+SETTING = 1
+
+
+def test_a_cached_function_sees_what_was_written_before() -> None:
+    def program(x: torch.Tensor) -> Any:
+        global SETTING
+        SETTING = 5
+        return x * cached_reader()
+
+    runner = Captured()
+    assert torch.equal(runner(program, torch.ones(2)), torch.full((2,), 5.0))
+
+
+def test_copies() -> None:
+    def program(x: torch.Tensor, box: Box) -> Any:
+        box.table["n"] = [1, (2, box.log)]
+        twin, near = copy.deepcopy(box), copy.copy(box)
+        twin.log.append("deep")
+        near.log.append("near")
+        near.own = 3
+        return twin, near, x * 2
+
+    whole(program, box)
+
+
+class Sum:
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __iadd__(self, other: Any) -> "Sum":
+        self.parts.append(other)
+        return self
+
+    def __add__(self, other: Any) -> "Sum":
+        return Sum([*self.parts, other])
+
+
+def test_own_operators_in_place() -> None:
+    def program(x: torch.Tensor, total: Sum) -> Any:
+        total += x
+        other = total + 1
+        return other, total.parts[-1] * 2
+
+    whole(program, lambda: {"total": Sum([])})
+
+
+def test_adding_a_tensor_to_a_number_in_place() -> None:
+    def program(x: torch.Tensor) -> Any:
+        total = 0
+        total += x * 2
+        total += x
+        return total
+
+    whole(program, dict)

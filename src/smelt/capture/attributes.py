@@ -3,6 +3,7 @@
 self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
+import functools
 import inspect
 import types
 from collections import OrderedDict
@@ -303,7 +304,7 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
     """What an entry of the class means when it is read through an instance."""
     if isinstance(found, types.FunctionType):
         return Method(interp.outside.fixed(found), value)
-    if isinstance(found, _C_METHODS):
+    if isinstance(found, (*_C_METHODS, functools._lru_cache_wrapper)):
         return Method(interp.outside.fixed(found), value)
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, source)

@@ -19,11 +19,13 @@ from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
 from smelt.capture.construct import call_class
 from smelt.capture.container_calls import container_method
+from smelt.capture.copies import COPIES
 from smelt.capture.failures import method_of
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, graph_break
+from smelt.capture.operators import hashable
 from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
@@ -93,7 +95,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in ("torch._C._set_grad_enabled", "torch._C._functions.set_grad_enabled"):
         interp.tape.set_grad_mode(interp.plain(args[0]))
         return Constant(None)
-    handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real)
+    handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real) or _hashable_get(COPIES, real)
     if handler is not None:
         interp.outside.pin(function)
         return handler(interp, args, kwargs)
@@ -292,6 +294,30 @@ def _wrong_call(code: types.CodeType) -> Unsupported:
     return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
 
 
+def _call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function under `functools.lru_cache`: called now, as it is called once for the same arguments.
+
+    What it would see must be real: no write of the captured code may be outstanding.
+    """
+    real = function.value
+    if interp.outside.differs():
+        raise Unsupported("B002", f"{real.__qualname__}, which is cached, between writes")
+    plain = [hashable(interp, value) for value in args]
+    named = {name: hashable(interp, value) for name, value in kwargs.items()}
+    try:
+        result = real(*plain, **named)
+    except Exception as error:
+        raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
+    interp.outside.pin(function)
+    if function.source is not None:
+        function.source.check(("predicate", _still_cached))
+    return interp.outside.value(result, interp.tree.fixed(result, f"{real.__qualname__}()"))
+
+
+def _still_cached(function: Any) -> bool:
+    return bool(function.cache_info().currsize)
+
+
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An object whose class defines `__call__`."""
     real = function.value
@@ -304,6 +330,8 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
         interp.outside.complete(named)
         merged = {name: interp.outside.force(item) for name, item in named.items.items()} | kwargs
         return call(interp, inner, [*interp.outside.items(before), *args], merged)
+    if isinstance(real, functools._lru_cache_wrapper):
+        return _call_cached(interp, function, args, kwargs)
     found = interp.tree.class_attribute(type(real), "__call__")
     if found is ABSENT or not isinstance(found, types.FunctionType):
         raise Unsupported("B002", describe(function))

@@ -39,7 +39,7 @@ def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs:
         return _make_namedtuple(interp, kind, args, kwargs)
     if issubclass(kind, BaseException):
         return make_failure(interp, kind, args, kwargs)
-    base = _layout(interp, kind)
+    base = layout(interp, kind)
     if base is None:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     made = Instance(kind)
@@ -48,7 +48,7 @@ def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs:
     return _initialise(interp, made, base, args, kwargs)
 
 
-def _layout(interp: Interpreter, kind: type) -> type | None:
+def layout(interp: Interpreter, kind: type) -> type | None:
     """The C type whose layout objects of this class have, if such an object is no more than that and a `__dict__`."""
     tree = interp.tree
     if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT or not kind.__dictoffset__:

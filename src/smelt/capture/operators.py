@@ -70,8 +70,10 @@ _IMMUTABLE = (Constant, Slice, Set)
 def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left symbol right`, in-place forms (`+=`) included."""
     function = BINARY.get(symbol) or INPLACE[symbol]
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
+    if isinstance(left, Tensor):
         return _on_tensors(interp, function, left, right)
+    if isinstance(right, Tensor) and not isinstance(left, Object | Instance):
+        return _on_tensors(interp, BINARY[symbol.rstrip("=")], left, right)  # `0 += x` makes a new tensor
     if any(isinstance(value, Sequence) and value.kind is torch.Size for value in (left, right)):
         return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))  # its own rules
     if isinstance(left, Sequence) and left.kind is list and symbol in ("+=", "*="):
@@ -129,15 +131,22 @@ _DUNDER = {symbol: f"__{function.__name__.strip('_')}__" for symbol, function in
 
 def _overloaded(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """A user class's own operator, when only the left side can have a say."""
-    name = _DUNDER.get(symbol.rstrip("=") if symbol in INPLACE else symbol)
-    if name is not None and isinstance(left, Object | Instance) and symbol not in INPLACE:
-        kind = python_type(left)
-        found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
-        if isinstance(found, types.FunctionType) and python_type(right) in (kind, int, float):
+    plain = _DUNDER[symbol.rstrip("=") if symbol in INPLACE else symbol]
+    kind, other = python_type(left), python_type(right)
+    refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+    if not isinstance(left, Object | Instance) or kind is None or other is None:
+        raise refused
+    if kind is not other and issubclass(other, kind):
+        raise refused  # a subclass's reflected operator would come first
+    for name in (f"__i{plain[2:]}", plain) if symbol in INPLACE else (plain,):
+        found = interp.tree.class_attribute(kind, name)
+        if isinstance(found, types.FunctionType):
             answer = interp.now(interp.call(interp.outside.fixed(found), [left, right]))
             if not (isinstance(answer, Constant) and answer.value is NotImplemented):
                 return answer
-    raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+        elif found is not ABSENT:
+            break
+    raise refused
 
 
 def unary(interp: Interpreter, name: str, value: Value) -> Value:

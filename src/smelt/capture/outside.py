@@ -109,6 +109,10 @@ class Outside:
             self.written[id(value)] = value
             undo.append(lambda: self.written.pop(id(value), None))
 
+    def differs(self) -> bool:
+        """Whether the world is by now another than the real objects show."""
+        return any(map(_changed, self.written.values()))
+
     def tell_apart(self) -> None:
         """What was written must be the same object as, or another than, each thing of its kind that was read."""
         for value in self.written.values():
@@ -285,6 +289,28 @@ class Outside:
         if name not in table:
             return None
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
+
+
+def unchanged(before: Any, after: Any) -> bool:
+    """Whether an item of a written container is still the one that was there."""
+    return before is after or (isinstance(before, Pending) and before.source.value is after)
+
+
+def _changed(value: Any) -> bool:
+    if isinstance(value, Cell):
+        return value.source is None or value.contents is not value.source.child(("cell",), "").value
+    if isinstance(value, Set):
+        return bool(value.items ^ (value.original or frozenset()))
+    if isinstance(value, Mapping):
+        before, after = value.original or {}, value.items
+        return list(before) != list(after) or not all(map(_as_real, before.values(), after.values()))
+    first: tuple[Any, ...] = value.original
+    return len(first) != len(value.unseen) or not all(map(_as_real, first, value.unseen))
+
+
+def _as_real(before: Any, after: Any) -> bool:
+    same = isinstance(before, Pending) and isinstance(after, Constant) and before.value is after.value
+    return same or unchanged(before, after)
 
 
 def _owner(source: Source) -> Object | None:

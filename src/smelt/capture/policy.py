@@ -25,6 +25,8 @@ class Treatment(Enum):
 _TORCH_FILES: dict[str, Treatment] = {
     "nn/modules/lazy.py": Treatment.BREAK,
     "nn/modules/": Treatment.INLINE,
+    "nn/utils/parametrize.py": Treatment.INLINE,
+    "nn/utils/parametrizations.py": Treatment.INLINE,
     "backends/mha/": Treatment.INLINE,
     "autograd/grad_mode.py": Treatment.INLINE,
     "utils/_contextlib.py": Treatment.INLINE,

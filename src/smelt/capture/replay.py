@@ -10,8 +10,9 @@ in between, so the difference is what is replayed, container by container in the
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from smelt.capture.outside import unchanged
 from smelt.capture.rebuild import Rebuilder
-from smelt.capture.values import Cell, Mapping, Pending, Sequence, Set, Value
+from smelt.capture.values import Cell, Mapping, Sequence, Set, Value
 
 
 def replay(build: Rebuilder, written: Iterable[Value]) -> None:
@@ -21,15 +22,11 @@ def replay(build: Rebuilder, written: Iterable[Value]) -> None:
             _WRITERS[type(value)](build, value)
 
 
-def _unchanged(before: Any, after: Any) -> bool:
-    return before is after or (isinstance(before, Pending) and before.source.value is after)
-
-
 def _list(build: Rebuilder, value: Sequence) -> None:
     original, final = value.original or (), value.unseen
     real = build.operand(value)
     kept = len(original)
-    if len(final) >= kept and all(map(_unchanged, original, final)):
+    if len(final) >= kept and all(map(unchanged, original, final)):
         if len(final) > kept:
             build.step(_extend, real, *map(build.operand, final[kept:]))
         return
@@ -55,7 +52,7 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
         value.source.checks["complete"] = ("keys", tuple(original))
         removed, changed = tuple(original), tuple(final)
     else:
-        changed = tuple(key for key in final if key not in original or not _unchanged(original[key], final[key]))
+        changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
 
     def write(real: dict[Any, Any], *items: Any) -> None:
         for key in removed:
