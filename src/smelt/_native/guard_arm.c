@@ -193,9 +193,8 @@ reach_key(Arm *arm, const Node *node, const Level *parent, Level *level)
     if (!is_plain_dict(parent->value) || !is_plain_key(node->operand)) {
         return ASK;
     }
-    bool by_name = PyUnicode_CheckExact(node->operand) && has_only_names(parent->value);
-    if (!parent->versioned && !by_name) {
-        return ASK;
+    if (!parent->versioned && !(PyUnicode_CheckExact(node->operand) && has_only_names(parent->value))) {
+        return ASK; /* looking it up could run code that compares keys */
     }
     PyObject *value = PyDict_GetItemWithError(parent->value, node->operand);
     if (value == NULL) {
@@ -376,6 +375,21 @@ looks_inside(const Arm *arm, Py_ssize_t node)
     return false;
 }
 
+/* Where a dict keeps its version, which every change renews; NULL: some changes do not. */
+static uint64_t *
+version_of(PyDictObject *dict)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    if (dict->ma_values) { /* an object's attributes, which are written past the dict */
+        return NULL;
+    }
+#endif
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    return &dict->ma_version_tag; /* until 3.13 it is there and does what it did */
+#pragma GCC diagnostic pop
+}
+
 /* Before anything is read from a dict: its version, by which a change from now on shows. */
 static void
 note_version(Arm *arm, Level *level)
@@ -384,9 +398,11 @@ note_version(Arm *arm, Level *level)
         || node_at(arm, level->node)->changes >= TOO_OFTEN) {
         return;
     }
-    PyDictObject *dict = (PyDictObject *)level->value;
-    add_word(arm, level->node, &dict->ma_version_tag, dict->ma_version_tag);
-    level->versioned = true;
+    const uint64_t *version = version_of((PyDictObject *)level->value);
+    if (version) {
+        add_word(arm, level->node, version, *version);
+        level->versioned = true;
+    }
 }
 
 /* Whether nothing can ever make the value compare otherwise. */
