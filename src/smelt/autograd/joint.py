@@ -28,12 +28,11 @@ from smelt.autograd.trace import (
     interpret,
     plain_spec,
     settled,
-    without_caller_hooks,
 )
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.effects import draws, why_not_drop
-from smelt.ir.ghost import GhostError
+from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.joint import Phase, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec, tensor_spec

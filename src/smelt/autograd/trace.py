@@ -172,23 +172,6 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
 
 
 @contextlib.contextmanager
-def without_caller_hooks() -> Iterator[None]:
-    """Run with none of the caller's debugging or saving hooks, and put them back."""
-    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    hooks: list[Any] = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-    torch.set_anomaly_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_anomaly_enabled(anomaly, check_nan)
-        for pack, unpack in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-@contextlib.contextmanager
 def functionalized() -> Iterator[None]:
     """Within, operators on functional tensors reach the modes below without writes."""
     torch._enable_functionalization(reapply_views=True)

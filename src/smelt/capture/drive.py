@@ -57,8 +57,11 @@ def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
 
 
 def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
-    """The compiled graph raised: Python runs the state from its start and raises from the user's line."""
-    if failure.writes:
+    """The compiled graph raised: Python runs the state from its start and raises from the user's line.
+
+    Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own.
+    """
+    if failure.writes or type(failure.error).__module__ == "torch.utils.checkpoint":
         raise failure.error from None
     return run_eagerly(owner, entrance.state(collected))
 

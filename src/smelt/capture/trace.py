@@ -32,7 +32,7 @@ from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape
 from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
-from smelt.ir.ghost import GhostMode
+from smelt.ir.ghost import GhostMode, without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
 SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
@@ -71,7 +71,8 @@ def _capture_in_mode(
 ) -> Captured:
     tree, tape = GuardTree(), Tape()
     grad_mode = torch.is_grad_enabled()
-    with torch.inference_mode(False):  # inference tensors keep no version by which writes are noticed
+    # Inference tensors keep no version by which writes are noticed.
+    with torch.inference_mode(False), without_caller_hooks():
         torch._C._set_grad_enabled(grad_mode)
         return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, grad_mode, follow_generators)
 

@@ -13,8 +13,9 @@ and cost up to a millisecond; their answer is kept by operator and argument meta
 asks no more.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +74,23 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return propagate(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def without_caller_hooks() -> Iterator[None]:
+    """Run with none of the caller's debugging or saving hooks, which are not to see ghosts, and put them back."""
+    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(anomaly, check_nan)
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

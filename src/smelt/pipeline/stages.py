@@ -191,7 +191,7 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
 
 
 def _why_not_generate(traced: Traced) -> str | None:
-    """Why no kernels can be made for a pure graph: some of it lies where generated code, which is the CPU's, cannot reach."""
+    """Why no kernels can be made for a pure graph: some of it lies where the CPU's code cannot reach."""
     for node in traced.graph.nodes:
         found = spec_of(node)
         for spec in found if isinstance(found, tuple) else (found,):

@@ -34,8 +34,8 @@ def join(
     """A callable from flat input tensors to flat outputs.
 
     `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
-    share memory, under `torch.func` transforms, in forward-mode differentiation, and where an operator turns out to
-    yield something else than was said of it.
+    share memory, under `torch.func` transforms, in forward-mode differentiation, inside `torch.utils.checkpoint`, and
+    where an operator turns out to yield something else than was said of it.
     """
     if not plan.tangents:
         return _Forward(forward, plan, eager).__call__
@@ -117,8 +117,9 @@ class _Differentiable:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
         transformed = torch._C._are_functorch_transforms_active()
-        if (transformed or forward_ad._current_level >= 0 or plan.written) and (
-            self.eager is not None and _only_eager_is_right(plan, inputs)
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        if (transformed or hooked or forward_ad._current_level >= 0 or plan.written) and (
+            self.eager is not None and (_only_eager_is_right(plan, inputs) or _is_checkpointed())
         ):
             return self.eager(*inputs)
         box: list[Any] = [self]  # the way in, and the way out for values that are no results of the function
@@ -289,6 +290,13 @@ def _only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
     return bool(plan.written) and _share_memory(plan.written, inputs)
+
+
+def _is_checkpointed() -> bool:
+    """Whether `torch.utils.checkpoint` watches what is saved. It will run the caller's Python again in the backward,
+    where nothing compiled is on the stack, and expects the very same tensors to be saved in the same order."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
 def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:

@@ -1,0 +1,43 @@
+"""What PyTorch's autograd does round a compiled graph: checkpoints, in eager's own words and numbers."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smelt
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_checkpoints_inside_and_outside_what_is_compiled(backend: str, reentrant: bool, inside: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).relu().exp()
+
+    def whole(x: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        made: torch.Tensor = checkpoint(inner, x, use_reentrant=reentrant)
+        return made.sin() * 2
+
+    x = torch.randn(3, 4, requires_grad=True)
+    if inside:
+        mine = smelt.compile(lambda x: whole(x, part), backend=backend)(x)
+    else:
+        mine = whole(x, smelt.compile(part, backend=backend))
+    eager = whole(x, part)
+    torch.testing.assert_close(mine, eager)
+    for one, other in zip(_gradients(mine, x, layer), _gradients(eager, x, layer), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def _gradients(out: torch.Tensor, x: torch.Tensor, layer: nn.Linear) -> list[torch.Tensor]:
+    for tensor in (x, layer.weight, layer.bias):
+        tensor.grad = None
+    out.sum().backward()
+    found = [tensor.grad for tensor in (x, layer.weight, layer.bias)]
+    return [gradient for gradient in found if gradient is not None]
