@@ -42,8 +42,8 @@ class Guards:
     @property
     def roots(self) -> tuple[GuardNode, ...]: ...
     @property
-    def has_shortcut(self) -> bool:
-        """Whether the next `check` can be a short one: only what can have changed since all held."""
+    def shortcut(self) -> tuple[int, int] | None:
+        """How many facts (comparisons of memory) and questions the next `check` can do with; None before it knows."""
     def check(self, slots: Sequence[Any]) -> tuple[Any, ...] | None:
         """The collected values in tree order, or None if a check fails. Never raises for a failed access.
 
@@ -97,6 +97,7 @@ def set_tensor_layout(
     kind_words: int,
     gradient: int,
     wanted: int,
+    history: tuple[int, ...],
     dimensions: int,
 ) -> None:
     """Say where tensors keep what they are (`smelt.capture.layout` finds out), so that guards can look there."""

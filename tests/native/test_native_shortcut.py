@@ -43,7 +43,7 @@ def armed(root: Node, *slots: Any) -> Guards:
     guards = Guards((root,))
     for _ in range(3):
         assert guards.check(slots) is not None
-    assert guards.has_shortcut
+    assert guards.shortcut is not None
     return guards
 
 
@@ -89,7 +89,7 @@ def test_a_counter_beside_what_is_read() -> None:
     for step in range(10):
         thing.count += 1
         assert same_answer(guards, thing)
-        assert guards.has_shortcut, step
+        assert guards.shortcut is not None, step
     inner.x = 6
     assert not same_answer(guards, thing)
     inner.x = 5

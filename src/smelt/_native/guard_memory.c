@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+enum { HISTORY_WORDS = 4 };
+
 static struct {
     int known;
     int body;      /* byte offset of the pointer to the tensor's body in its Python object */
@@ -17,29 +19,43 @@ static struct {
     int kind;      /* dtype, device, flags: so many words from here; */
     int kind_words;
     int gradient;  /* the pointer to what autograd knows of it, NULL: nothing */
-    int wanted;    /* byte offset there of the flag that a gradient is wanted: 1 is yes, 0 is unclear */
+    int wanted;    /* byte offset there of the flag that a gradient is wanted, */
+    int history[HISTORY_WORDS]; /* and of so many words that are all zero if the tensor was not computed from others */
+    int history_words;
     int dimensions;
 } layout;
 
 PyObject *
 set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"body",       "rank",     "sizes",  "strides",    "kind",
-                            "kind_words", "gradient", "wanted", "dimensions", NULL};
+    static char *names[] = {"body",     "rank",   "sizes",   "strides",    "kind", "kind_words",
+                            "gradient", "wanted", "history", "dimensions", NULL};
     int body, rank, sizes, strides, kind, kind_words, gradient, wanted, dimensions;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiiiii:set_tensor_layout", names, &body, &rank, &sizes,
-                                     &strides, &kind, &kind_words, &gradient, &wanted, &dimensions)) {
+    PyObject *history;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiiiiO!i:set_tensor_layout", names, &body, &rank, &sizes,
+                                     &strides, &kind, &kind_words, &gradient, &wanted, &PyTuple_Type, &history,
+                                     &dimensions)) {
         return NULL;
     }
-    if (kind_words < 1 || kind_words > KIND_WORDS || SIZEOF_VOID_P != 8) {
-        PyErr_Format(PyExc_ValueError, "set_tensor_layout() takes 1 to %d words of kind, not %d", KIND_WORDS,
-                     kind_words);
+    Py_ssize_t history_words = PyTuple_GET_SIZE(history);
+    if (kind_words < 1 || kind_words > KIND_WORDS || history_words < 1 || history_words > HISTORY_WORDS
+        || SIZEOF_VOID_P != 8) {
+        PyErr_Format(PyExc_ValueError, "set_tensor_layout() takes 1 to %d words of kind and of history, not %d and %zd",
+                     KIND_WORDS, kind_words, history_words);
         return NULL;
+    }
+    int places[HISTORY_WORDS];
+    for (Py_ssize_t i = 0; i < history_words; i++) {
+        places[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(history, i));
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
     }
     layout.known = 0;
     layout.body = body, layout.rank = rank, layout.sizes = sizes, layout.strides = strides, layout.kind = kind;
     layout.kind_words = kind_words, layout.gradient = gradient, layout.wanted = wanted;
-    layout.dimensions = dimensions;
+    layout.dimensions = dimensions, layout.history_words = (int)history_words;
+    memcpy(layout.history, places, sizeof places);
     layout.known = 1;
     Py_RETURN_NONE;
 }
@@ -54,6 +70,22 @@ same_words(const char *memory, const int64_t *expected, Py_ssize_t count)
         }
     }
     return true;
+}
+
+/* `record` is what autograd knows of the tensor, or NULL. A tensor computed from others wants a gradient without the
+   flag: that is left to the long way. */
+static bool
+same_gradient(const TensorSpec *spec, const char *record)
+{
+    if (record == NULL || record[layout.wanted] == 1) {
+        return spec->requires_grad == (record != NULL);
+    }
+    for (int i = 0; i < layout.history_words; i++) {
+        if (*(const uint64_t *)(record + layout.history[i])) {
+            return false;
+        }
+    }
+    return !spec->requires_grad;
 }
 
 bool
@@ -76,8 +108,7 @@ tensor_memory_holds(const TensorSpec *spec, PyObject *value)
         || (!spec->any_stride && !same_words(body + layout.strides, spec->sizes + spec->rank, spec->rank))) {
         return false;
     }
-    const char *gradient = *(const char **)(body + layout.gradient);
-    return spec->requires_grad ? gradient && gradient[layout.wanted] == 1 : gradient == NULL;
+    return same_gradient(spec, *(const char **)(body + layout.gradient));
 }
 
 void

@@ -130,6 +130,13 @@ shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected,
     return answer;
 }
 
+PyObject *
+shortcut_size(const Shortcut *shortcut)
+{
+    Py_ssize_t facts = shortcut->slots.count + shortcut->words.count + shortcut->classes.count + shortcut->tensors.count;
+    return Py_BuildValue("nn", facts, shortcut->states.count + shortcut->questions.count);
+}
+
 static void
 drop_facts(Facts *facts)
 {

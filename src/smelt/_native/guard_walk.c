@@ -215,8 +215,9 @@ remember(Guards *guards, const GuardSource *source, Py_ssize_t stale)
         guards->nodes[stale].changes++;
     }
     if (guards->passes == PASSES_BEFORE_SHORTCUT && (stale >= 0 || guards->shortcut == NULL)) {
-        Shortcut *old = guards->shortcut;
-        guards->shortcut = shortcut_arm(guards, source);
+        Shortcut *made = shortcut_arm(guards, source);
+        Shortcut *old = guards->shortcut; /* not before: making one may have run a finalizer that came here too */
+        guards->shortcut = made;
         shortcut_drop(old);
     }
 }

@@ -314,13 +314,14 @@ static PyMethodDef guards_methods[] = {
 };
 
 static PyObject *
-guards_has_shortcut(Guards *self, void *Py_UNUSED(closure))
+guards_shortcut(Guards *self, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(self->shortcut != NULL);
+    return self->shortcut ? shortcut_size(self->shortcut) : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef guards_properties[] = {
-    {"has_shortcut", (getter)guards_has_shortcut, NULL, PyDoc_STR("Whether the next check can be a short one."), NULL},
+    {"shortcut", (getter)guards_shortcut, NULL,
+     PyDoc_STR("How many facts and how many questions the next check can do with, or None."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

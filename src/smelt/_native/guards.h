@@ -192,6 +192,7 @@ typedef enum { SHORTCUT_HOLDS, SHORTCUT_FAILS, SHORTCUT_STALE } ShortcutAnswer;
 /* `stale`: the node that was found changed, for SHORTCUT_STALE. Collects as walk_nodes does. */
 ShortcutAnswer shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale);
 void shortcut_drop(Shortcut *shortcut); /* NULL is fine */
+PyObject *shortcut_size(const Shortcut *shortcut); /* (facts, questions), a new reference */
 /* Makes a shortcut of the guards for what the source holds now; NULL, without an exception, if that does not work. */
 Shortcut *shortcut_arm(Guards *guards, const GuardSource *source);
 

@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from smelt._native import GuardNode
 
 
-def _autocast_state() -> tuple[Any, ...]:
-    if not torch._C._is_any_autocast_enabled():
-        return ()
+def _autocast_settings() -> tuple[Any, ...]:
     cpu = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
     cuda = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     return (cpu, cuda, torch.is_autocast_cache_enabled())
 
 
+# Functions in C, as each is called once per call of anything compiled.
 PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("grad mode", torch.is_grad_enabled),
     ("inference mode", torch.is_inference_mode_enabled),
-    ("autocast", _autocast_state),
+    ("autocast", torch._C._is_any_autocast_enabled),
     ("default dtype", torch.get_default_dtype),
     ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
     ("torch function modes", torch._C._len_torch_function_stack),
@@ -54,7 +53,8 @@ class GuardTree:
         self._state = Source(None, ("value", None), "process")
         self.relations: list[tuple[Source, Source, bool]] = []  # pairs of collected tensors that are (not) one object
         self.inference_mode = torch.is_inference_mode_enabled()
-        for text, function in PROCESS_STATE:
+        settings = (("autocast settings", _autocast_settings),) if torch._C._is_any_autocast_enabled() else ()
+        for text, function in (*PROCESS_STATE, *settings):
             self._state.child(("value", function), text).check(("calls", function, function()))
 
     def slot(self, index: int, text: str) -> Source:

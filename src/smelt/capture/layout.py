@@ -34,6 +34,7 @@ class Layout:
     kind_words: int
     gradient: int
     wanted: int
+    history: tuple[int, ...]
     dimensions: int = _INLINE
 
 
@@ -86,7 +87,7 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
     gradient = _find_gradient(usable)
     if gradient is None or not _tells_kinds_apart(numel + 1, keys + 1):
         return None
-    place, wanted = gradient
+    place, wanted, history = gradient
     return Layout(
         body,
         rank * _WORD,
@@ -96,6 +97,7 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
         keys - numel,
         place * _WORD,
         wanted,
+        history,
     )
 
 
@@ -139,21 +141,23 @@ def _tells_kinds_apart(first: int, end: int) -> bool:
     )
 
 
-def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int] | None:
-    """The word with the pointer to autograd's record, and the byte there that says a gradient is wanted."""
+def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int, tuple[int, ...]] | None:
+    """The word with the pointer to autograd's record; there, the byte that says a gradient is wanted, and the words
+    that are zero in leaves and in nothing computed from them (the pointer to the node that computed it is one of them).
+    """
     plain, wanting, leaf = torch.empty(3), torch.empty(3).requires_grad_(), torch.empty(3, requires_grad=True)
-    frozen, result = torch.empty(3).requires_grad_().requires_grad_(False), leaf * 2
+    frozen = torch.empty(3).requires_grad_().requires_grad_(False)
     leaf.grad = torch.zeros(3)
     leaf.register_hook(lambda grad: None)  # type: ignore[no-untyped-call]
-    bodies = {id(t): _words(t._cdata, 8) for t in (plain, wanting, leaf, frozen, result)}
+    results = [leaf * 2, (wanting * 2)[1:], torch.empty(3).add_(leaf)]
+    recorded = [wanting, leaf, frozen, *results]
+    bodies = [_words(t._cdata, 8) for t in recorded]
     place = _only(
         word
         for word in range(2, 8)
-        if bodies[id(plain)][word] == 0
-        and all(
-            bodies[id(t)][word] > 4096 and bodies[id(t)][word] % _WORD == 0 for t in (wanting, leaf, frozen, result)
-        )
-        and len({bodies[id(t)][word] for t in (wanting, leaf, frozen, result)}) == 4
+        if _words(plain._cdata, 8)[word] == 0
+        and all(body[word] > 4096 and body[word] % _WORD == 0 for body in bodies)
+        and len({body[word] for body in bodies}) == len(bodies)
     )
     if place is None:
         return None
@@ -162,16 +166,25 @@ def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int] | None:
         address = _words(tensor._cdata, 8)[place]
         return ctypes.string_at(address, usable(address))
 
-    records = [(record(wanting), 1), (record(leaf), 1), (record(frozen), 0), (record(result), 0)]
+    wants, frozens = [record(wanting), record(leaf)], [record(frozen)]
+    computed = [record(tensor) for tensor in results]
     frozen.requires_grad_()
     wanting.requires_grad_(False)
-    records += [(record(frozen), 1), (record(wanting), 0)]
+    wants.append(record(frozen))
+    frozens.append(record(wanting))
+    size = min(map(len, (*wants, *frozens, *computed))) // _WORD * _WORD
     wanted = _only(
         byte
-        for byte in range(min(len(found) for found, _ in records))
-        if all(found[byte] == flag for found, flag in records)
+        for byte in range(size)
+        if all(found[byte] == 1 for found in wants) and all(found[byte] == 0 for found in (*frozens, *computed))
     )
-    return None if wanted is None else (place, wanted)
+    history = tuple(
+        word
+        for word in range(0, size, _WORD)
+        if not any(any(found[word : word + _WORD]) for found in (*wants, *frozens))
+        and all(any(found[word : word + _WORD]) for found in computed)
+    )
+    return (place, wanted, history) if wanted is not None and 1 <= len(history) <= 4 else None
 
 
 def _allocated_size() -> Callable[[int], int] | None:
