@@ -1,6 +1,7 @@
 # make demo    train a small transformer eagerly and through smelt, side by side (PEER=1 adds torch.compile)
 # make test    the test suite            (ARGS="-k fuse" to choose)
 # make test-ops  every operator of PyTorch's database against eager, some minutes (ARGS="--only softmax" to choose)
+# make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make lint    ruff and mypy
 # make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
 #
@@ -14,7 +15,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops lint bench clean
+.PHONY: demo test test-ops test-models lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -25,6 +26,9 @@ test: $(VENV)/dev
 
 test-ops: $(VENV)/dev
 	@$(PY) -m tests.ops_db.sweep $(ARGS)
+
+test-models: $(VENV)/dev
+	@$(PY) -m pytest -q -m 'slow or not slow' tests/models $(ARGS)
 
 lint: $(VENV)/dev
 	@$(PY) -m ruff check .

@@ -265,8 +265,8 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         raise Missing(value, name)
     if name in ("__name__", "__qualname__", "__dict__", "__mro__", "__bases__", "__doc__"):
         return interp.compute(getattr, kind, name) if is_constant(getattr(kind, name)) else _no(value, name)
-    if isinstance(found, classmethod):
-        return Method(interp.outside.fixed(found.__func__), value)
+    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
+        return Method(interp.outside.fixed(getattr(found, "__func__", found)), value)
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, _class_source(interp, kind, name))
     unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
@@ -385,6 +385,8 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
 
 def _written_kind(target: Value, name: str) -> type:
     """The class of an object whose attributes can be written to the log."""
+    if isinstance(target, Tensor) and hasattr(torch.Tensor, name):
+        raise Unsupported("B015", f"Tensor.{name} = …")
     if isinstance(target, Instance):
         return target.kind
     if isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor | types.FunctionType):

@@ -13,7 +13,10 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "B003": ("branch on a value that is only known by running: {}", "use torch.where, or decide on Python values"),
     "B004": ("{} needs the data of a tensor", "keep the value as a tensor, or read it after the compiled function"),
-    "B005": ("write to an object from outside: {}", "return the new value instead of storing it"),
+    "B005": (
+        "write that only Python can do: {}",
+        "write to a plain attribute or container, or return the new value instead",
+    ),
     "B006": ("{} is a tensor subclass with its own rules", "unwrap it to a plain tensor before the compiled function"),
     "B007": (
         "attribute {} cannot be read without running Python",

@@ -57,6 +57,7 @@ from smelt.capture.values import (
     Set,
     Slice,
     Super,
+    Tensor,
     Value,
     describe,
     python_type,
@@ -233,12 +234,28 @@ def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     return Mapping(unpacked(interp, args, kwargs))
 
 
+def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind, keys, *rest = args
+    if not isinstance(kind, Object) or kind.value is not dict:
+        raise Unsupported("B002", "dict.fromkeys of a subclass")
+    value = rest[0] if rest else Constant(None)
+    return Mapping({hashable(interp, key): value for key in drain(interp, keys)})
+
+
 def _set(kind: type) -> Builtin:
     def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if args and isinstance(args[0], Set):
+            return Set(set(args[0].items), kind)
         items = drain(interp, args[0]) if args else []
-        return Set({interp.plain(item) for item in items}, kind)
+        return Set({interp.plain(item) for item in items}, kind, ordered=True)
 
     return make
+
+
+def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Tensor):
+        return interp.tensor_call("call_function", operator.abs, args)
+    return interp.compute(abs, interp.plain(args[0]))
 
 
 def _zip(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -311,6 +328,8 @@ def _min_max(function: Any) -> Builtin:
 
 
 def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Set) and "key" not in kwargs:
+        return Sequence(list, in_order(interp, [interp.wrap_plain(item) for item in args[0].items], kwargs))
     return Sequence(list, in_order(interp, drain(interp, args[0]), kwargs))
 
 
@@ -448,6 +467,9 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     min: _min_max(min),
     max: _min_max(max),
     sorted: _sorted,
+    abs: _abs,
+    dict.__dict__["fromkeys"]: _fromkeys,
+    operator.abs: _abs,
     inspect.signature: _signature,
     object.__init__: _object_init,
     object.__getattribute__: _object_getattribute,

@@ -356,6 +356,8 @@ class Interpreter:
         else:
             items = value.items.copy()
             self._undo.append(lambda: setattr(value, "items", items))
+            if isinstance(value, Set):
+                self._undo.append(lambda: setattr(value, "ordered", False))  # the copy may yield in another order
 
     def plain(self, value: Any) -> Any:
         """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it."""

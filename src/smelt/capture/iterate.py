@@ -43,7 +43,7 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return Iterator(value.mapping, value.part)
     if isinstance(value, Constant) and isinstance(value.value, range | str | bytes):
         return Iterator(value, "forward")
-    if isinstance(value, Set) and len(value.items) < 2:
+    if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
         return Iterator(Sequence(tuple, [Constant(item) for item in value.items]), "forward")
     if isinstance(value, Tensor):
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")

@@ -52,6 +52,7 @@ class Tape:
         after = self._last_input
         with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(first):
             node = self.graph.placeholder(name)
+            node.target = node.name  # self.a.b and self.a_b are two inputs
         self._last_input = node
         spec = TensorSpec.of(tensor)
         set_spec(node, spec)

@@ -114,11 +114,15 @@ class Mapping(Value):
 
 @dataclass(slots=True, eq=False)
 class Set(Value):
-    """A set or frozenset of plain Python values; one from outside remembers its `original` items."""
+    """A set or frozenset of plain Python values; one from outside remembers its `original` items.
+
+    `ordered`: made as Python makes it, item by item, so that it yields them in the same order.
+    """
 
     items: set[Any]
     kind: type = set
     original: frozenset[Any] | None = None
+    ordered: bool = False
 
 
 @dataclass(slots=True, eq=False)
