@@ -475,6 +475,10 @@ def test_written_out(calls: Callable[[], Iterator[Any]], rules: dict[Any, Any]) 
         (aten.pow.Tensor_Scalar, (torch.ones(3, dtype=torch.int64), -1)),
         (aten.add_.Tensor, (torch.ones(3), torch.ones(2, 3))),
         (aten.add_.Tensor, (torch.ones(3, dtype=torch.int64), 1.5)),
+        (aten.mul_.Tensor, (torch.ones(3, dtype=torch.int64), torch.ones(3))),
+        (aten.floor.default, (torch.ones(3) > 0,)),
+        (aten.round.default, (torch.ones(3) > 0,)),
+        (aten.add_.Tensor, (torch.ones(3, dtype=torch.int64), 1.5)),
         (aten._softmax.default, (torch.ones(3), 1, False)),
         (
             aten.convolution.default,

@@ -90,6 +90,13 @@ def _is_bool(value: Any) -> bool:
     return value is True or value is False or getattr(value, "dtype", None) is torch.bool
 
 
+def _rounded(value: Any) -> Any:
+    if _is_bool(value):
+        raise NotImplementedError("rounding is not implemented for bool tensors")
+    return _same_unary(value)
+
+
+_same_unary = _unary(KNOWN - {torch.bool}, _same)
 _add_like = _binary(KNOWN - {torch.bool}, _same)
 
 
@@ -283,7 +290,7 @@ _FLOAT_UNARY = [
     "tanh",
     "i0",
 ]
-_SAME_UNARY = ["abs", "neg", "sign", "ceil", "floor", "trunc", "round", "relu"]
+_SAME_UNARY = ["abs", "neg", "sign", "relu"]
 _FLOATS_UNARY = [
     "gelu",
     "silu",
@@ -334,7 +341,8 @@ def _table() -> dict[Any, Rule]:
                 rules[overload] = rule
 
     enter(_FLOAT_UNARY, ("default",), _unary(KNOWN, float_result))
-    enter(_SAME_UNARY, ("default",), _unary(_NUMBERS, _same))
+    enter(_SAME_UNARY, ("default",), _same_unary)
+    enter(("ceil", "floor", "trunc", "round"), ("default",), _rounded)
     enter(_FLOATS_UNARY, ("default",), _unary(FLOATS, _same))
     enter(_BOOL_UNARY, ("default",), _unary(KNOWN, _bool))
     enter(("bitwise_not",), ("default",), _unary(_INTEGERS, _same))

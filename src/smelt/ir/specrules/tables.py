@@ -31,7 +31,7 @@ def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     if not isinstance(made, TensorSpec) or made.shape != tuple(value.shape):
         return NotImplemented
     if not torch.can_cast(made.dtype, value.dtype):
-        return NotImplemented
+        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {value.dtype}")
     return TensorSpec(made.shape, value.stride(), value.dtype, device, value.storage_offset())
 
 
