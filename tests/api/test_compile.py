@@ -327,3 +327,15 @@ def test_dynamic_true_is_right_for_every_size() -> None:
     for size in (1, 2, 7, 7, 33):
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x), three_ops(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_inputs_whose_names_read_alike(backend: str) -> None:
+    box = nn.Module()
+    box.x = nn.Parameter(torch.full((2,), 3.0))
+
+    def function(box_x: torch.Tensor, box: Any) -> torch.Tensor:
+        difference: torch.Tensor = box.x - box_x
+        return difference
+
+    assert smelt.compile(function, backend=backend)(torch.ones(2), box).tolist() == [2.0, 2.0]
