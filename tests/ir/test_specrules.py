@@ -372,6 +372,11 @@ def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dic
     places = torch.arange(16).reshape(1, 1, 4, 4).expand(2, 3, 4, 4)
     for unpooled in (_filled((2, 3, 4, 4), dtype), _filled((2, 4, 4, 3), dtype).permute(0, 3, 1, 2)):
         yield aten.max_unpool2d.default, (unpooled, places, [6, 7]), {}
+        yield aten.roll.default, (unpooled, [1], [2]), {}
+        yield aten.roll.default, (unpooled, [1, 2], [0, 3]), {}
+        yield aten.roll.default, (unpooled[:, :1], [0], [3]), {}
+        yield aten.roll.default, (unpooled[:, :, :1], [1], [1]), {}
+        yield aten.roll.default, (unpooled, [4], [2]), {}
     for options in (([2, 2],), ([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1], [1, 2])):
         yield aten.max_pool2d_with_indices.default, (x, *options), {}
         out, places = aten.max_pool2d_with_indices.default(x, *options)

@@ -405,6 +405,16 @@ def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
     return row_major(tuple(sizes), grad.dtype)
 
 
+def _roll(value: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """Pieces joined again, and so laid out as a join of them is; PyTorch's own description overlooks channels-last."""
+    shape = tuple(value.shape)
+    if not dims or min(shape, default=0) < 2 or not suggests_channels_last(shape, value.stride()):
+        return NotImplemented
+    if len(shifts) != len(dims) or not all(shift % shape[dim] for shift, dim in zip(shifts, dims, strict=True)):
+        return NotImplemented
+    return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+
+
 def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
     """PyTorch's own description of it overlooks channels-last."""
     if value.dim() not in (3, 4) or indices.shape != value.shape or indices.dtype is not torch.int64 or len(size) != 2:
@@ -434,6 +444,7 @@ RULES: dict[Any, Any] = {
     aten.max_pool2d_with_indices.default: _max_pool2d,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     aten.max_unpool2d.default: _max_unpool2d,
+    aten.roll.default: _roll,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.embedding.default: _embedding,
