@@ -116,6 +116,8 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         return Method(interp.outside.fixed(found), value)
     if name == "__class__":
         return interp.outside.fixed(kind)
+    if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
@@ -171,6 +173,8 @@ def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
     )
     if receiver_type is None:
         raise Unsupported("B007", f"super().{name}")
+    if value.kind not in receiver_type.__mro__ and kind is not None:
+        receiver_type = kind  # in a metaclass
     order = receiver_type.__mro__
     for base in order[order.index(value.kind) + 1 :]:
         if name in base.__dict__:
@@ -258,12 +262,15 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
     kind = value.value
     found = interp.tree.class_attribute(kind, name)
     if found is ABSENT:
-        if hasattr(kind, name) and name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__"):
+        if name in ("__mro__", "__bases__"):
+            bases = interp.tree.fixed(kind, kind.__qualname__).attribute(name)
+            return interp.outside.value(getattr(kind, name), bases)
+        if hasattr(kind, name) and name in ("__name__", "__qualname__", "__module__"):
             return interp.compute(getattr, kind, name) if name.endswith(("name__", "module__")) else _no(value, name)
         if isinstance(kind, type) and hasattr(kind, name):
             raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
         raise Missing(value, name)
-    if name in ("__name__", "__qualname__", "__dict__", "__mro__", "__bases__", "__doc__"):
+    if name in ("__name__", "__qualname__", "__dict__", "__doc__"):
         return interp.compute(getattr, kind, name) if is_constant(getattr(kind, name)) else _no(value, name)
     if isinstance(found, classmethod | types.ClassMethodDescriptorType):
         return Method(interp.outside.fixed(getattr(found, "__func__", found)), value)
@@ -286,6 +293,9 @@ def _is_data_descriptor(found: Any) -> bool:
 def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) -> Value:
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
         return interp.call(interp.outside.fixed(found.fget), [value])
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(python_type(value))])
     if name == "__class__":
         kind = python_type(value)
         return interp.outside.fixed(kind) if kind is not None else _no(value, name)
@@ -300,6 +310,23 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
+def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
+    """A descriptor's method, if its class is written in Python."""
+    method = interp.tree.class_attribute(type(found), name)
+    return interp.outside.fixed(method) if isinstance(method, types.FunctionType) else None
+
+
+def _cached(interp: Interpreter, value: Value, found: "functools.cached_property[Any]") -> Value:
+    """`functools.cached_property`: computed once, then an entry of the object's `__dict__`."""
+    if found.attrname is None or not isinstance(value, Instance | Object):
+        raise Unsupported("B007", f"a cached property of {describe(value)}")
+    answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
+    members = _members(interp, value)
+    interp.touch(members)
+    members.items[found.attrname] = answer
+    return answer
+
+
 def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: type) -> Value:
     """What an entry of the class means when it is read through an instance."""
     if isinstance(found, types.FunctionType):
@@ -312,6 +339,11 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
         return Method(interp.outside.fixed(found.__func__), interp.outside.fixed(kind))
     if isinstance(found, property):
         return _run_descriptor(interp, value, found, "")
+    if type(found) is functools.cached_property:
+        return _cached(interp, value, found)
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(kind)])
     if hasattr(type(found), "__get__"):
         raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
     return interp.outside.value(found, source)
@@ -402,6 +434,10 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
         return
     if isinstance(target, Failure) and isinstance(found, _DESCRIPTORS_OF_C):
         store_in(interp, target, name, value)
+        return
+    own = _own_descriptor(interp, found, "__set__") if found is not ABSENT else None
+    if own is not None:
+        interp.now(interp.call(own, [interp.outside.fixed(found), target, value]))
         return
     if _is_data_descriptor(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")

@@ -4,9 +4,7 @@ isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Const
 """
 
 import builtins
-import functools
 import inspect
-import itertools
 import math
 import operator
 import types
@@ -25,13 +23,14 @@ from smelt.capture.attributes import (
     plain_store,
     store_attribute,
 )
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
 from smelt.capture.operators import (
     BINARY,
     COMPARE,
+    UNARY,
     binary,
     compare,
     contains,
@@ -41,10 +40,13 @@ from smelt.capture.operators import (
     mapped,
     subscript,
     truth,
+    unary,
 )
+from smelt.capture.polyfills import greatest, least
 from smelt.capture.values import (
     Cell,
     Constant,
+    DictView,
     Function,
     Instance,
     Iterator,
@@ -276,6 +278,12 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     value = args[0]
     if isinstance(value, Sequence) or (isinstance(value, Constant) and isinstance(value.value, range | str)):
         return Iterator(value, "reversed")
+    if isinstance(value, Mapping | DictView):
+        return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
+    kind = python_type(value)
+    found = interp.tree.class_attribute(kind, "__reversed__") if isinstance(value, Instance) and kind else None
+    if isinstance(found, types.FunctionType):
+        return interp.call(interp.outside.fixed(found), [value])
     raise Unsupported("B009", f"reversed of {describe(value)}")
 
 
@@ -318,18 +326,19 @@ def _any_all(wanted: bool) -> Builtin:
     return decide
 
 
-def _min_max(function: Any) -> Builtin:
+def _min_max(function: Any, polyfill: Any) -> Builtin:
     def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        named = {name: interp.plain(value) for name, value in kwargs.items()}
-        items = args if len(args) > 1 else drain(interp, args[0])
-        return interp.compute(function, [interp.plain(item) for item in items], **named)
+        items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
+        if kwargs or not all(map(interp.is_plain, items)):
+            return interp.call(interp.outside.fixed(polyfill), items, kwargs)
+        return interp.compute(function, *[interp.plain(item) for item in items])
 
     return choose
 
 
 def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], Set) and "key" not in kwargs:
-        return Sequence(list, in_order(interp, [interp.wrap_plain(item) for item in args[0].items], kwargs))
+    if isinstance(args[0], Set) and not kwargs:
+        return interp.compute(sorted, args[0].items)  # in whatever order it would be taken
     return Sequence(list, in_order(interp, drain(interp, args[0]), kwargs))
 
 
@@ -343,7 +352,7 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
     try:
         order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
     except TypeError as error:
-        raise Unsupported("B019", f"TypeError: {error}") from error
+        raise Raised.of(error) from error
     return [items[position] for position in order]
 
 
@@ -367,6 +376,24 @@ def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
     return lambda interp, args, kwargs: handler(interp, symbol, args[0], args[1])
 
 
+def _new_tuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`tuple.__new__(kind, items)`, which named tuples are made with."""
+    kind = args[0].value if isinstance(args[0], Object) else None
+    if not isinstance(kind, type) or not hasattr(kind, "_fields") or len(args) != 2 or kwargs:
+        raise Unsupported("B002", "tuple.__new__")
+    return Sequence(interp.outside.pin(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
+
+
+def _vars(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) != 1:
+        raise Unsupported("B002", "vars")
+    return attribute(interp, args[0], "__dict__")
+
+
+def _unary(name: str) -> Builtin:
+    return lambda interp, args, kwargs: unary(interp, name, args[0])
+
+
 def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     kind = python_type(args[0])
     return Constant(kind is not None and issubclass(kind, torch.Tensor))
@@ -377,22 +404,6 @@ def _false_without_subclasses(interp: Interpreter, args: list[Value], kwargs: di
     if any(isinstance(value, Object) and isinstance(value.value, torch.Tensor) for value in values):
         raise Unsupported("B006", "an argument")
     return Constant(False)
-
-
-def _reduce(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    items = drain(interp, args[1])
-    if len(args) > 2:
-        items.insert(0, args[2])
-    if not items:
-        raise Unsupported("B019", "TypeError: reduce() of empty iterable")
-    total = items[0]
-    for item in items[1:]:
-        total = interp.now(interp.call(args[0], [total, item]))
-    return total
-
-
-def _chain(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Iterator(Sequence(tuple, [item for value in args for item in drain(interp, value)]), "forward")
 
 
 def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -464,8 +475,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     sum: _sum,
     any: _any_all(True),
     all: _any_all(False),
-    min: _min_max(min),
-    max: _min_max(max),
+    min: _min_max(min, least),
+    max: _min_max(max, greatest),
     sorted: _sorted,
     abs: _abs,
     dict.__dict__["fromkeys"]: _fromkeys,
@@ -475,8 +486,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     object.__getattribute__: _object_getattribute,
     object.__setattr__: _object_setattr,
     object.__delattr__: _object_delattr,
-    functools.reduce: _reduce,
-    itertools.chain: _chain,
+    tuple.__new__: _new_tuple,
+    vars: _vars,
     torch.is_tensor: _is_tensor,
     torch._C._has_torch_function: _false_without_subclasses,
     torch._C._has_torch_function_unary: _false_without_subclasses,
@@ -486,6 +497,7 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     operator.is_: lambda interp, args, kwargs: Constant(identical(interp, args[0], args[1])),
     operator.is_not: lambda interp, args, kwargs: Constant(not identical(interp, args[0], args[1])),
     operator.truth: _bool,
+    **{function: _unary(name) for name, function in UNARY.items()},
     **{function: _operator(binary, symbol) for symbol, function in BINARY.items()},
     **{function: _operator(compare, symbol) for symbol, function in COMPARE.items()},
 }

@@ -7,6 +7,7 @@ anything else                  →  Unsupported
 """
 
 import functools
+import operator
 import types
 from typing import Any
 
@@ -17,7 +18,7 @@ from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
-from smelt.capture.construct import call_class
+from smelt.capture.construct import GETTERS, call_class, make_object
 from smelt.capture.container_calls import container_method
 from smelt.capture.copies import COPIES
 from smelt.capture.failures import method_of
@@ -25,7 +26,7 @@ from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, graph_break
-from smelt.capture.operators import hashable
+from smelt.capture.operators import hashable, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
@@ -33,10 +34,12 @@ from smelt.capture.policy import (
     IGNORED,
     TENSOR_BREAKS,
     Treatment,
+    is_polyfill,
     is_torch_leaf,
     qualified_name,
     treatment_of_code,
 )
+from smelt.capture.polyfills import POLYFILLS
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -95,6 +98,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in ("torch._C._set_grad_enabled", "torch._C._functions.set_grad_enabled"):
         interp.tape.set_grad_mode(interp.plain(args[0]))
         return Constant(None)
+    polyfill = _hashable_get(POLYFILLS, real)
+    if polyfill is not None:
+        interp.outside.pin(function)
+        return call(interp, interp.outside.fixed(polyfill), args, kwargs)
     handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real) or _hashable_get(COPIES, real)
     if handler is not None:
         interp.outside.pin(function)
@@ -159,6 +166,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
         receiver = receiver.contents
+    if real is type.__call__ and isinstance(receiver, Object) and isinstance(receiver.value, type):
+        return make_object(interp, interp.outside.pin(receiver), args[1:], kwargs)
     if isinstance(receiver, Failure):
         answer = method_of(interp, real, receiver, args[1:], kwargs)
         if answer is not None:
@@ -188,7 +197,8 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
     source = function.source
     if source is None:
         raise Unsupported("B002", real.__qualname__)
-    source.attribute("__code__").check(("is", real.__code__))
+    if not is_polyfill(real.__code__):
+        source.attribute("__code__").check(("is", real.__code__))
     info = decode(real.__code__)
     defaults = keyword_defaults = None
     if real.__defaults__:
@@ -332,7 +342,24 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
         return call(interp, inner, [*interp.outside.items(before), *args], merged)
     if isinstance(real, functools._lru_cache_wrapper):
         return _call_cached(interp, function, args, kwargs)
+    if type(real) in GETTERS and len(args) == 1 and not kwargs:
+        return _get(interp, interp.outside.pin(function), args[0])
     found = interp.tree.class_attribute(type(real), "__call__")
     if found is ABSENT or not isinstance(found, types.FunctionType):
         raise Unsupported("B002", describe(function))
     return call(interp, interp.outside.fixed(found), [function, *args], kwargs)
+
+
+def _get(interp: Interpreter, getter: Any, value: Value) -> Value:
+    """What `operator.itemgetter`, `attrgetter` and `methodcaller` take from a value."""
+    kind, args = getter.__reduce__()[:2]
+    if isinstance(getter, operator.itemgetter):
+        found = [interp.now(subscript(interp, value, interp.wrap_plain(key))) for key in args]
+        return found[0] if len(found) == 1 else Sequence(tuple, found)
+    if isinstance(getter, operator.attrgetter):
+        found = [functools.reduce(functools.partial(attribute_now, interp), path.split("."), value) for path in args]
+        return found[0] if len(found) == 1 else Sequence(tuple, found)
+    if kind is not operator.methodcaller:
+        raise Unsupported("B002", "operator.methodcaller with keywords")
+    method = attribute_now(interp, value, args[0])
+    return call(interp, method, [interp.wrap_plain(each) for each in args[1:]], {})

@@ -5,9 +5,11 @@ ModelOutput(loss=l)        →   Instance(ModelOutput, contents=Mapping), a dict
 OrderedDict(), partial(f)  →   Mapping, Partial
 """
 
+import enum
 import functools
+import operator
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
@@ -22,17 +24,46 @@ from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, S
 _HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
 _GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
+GETTERS: Any = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _BASES = (OrderedDict, dict, object)  # the layouts that can be rebuilt, narrowest first
 
 
 def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`function(*args, **kwargs)` for a class; may push a frame and answer `PUSHED`."""
     kind: type = interp.outside.pin(function)
+    metaclass_call = interp.tree.class_attribute(type(kind), "__call__")
+    if issubclass(kind, enum.Enum):
+        return _enum_member(interp, kind, args, kwargs)
+    if isinstance(metaclass_call, types.FunctionType):
+        return interp.call(interp.outside.fixed(metaclass_call), [function, *args], kwargs)
+    if metaclass_call is not type.__call__:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    return make_object(interp, kind, args, kwargs)
+
+
+def _enum_member(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`Color("b")` for a value that the enum has."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Constant):
+        if isinstance(args[0].value, kind):
+            return args[0]
+        found = kind._value2member_map_.get(args[0].value)
+        if found is not None:
+            return Constant(found)
+    raise Unsupported("B002", f"class {kind.__qualname__}")
+
+
+def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`type.__call__(kind, *args, **kwargs)`: a new object, whatever the metaclass says to calls."""
     if kind in PURE and all(map(interp.is_plain, (*args, *kwargs.values()))):
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
+    if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.outside.fixed(kind(*[interp.plain(value) for value in args], **named))
     if kind is functools.partial and args:
         return Partial(args[0], args[1:], dict(kwargs))
+    if kind is defaultdict:
+        return _make_defaultdict(interp, args, kwargs)
     if kind is OrderedDict:
         return Mapping(unpacked(interp, args, kwargs), OrderedDict)
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
@@ -48,12 +79,16 @@ def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs:
     return _initialise(interp, made, base, args, kwargs)
 
 
+def _make_defaultdict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    factory = args[0] if args else Constant(None)
+    none = isinstance(factory, Constant) and factory.value is None
+    return Mapping(unpacked(interp, args[1:], kwargs), defaultdict, factory=None if none else factory)
+
+
 def layout(interp: Interpreter, kind: type) -> type | None:
     """The C type whose layout objects of this class have, if such an object is no more than that and a `__dict__`."""
     tree = interp.tree
     if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT or not kind.__dictoffset__:
-        return None
-    if tree.class_attribute(type(kind), "__call__") is not type.__call__:
         return None
     base = next(each for each in _BASES if issubclass(kind, each))
     plainly_made = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__") or kind in _GRAD_CLASSES

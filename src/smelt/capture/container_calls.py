@@ -166,7 +166,7 @@ def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: d
 
 def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     interp.outside.complete(receiver)
-    return Mapping(dict(receiver.items), receiver.kind)
+    return Mapping(dict(receiver.items), receiver.kind, factory=receiver.factory)
 
 
 def _view(part: str) -> Method:

@@ -23,10 +23,7 @@ def builtin_base(kind: type) -> Any:
 def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`kind(*args, **kwargs)` for an exception class; may push its `__init__` and answer `PUSHED`."""
     base, tree = builtin_base(kind), interp.tree
-    made_plainly = (
-        tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__")
-        and tree.class_attribute(type(kind), "__call__") is type.__call__
-    )
+    made_plainly = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__")
     if base not in SIMPLE_ERRORS or not made_plainly or kind.__basicsize__ > base.__basicsize__ + 16:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     made = Failure(kind, args=Sequence(tuple, list(args)))

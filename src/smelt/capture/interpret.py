@@ -16,6 +16,7 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
 from smelt.capture.guards import GuardTree
 from smelt.capture.outside import Outside
+from smelt.capture.policy import is_polyfill
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
     HANDLED_OUTSIDE,
@@ -185,7 +186,7 @@ class Interpreter:
 
     def _note_place(self, raised: Raised) -> None:
         frame = self.frames[-1]
-        if not raised.again:
+        if not raised.again and not is_polyfill(frame.info.code):
             raised.places.append((frame.function, frame.info, frame.info.instructions[frame.index - 1]))
         raised.again = False
 

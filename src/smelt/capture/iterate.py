@@ -3,6 +3,7 @@
 for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
 """
 
+import enum
 import types
 from typing import Any
 
@@ -47,6 +48,8 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return Iterator(Sequence(tuple, [Constant(item) for item in value.items]), "forward")
     if isinstance(value, Tensor):
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
+    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
+        return Iterator(Sequence(tuple, [Constant(member) for member in interp.outside.pin(value)]), "forward")
     if isinstance(value, Object | Instance):
         if isinstance(value, Object) and hasattr(type(value.value), "__next__"):
             return value

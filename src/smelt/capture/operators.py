@@ -1,7 +1,9 @@
 """Operators on values: tensors become graph nodes, plain values are computed, containers are taken apart."""
 
+import enum
 import operator
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter, make_sequence
 from smelt.capture.iterate import drain
+from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.values import (
     Constant,
     DictView,
@@ -92,10 +95,42 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         interp.outside.complete(right)
         return Mapping({**left.items, **right.items})
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
-        raise Unsupported("B008", symbol)
+        return _change_in_place(interp, symbol, left, right)
+    if isinstance(left, DictView) or isinstance(right, DictView):
+        return interp.compute(function, _as_set(interp, left), _as_set(interp, right))
     if interp.is_plain(left) and interp.is_plain(right):
         return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
-    return _overloaded(interp, symbol, left, right)
+    return overloaded_binary(interp, symbol, left, right)
+
+
+def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value:
+    """`left |= right` and its kin for a dict or set."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|=":
+        interp.outside.complete(right)
+        interp.touch(left)
+        left.items.update(right.items)
+        return left
+    if isinstance(left, Set) and isinstance(right, Set):
+        if left.kind is frozenset:
+            return interp.compute(BINARY[symbol[:-1]], interp.plain(left), interp.plain(right))
+        changed = interp.compute(BINARY[symbol[:-1]], left.items, right.items)
+        assert isinstance(changed, Set)
+        interp.touch(left)
+        left.items = changed.items
+        return left
+    raise Unsupported("B008", symbol)
+
+
+def _as_set(interp: Interpreter, value: Value) -> Any:
+    """The keys of a dict for an operator of sets; they are real already."""
+    if isinstance(value, DictView) and value.part == "keys":
+        interp.outside.complete(value.mapping)
+        keys = set(value.mapping.items)
+        if all(is_constant(key) for key in keys):
+            return keys
+    if isinstance(value, DictView):
+        raise Unsupported("B008", f"set operator on dict {value.part}")
+    return interp.plain(value)
 
 
 def _result_kind(value: Sequence) -> type:
@@ -126,33 +161,12 @@ def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value)
     return left
 
 
-_DUNDER = {symbol: f"__{function.__name__.strip('_')}__" for symbol, function in (BINARY | COMPARE).items()}
-
-
-def _overloaded(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
-    """A user class's own operator, when only the left side can have a say."""
-    plain = _DUNDER[symbol.rstrip("=") if symbol in INPLACE else symbol]
-    kind, other = python_type(left), python_type(right)
-    refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
-    if not isinstance(left, Object | Instance) or kind is None or other is None:
-        raise refused
-    if kind is not other and issubclass(other, kind):
-        raise refused  # a subclass's reflected operator would come first
-    for name in (f"__i{plain[2:]}", plain) if symbol in INPLACE else (plain,):
-        found = interp.tree.class_attribute(kind, name)
-        if isinstance(found, types.FunctionType):
-            answer = interp.now(interp.call(interp.outside.fixed(found), [left, right]))
-            if not (isinstance(answer, Constant) and answer.value is NotImplemented):
-                return answer
-        elif found is not ABSENT:
-            break
-    raise refused
-
-
 def unary(interp: Interpreter, name: str, value: Value) -> Value:
     """`-value`, `+value`, `~value`."""
     if isinstance(value, Tensor):
         return interp.tensor_call("call_function", UNARY[name], [value])
+    if isinstance(value, Object | Instance):
+        return overloaded_unary(interp, name, value)
     return interp.compute(UNARY[name], interp.plain(value))
 
 
@@ -164,17 +178,44 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         return _on_tensors(interp, COMPARE[symbol], left, right)
     if interp.is_plain(left) and interp.is_plain(right):
         return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
-    if symbol in ("==", "!=") and _compares_by_identity(interp, left) and _compares_by_identity(interp, right):
-        same = identical(interp, left, right)
-        return Constant(same == (symbol == "=="))
-    return _overloaded(interp, symbol, left, right)
+    if isinstance(left, Sequence) and isinstance(right, Sequence) and _alike(interp, left, right):
+        return _compare_sequences(interp, symbol, left, right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol in ("==", "!="):
+        return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
+    if isinstance(left, DictView) or isinstance(right, DictView):
+        return interp.compute(COMPARE[symbol], _as_set(interp, left), _as_set(interp, right))
+    answer = overloaded_compare(interp, symbol, left, right)
+    if answer is not None:
+        return answer
+    return Constant(identical(interp, left, right) == (symbol == "=="))
 
 
-def _compares_by_identity(interp: Interpreter, value: Value) -> bool:
-    kind = python_type(value)
-    if isinstance(value, Constant):
-        return True
-    return kind is not None and interp.tree.class_attribute(kind, "__eq__") in (object.__eq__, type.__eq__)
+def _alike(interp: Interpreter, left: Sequence, right: Sequence) -> bool:
+    """Whether two sequences compare item by item: both lists or both tuples, by the builtin's own rule."""
+    if _result_kind(left) is not _result_kind(right):
+        return False
+    builtin = _result_kind(left)
+    return all(interp.tree.class_attribute(each.kind, "__eq__") is builtin.__eq__ for each in (left, right))
+
+
+def _compare_sequences(interp: Interpreter, symbol: str, left: Sequence, right: Sequence) -> Value:
+    ours, theirs = interp.outside.items(left), interp.outside.items(right)
+    if symbol in ("==", "!=") and len(ours) != len(theirs):
+        return Constant(symbol == "!=")
+    for one, other in zip(ours, theirs, strict=False):
+        if not _same(interp, one, other):
+            return Constant(symbol == "!=") if symbol in ("==", "!=") else compare(interp, symbol, one, other)
+    return interp.compute(COMPARE[symbol], len(ours), len(theirs))
+
+
+def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
+    interp.outside.complete(left)
+    interp.outside.complete(right)
+    in_order = left.kind is OrderedDict and right.kind is OrderedDict
+    if left.items.keys() != right.items.keys() or (in_order and list(left.items) != list(right.items)):
+        return False
+    force = interp.outside.force
+    return all(_same(interp, force(item), force(right.items[key])) for key, item in left.items.items())
 
 
 _SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
@@ -262,6 +303,8 @@ def length(interp: Interpreter, value: Value) -> int:
         return int(value.ghost.shape[0])
     if isinstance(value, Constant) and isinstance(value.value, str | bytes | range):
         return len(value.value)
+    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
+        return len(interp.outside.pin(value))
     if isinstance(value, Object | Instance):
         method = attribute_now(interp, value, "__len__")
         return int(interp.plain(interp.now(interp.call(method, []))))
@@ -329,12 +372,16 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if isinstance(container, Mapping):
         real = hashable(interp, key)
         if not interp.outside.present(container, real):
-            raise Raised.of(KeyError(real))
+            if container.factory is None:
+                raise Raised.of(KeyError(real))
+            made = interp.now(interp.call(container.factory, []))
+            interp.touch(container)
+            container.items[real] = made
         return interp.outside.force(container.items[real])
     if interp.is_plain(container) and interp.is_plain(key):
         return interp.compute(operator.getitem, interp.plain(container), interp.plain(key))
     if isinstance(container, Object) and isinstance(container.value, type):
-        raise Unsupported("B008", f"{describe(container)}[…]")
+        return _of_enum(interp, container, key)
     if isinstance(container, Object | Instance):
         try:
             method = attribute_now(interp, container, "__getitem__")
@@ -344,10 +391,18 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     raise Unsupported("B008", f"[] of {describe(container)}")
 
 
+def _of_enum(interp: Interpreter, container: Object, key: Value) -> Value:
+    """`Color["RED"]`: an enum's members never change."""
+    kind = container.value
+    if not issubclass(kind, enum.Enum) or not isinstance(key, Constant) or key.value not in kind.__members__:
+        raise Unsupported("B008", f"{describe(container)}[…]")
+    return Constant(interp.outside.pin(container)[key.value])
+
+
 def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
     if isinstance(key, Tensor):
         raise Unsupported("B004", "a tensor used as an index")
-    real = interp.plain(key)
+    real = interp.plain(index_of(interp, key))
     if isinstance(real, slice):
         kind = container.kind if container.kind in (list, tuple, torch.Size) else tuple
         return Sequence(kind, [interp.outside.force(item) for item in container.items[real]])
@@ -372,6 +427,9 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         position = interp.plain(key)
         if isinstance(position, int) and not -len(container.items) <= position < len(container.items):
             raise Raised.of(IndexError("list assignment index out of range"))
+        if isinstance(position, slice):
+            _store_slice(interp, container, position, drain(interp, value))
+            return
         if not isinstance(position, int):
             raise Unsupported("B008", "[]=")
         interp.touch(container)
@@ -384,6 +442,14 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
     raise Unsupported("B005", f"{describe(container)}[…] = …")
 
 
+def _store_slice(interp: Interpreter, container: Sequence, where: slice, items: list[Value]) -> None:
+    interp.touch(container)
+    try:
+        container.items[where] = items
+    except ValueError as error:
+        raise Raised.of(error) from error
+
+
 def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     """`del container[key]`."""
     if isinstance(container, Mapping):
@@ -392,6 +458,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
             interp.touch(container)
             del container.items[real]
             return
+        raise Raised.of(KeyError(real))
     if isinstance(container, Sequence) and container.kind is list and isinstance(key, Constant | Slice):
         interp.touch(container)
         try:

@@ -14,6 +14,7 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_POLYFILLS = os.path.join(os.path.dirname(__file__), "polyfills.py")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -153,12 +154,19 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
+    if file == _POLYFILLS:
+        return Treatment.INLINE
     if file.startswith(_SMELT) or file.startswith("<frozen"):
         return Treatment.BREAK
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
         return Treatment.INLINE if inside in _STDLIB_INLINE else Treatment.BREAK
     return Treatment.INLINE
+
+
+def is_polyfill(code: types.CodeType) -> bool:
+    """Whether the code is smelt's own stand-in for a library function: no line of the program."""
+    return code.co_filename == _POLYFILLS
 
 
 def frame_is_worth_capturing(code: types.CodeType) -> bool:

@@ -183,6 +183,8 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
     if value.kind is types.MappingProxyType:
         return build.step(types.MappingProxyType, build.operand(Mapping(value.items)))
     made = build.early(value, build.step(value.kind))
+    if value.factory is not None:
+        build.step(lambda real, factory: setattr(real, "default_factory", factory), made, build.operand(value.factory))
     build.step(
         lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values())
     )

@@ -27,9 +27,11 @@ def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | No
     return result
 
 
-def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.TracebackType:
+def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback with an entry for a virtual frame in front, unless the frame has left its own there."""
     instruction = frame.running
+    if frame.info.code.co_filename.startswith(_HERE):
+        return trace
     if trace is not None:
         first = trace.tb_frame.f_code
         same = first.co_filename == frame.info.code.co_filename and first.co_name == frame.info.code.co_name

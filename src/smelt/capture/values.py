@@ -110,6 +110,7 @@ class Mapping(Value):
     kind: type = dict
     original: dict[Any, Any] | None = None
     owner: "Instance | None" = None
+    factory: Value | None = None  # of a defaultdict
 
 
 @dataclass(slots=True, eq=False)

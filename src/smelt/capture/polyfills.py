@@ -1,0 +1,265 @@
+"""Library functions written in C, once more in Python, so that capture can interpret them.
+
+Calls of the keys of `POLYFILLS` are interpreted as calls of their values; what is lazy there is a generator here, and
+what is taken at once there is taken at once here. Where the graph ends while such a generator runs, capture begins
+again and lets Python call the original.
+
+    itertools.chain(a, b)   →   chain(a, b), whose `yield from` the interpreter follows
+"""
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_MISSING: Any = object()
+
+
+def chain(*iterables: Iterable[Any]) -> Iterator[Any]:
+    for each in iterables:
+        yield from each
+
+
+def chain_from_iterable(kind: type, iterables: Iterable[Iterable[Any]], /) -> Iterator[Any]:
+    for each in iterables:
+        yield from each
+
+
+def fromkeys(kind: type, iterable: Iterable[Any], value: Any = None, /) -> Any:
+    made: Any = kind()
+    for key in iterable:
+        made[key] = value
+    return made
+
+
+def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
+    pools = [tuple(each) for each in iterables] * repeat
+    return _product(pools, ())
+
+
+def _product(pools: list[tuple[Any, ...]], before: tuple[Any, ...]) -> Iterator[Any]:
+    if not pools:
+        yield before
+        return
+    for item in pools[0]:
+        yield from _product(pools[1:], (*before, item))
+
+
+def islice(iterable: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
+    cut = slice(*bounds)
+    start, step = cut.start or 0, cut.step or 1
+    if start < 0 or step < 1 or (cut.stop is not None and cut.stop < 0):
+        return itertools.islice(iterable, *bounds)  # which says what is wrong
+    return _islice(iter(iterable), start, cut.stop, step)
+
+
+def _islice(source: Iterator[Any], start: int, stop: int | None, step: int) -> Iterator[Any]:
+    position, wanted = 0, start
+    while True:
+        while position < wanted:
+            if next(source, _MISSING) is _MISSING:
+                return
+            position += 1
+        item = _MISSING if stop is not None and position >= stop else next(source, _MISSING)
+        if item is _MISSING:
+            return
+        position += 1
+        wanted += step
+        if stop is not None and wanted > stop:
+            wanted = stop
+        yield item
+
+
+def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
+    while True:
+        yield start
+        start = start + step
+
+
+def repeat(object: Any, times: int | None = None) -> Iterator[Any]:
+    if times is None:
+        while True:
+            yield object
+    for _ in range(times):
+        yield object
+
+
+def accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    source = iter(iterable)
+    return _accumulate(source, operator.add if func is None else func, initial)
+
+
+def _accumulate(source: Iterator[Any], function: Callable[[Any, Any], Any], total: Any) -> Iterator[Any]:
+    if total is None:
+        total = next(source, _MISSING)
+        if total is _MISSING:
+            return
+    yield total
+    for item in source:
+        total = function(total, item)
+        yield total
+
+
+def zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
+    return _zip_longest([iter(each) for each in iterables], fillvalue)
+
+
+def _zip_longest(sources: list[Any], fill: Any) -> Iterator[Any]:
+    left = len(sources)
+    while left:
+        items = []
+        for position in range(len(sources)):
+            item = _MISSING if sources[position] is None else next(sources[position], _MISSING)
+            if item is _MISSING and sources[position] is not None:
+                sources[position] = None
+                left -= 1
+                if not left:
+                    return
+            items.append(fill if item is _MISSING else item)
+        yield tuple(items)
+
+
+def pairwise(iterable: Iterable[Any], /) -> Iterator[Any]:
+    return _pairwise(iter(iterable))
+
+
+def _pairwise(source: Iterator[Any]) -> Iterator[Any]:
+    before = next(source, _MISSING)
+    if before is _MISSING:
+        return
+    for item in source:
+        yield before, item
+        before = item
+
+
+def combinations(iterable: Iterable[Any], r: int) -> Iterator[Any]:
+    return _combinations(tuple(iterable), r, 0)
+
+
+def _combinations(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
+    if r == 0:
+        yield ()
+        return
+    for position in range(start, len(pool)):
+        for rest in _combinations(pool, r - 1, position + 1):
+            yield (pool[position], *rest)
+
+
+def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[Any]:
+    pool = tuple(iterable)
+    return _permutations(pool, len(pool) if r is None else r)
+
+
+def _permutations(pool: tuple[Any, ...], r: int) -> Iterator[Any]:
+    if r == 0:
+        yield ()
+        return
+    for position in range(len(pool)):
+        for rest in _permutations(pool[:position] + pool[position + 1 :], r - 1):
+            yield (pool[position], *rest)
+
+
+def takewhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Callable[[Any], Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+    source = iter(iterable)
+    for item in source:
+        if not predicate(item):
+            yield item
+            break
+    yield from source
+
+
+def starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+    for args in iterable:
+        yield function(*args)
+
+
+def filter_(function: Any, iterable: Iterable[Any], /) -> Iterator[Any]:
+    return _filter(bool if function is None else function, iter(iterable))
+
+
+def _filter(function: Callable[[Any], Any], source: Iterator[Any]) -> Iterator[Any]:
+    for item in source:
+        if function(item):
+            yield item
+
+
+def filterfalse(function: Any, iterable: Iterable[Any], /) -> Iterator[Any]:
+    return _filterfalse(bool if function is None else function, iter(iterable))
+
+
+def _filterfalse(function: Callable[[Any], Any], source: Iterator[Any]) -> Iterator[Any]:
+    for item in source:
+        if not function(item):
+            yield item
+
+
+def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
+    kept = []
+    for item in iterable:
+        yield item
+        kept.append(item)
+    while kept:
+        yield from kept
+
+
+def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial: Any = _MISSING, /) -> Any:
+    source = iter(iterable)
+    total = next(source, _MISSING) if initial is _MISSING else initial
+    if total is _MISSING:
+        raise TypeError("reduce() of empty iterable with no initial value")
+    for item in source:
+        total = function(total, item)
+    return total
+
+
+def least(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
+    best = best_key = _MISSING
+    for item in args if len(args) > 1 else args[0]:
+        item_key = item if key is None else key(item)
+        if best is _MISSING or item_key < best_key:
+            best, best_key = item, item_key
+    if best is not _MISSING:
+        return best
+    return min(()) if default is _MISSING else default
+
+
+def greatest(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
+    best = best_key = _MISSING
+    for item in args if len(args) > 1 else args[0]:
+        item_key = item if key is None else key(item)
+        if best is _MISSING or item_key > best_key:
+            best, best_key = item, item_key
+    if best is not _MISSING:
+        return best
+    return max(()) if default is _MISSING else default
+
+
+POLYFILLS: dict[Any, Callable[..., Any]] = {
+    itertools.chain: chain,
+    itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
+    dict.__dict__["fromkeys"]: fromkeys,
+    itertools.product: product,
+    itertools.islice: islice,
+    itertools.count: count,
+    itertools.repeat: repeat,
+    itertools.accumulate: accumulate,
+    itertools.zip_longest: zip_longest,
+    itertools.pairwise: pairwise,
+    itertools.combinations: combinations,
+    itertools.permutations: permutations,
+    itertools.takewhile: takewhile,
+    itertools.dropwhile: dropwhile,
+    itertools.starmap: starmap,
+    itertools.filterfalse: filterfalse,
+    itertools.cycle: cycle,
+    filter: filter_,
+    functools.reduce: reduce,
+}
