@@ -574,3 +574,47 @@ def test_adding_a_tensor_to_a_number_in_place() -> None:
         return total
 
     whole(program, dict)
+
+
+class Stepping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.average = 0.5
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        self.average = self.average * 0.9 + 0.1
+        return self.lin(x), self.calls - 1
+
+
+def test_counters_need_no_new_version() -> None:
+    runner, mine, plain = Captured(), Stepping(), Stepping()
+    for call in range(12):
+        assert runner(mine, torch.ones(3))[1] == plain(torch.ones(3))[1] == call
+    assert (mine.calls, mine.average) == (plain.calls, plain.average)
+    assert not runner.breaks and not runner.recompiles and len(runner.graphs) == 1
+
+
+def test_a_number_that_decides_is_guarded_after_all() -> None:
+    def program(x: torch.Tensor, box: Box) -> Any:
+        box.n = box.n + 1
+        box.twice = box.n * 2
+        if box.n > 3:
+            return x * box.n
+        return x + box.twice
+
+    whole(program, box, calls=6)
+
+
+def test_a_number_becomes_another_kind_of_number() -> None:
+    def program(x: torch.Tensor, box: Box) -> Any:
+        box.n = box.n + box.n
+        return x * 2
+
+    runner = Captured()
+    for start in (1, 2.5, True, 3):
+        target = Box(n=start)
+        runner(program, torch.ones(2), target)
+        assert target.n == start + start and type(target.n) is type(start + start)

@@ -108,7 +108,7 @@ def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
         raise Unsupported("B008", f"isinstance of {describe(value)}")
     if isinstance(value, Object) and not isinstance(value.value, torch.Tensor):
         return Constant(isinstance(value.value, wanted))
-    if isinstance(value, Constant):
+    if type(value) is Constant:
         return Constant(isinstance(value.value, wanted))
     return Constant(any(issubclass(kind, each) for each in wanted))
 

@@ -472,7 +472,7 @@ def _pop_jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> No
 @handles("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
 def _pop_jump_none(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
-    is_none = isinstance(value, Constant) and value.value is None
+    is_none = type(value) is Constant and value.value is None
     if is_none == (instruction.name == "POP_JUMP_IF_NONE"):
         frame.jump(instruction.target)
 

@@ -24,6 +24,7 @@ from smelt.capture.values import (
     Joined,
     Mapping,
     Method,
+    Number,
     Object,
     Partial,
     Sequence,
@@ -73,6 +74,10 @@ _IMMUTABLE = (Constant, Slice, Set)
 def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left symbol right`, in-place forms (`+=`) included."""
     function = BINARY.get(symbol) or INPLACE[symbol]
+    if isinstance(left, Number) or isinstance(right, Number):
+        free = _free_number(symbol.rstrip("="), left, right)
+        if free is not None:
+            return free
     if isinstance(left, Tensor):
         return _on_tensors(interp, function, left, right)
     if isinstance(right, Tensor) and not isinstance(left, Object | Instance):
@@ -131,6 +136,17 @@ def _as_set(interp: Interpreter, value: Value) -> Any:
     if isinstance(value, DictView):
         raise Unsupported("B008", f"set operator on dict {value.part}")
     return interp.plain(value)
+
+
+def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
+    """What comes of a number that is not relied on yet, if it is certain to be a number of the same type."""
+    kind = python_type(left)
+    if symbol not in ("+", "-", "*") or kind not in (int, float) or kind is not python_type(right):
+        return None
+    known = [each.known if isinstance(each, Number) else each.value for each in (left, right)]  # type: ignore[attr-defined]
+    if all(each.settled for each in (left, right) if isinstance(each, Number)):
+        return None
+    return Number(BINARY[symbol](*known), (BINARY[symbol], left, right))
 
 
 def _result_kind(value: Sequence) -> type:
@@ -226,7 +242,7 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if left is right:
         return True
     if isinstance(left, Constant) and isinstance(right, Constant):
-        if type(left.value) is not type(right.value) or left.value != right.value:
+        if python_type(left) is not python_type(right) or left.value != right.value:
             return False
         if left.value is right.value and (
             isinstance(left.value, _SINGLETONS) or not isinstance(left.value, float | complex)

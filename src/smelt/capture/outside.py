@@ -22,6 +22,7 @@ from smelt.capture.values import (
     Globals,
     Mapping,
     Method,
+    Number,
     Object,
     Pending,
     Sequence,
@@ -169,6 +170,8 @@ class Outside:
         if is_constant(real):
             if isinstance(real, enum.Enum):
                 source.check(("is", real))
+            elif kind is int or kind is float:
+                return Number(real, source=source)
             else:
                 source.check(("equals", real))
             return Constant(real, source=source)
@@ -309,7 +312,7 @@ def _changed(value: Any) -> bool:
 
 
 def _as_real(before: Any, after: Any) -> bool:
-    same = isinstance(before, Pending) and isinstance(after, Constant) and before.value is after.value
+    same = isinstance(before, Pending) and type(after) is Constant and before.value is after.value
     return same or unchanged(before, after)
 
 

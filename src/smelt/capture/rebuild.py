@@ -36,6 +36,7 @@ from smelt.capture.values import (
     Mapping,
     Method,
     Null,
+    Number,
     Object,
     Partial,
     Pending,
@@ -124,6 +125,8 @@ class Rebuilder:
     def _make(self, value: Any) -> Operand:
         if isinstance(value, Null):
             return self.constant(_native.NULL)
+        if isinstance(value, Number) and not value.settled:
+            return self._number(value)
         if isinstance(value, Constant):
             return self.constant(value.value)
         if isinstance(value, Object) and value.pinned:
@@ -134,6 +137,13 @@ class Rebuilder:
         if maker is None or (self._replaying and isinstance(value, Iterator | Joined)):
             raise Abandoned(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
+
+    def _number(self, value: Number) -> Operand:
+        if value.source is not None:
+            return self._input(value.source)
+        assert value.made is not None
+        function, *operands = value.made
+        return self.step(function, *map(self.operand, operands))
 
     def early(self, value: Value, operand: Operand) -> Operand:
         """Make a container known before its contents are built, for contents that refer back to it."""

@@ -52,6 +52,32 @@ class Constant(Value):
     value: Any
 
 
+class Number(Constant):
+    """An int or float from outside, or a sum, difference or product with one, of which only the type is relied on yet.
+
+    Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
+    written back stays free, and is computed again when the graph has run (`made`: function and operands).
+    """
+
+    __slots__ = ("known", "made", "settled")
+
+    def __init__(self, known: Any, made: tuple[Any, ...] | None = None, *, source: Source | None = None) -> None:
+        self.known, self.made, self.source, self.settled = known, made, source, False
+        if source is not None:
+            source.check(("type", type(known)))
+
+    @property
+    def value(self) -> Any:
+        if not self.settled:
+            self.settled = True
+            if self.source is not None:
+                self.source.checks.clear()
+                self.source.check(("equals", self.known))
+            for operand in (self.made or ())[1:]:
+                operand.value  # noqa: B018
+        return self.known
+
+
 @dataclass(slots=True, eq=False)
 class Tensor(Value):
     """A tensor: the graph node that yields it and a ghost with its metadata.
@@ -322,6 +348,8 @@ def describe(value: Any) -> str:
 
 def python_type(value: Value) -> type | None:
     """The exact Python type of the value, or None where it is not known."""
+    if isinstance(value, Number):
+        return type(value.known)
     if isinstance(value, Constant | Object):
         return type(value.value)
     if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined):
