@@ -121,7 +121,7 @@ def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, righ
         changed = interp.compute(BINARY[symbol[:-1]], left.items, right.items)
         assert isinstance(changed, Set)
         interp.touch(left)
-        left.items = changed.items
+        left.items, left.ordered = changed.items, False
         return left
     raise Unsupported("B008", symbol)
 
