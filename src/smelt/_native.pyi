@@ -94,7 +94,7 @@ def set_tensor_layout(
     sizes: int,
     strides: int,
     kind: int,
-    kind_words: int,
+    kind_masks: tuple[int, ...],
     gradient: int,
     wanted: int,
     history: tuple[int, ...],

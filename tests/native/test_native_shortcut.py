@@ -320,6 +320,35 @@ def test_classes_and_their_bases() -> None:
     assert same_answer(guards)
 
 
+def test_attributes_read_through_the_class() -> None:
+    class Base:
+        limit: Any = 1
+
+    class Leaf(Base):
+        def method(self) -> int:
+            return 1
+
+        @property
+        def computed(self) -> int:
+            return 1
+
+    method = Leaf.method
+    root = node(
+        ("value", Leaf),
+        node(("attr", "limit"), checks=(("equals", 1),), collect=True),
+        node(("attr", "method"), node(("attr", "__code__"), checks=(("is", method.__code__),))),
+        node(("attr", "computed"), checks=(("type", property),)),
+    )
+    guards = armed(root)
+    Base.limit = 2
+    assert not same_answer(guards)
+    Base.limit = 1
+    assert same_answer(guards)
+    method.__code__ = (lambda self: 2).__code__
+    assert not same_answer(guards)
+    assert guards.shortcut == (2, 1)  # the class, the field of the function; the property is asked for
+
+
 def test_class_checks_say_what_they_found() -> None:
     assert Guards((node(("value", Thing), checks=(("class has", "shared", 1),)),)).check(()) == ()
     guards = Guards((node(("value", Thing), checks=(("class has", "shared", 2),)),))

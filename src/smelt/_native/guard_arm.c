@@ -22,7 +22,7 @@ typedef struct {
     Py_ssize_t node;
     bool anchored;
     bool typed;     /* a fact says that its type is the same */
-    bool versioned; /* a dict, and a fact says that it is unchanged */
+    bool versioned; /* a dict or a class, and a fact says that it is unchanged */
     bool measured;  /* a sequence, and facts say where its items lie and how many */
 } Level;
 
@@ -108,6 +108,21 @@ ensure_type(Arm *arm, Level *level)
     return true;
 }
 
+/* Sees to it that a class, which is anchored, is known to answer every look-up as it does now. */
+static bool
+note_class(Arm *arm, Level *level)
+{
+    PyTypeObject *type = (PyTypeObject *)level->value;
+    if (type->tp_version_tag == 0) { /* a look-up gives every class one, while they last */
+        return false;
+    }
+    if (!level->versioned) {
+        add_word(arm, level->node, (char *)&type->tp_version_tag + HALF_WORD, type->tp_version_tag);
+        level->versioned = true;
+    }
+    return true;
+}
+
 static bool
 is_plain_dict(PyObject *value)
 {
@@ -180,7 +195,7 @@ add_lookup(Arm *arm, Py_ssize_t node, PyObject *dict, PyObject *key, PyObject *v
     if (lookup) {
         *lookup = (LookupFact){.dict = dict, .key = key};
         Py_ssize_t before = arm->shortcut->words.count;
-        add_word(arm, node, (char *)lookup + 1, (uint64_t)(uintptr_t)value);
+        add_word(arm, node, (char *)lookup + LOOKUP, (uint64_t)(uintptr_t)value);
         if (arm->shortcut->words.count == before) {
             PyMem_Free(lookup);
         }
@@ -298,9 +313,26 @@ is_named(const Node *node, const char *name)
     return PyUnicode_CompareWithASCIIString(node->operand, name) == 0;
 }
 
+/* An attribute of a plain class that is no descriptor, or a function, which reads as itself. */
+static Reach
+reach_class_attribute(Arm *arm, const Node *node, Level *parent, Level *level)
+{
+    PyTypeObject *type = (PyTypeObject *)parent->value;
+    PyObject *found = _PyType_Lookup(type, node->operand);
+    bool plain = found && (Py_TYPE(found)->tp_descr_get == NULL || PyFunction_Check(found));
+    if (!plain || Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, node->operand) != NULL
+        || !note_class(arm, parent)) {
+        return ASK;
+    }
+    return fixed(level, found, true);
+}
+
 static Reach
 reach_attribute(Arm *arm, const Node *node, Level *parent, Level *level)
 {
+    if (PyType_Check(parent->value) && parent->anchored) {
+        return reach_class_attribute(arm, node, parent, level);
+    }
     if (PyFunction_Check(parent->value) && ensure_type(arm, parent)) {
         PyFunctionObject *function = (PyFunctionObject *)parent->value;
         if (is_named(node, "__code__")) {
@@ -453,24 +485,9 @@ settle_length(Arm *arm, Level *level)
 }
 
 static bool
-settle_class(Arm *arm, const Level *level)
+settle_class(Arm *arm, Level *level)
 {
-    if (!level->anchored || !PyType_Check(level->value)) {
-        return false;
-    }
-    PyTypeObject *type = (PyTypeObject *)level->value;
-    Facts *classes = &arm->shortcut->classes;
-    if (type->tp_version_tag == 0) { /* the look-up just made gives every class one, while they last */
-        return false;
-    }
-    if (classes->count && classes->nodes[classes->count - 1] == level->node) {
-        return true;
-    }
-    ClassFact *fact = add_fact(arm, classes, level->node, sizeof *fact);
-    if (fact) {
-        *fact = (ClassFact){.place = &type->tp_version_tag, .expected = type->tp_version_tag};
-    }
-    return true;
+    return level->anchored && PyType_Check(level->value) && note_class(arm, level);
 }
 
 static bool

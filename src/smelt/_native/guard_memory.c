@@ -16,47 +16,55 @@ static struct {
     int rank;      /* byte offsets in the body: the number of dimensions, */
     int sizes;     /* the sizes, if they are no more than `dimensions`, */
     int strides;   /* and the strides; */
-    int kind;      /* dtype, device, flags: so many words from here; */
+    int kind;      /* dtype, device, flags: so many words from here, */
     int kind_words;
+    uint64_t masks[KIND_WORDS]; /* with the bits that mean something; */
     int gradient;  /* the pointer to what autograd knows of it, NULL: nothing */
     int wanted;    /* byte offset there of the flag that a gradient is wanted, */
-    int history[HISTORY_WORDS]; /* and of so many words that are all zero if the tensor was not computed from others */
+    uint64_t history[HISTORY_WORDS]; /* and of so many words that are all zero if the tensor was not computed from others */
     int history_words;
     int dimensions;
 } layout;
 
+/* Copies a tuple of 1 to `most` integers; their number, or -1 with an exception. */
+static int
+take_integers(PyObject *tuple, const char *name, int most, uint64_t *integers)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if (count < 1 || count > most) {
+        PyErr_Format(PyExc_ValueError, "set_tensor_layout() takes 1 to %d %s, not %zd", most, name, count);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        integers[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(tuple, i));
+    }
+    return PyErr_Occurred() ? -1 : (int)count;
+}
+
 PyObject *
 set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"body",     "rank",   "sizes",   "strides",    "kind", "kind_words",
+    static char *names[] = {"body",     "rank",   "sizes",   "strides",    "kind", "kind_masks",
                             "gradient", "wanted", "history", "dimensions", NULL};
-    int body, rank, sizes, strides, kind, kind_words, gradient, wanted, dimensions;
-    PyObject *history;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiiiiO!i:set_tensor_layout", names, &body, &rank, &sizes,
-                                     &strides, &kind, &kind_words, &gradient, &wanted, &PyTuple_Type, &history,
-                                     &dimensions)) {
+    int body, rank, sizes, strides, kind, gradient, wanted, dimensions;
+    PyObject *kind_masks, *history;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiO!iiO!i:set_tensor_layout", names, &body, &rank, &sizes,
+                                     &strides, &kind, &PyTuple_Type, &kind_masks, &gradient, &wanted, &PyTuple_Type,
+                                     &history, &dimensions)) {
         return NULL;
     }
-    Py_ssize_t history_words = PyTuple_GET_SIZE(history);
-    if (kind_words < 1 || kind_words > KIND_WORDS || history_words < 1 || history_words > HISTORY_WORDS
-        || SIZEOF_VOID_P != 8) {
-        PyErr_Format(PyExc_ValueError, "set_tensor_layout() takes 1 to %d words of kind and of history, not %d and %zd",
-                     KIND_WORDS, kind_words, history_words);
+    uint64_t masks[KIND_WORDS], places[HISTORY_WORDS];
+    int kind_words = take_integers(kind_masks, "kind_masks", KIND_WORDS, masks);
+    int history_words = kind_words < 0 ? -1 : take_integers(history, "places of history", HISTORY_WORDS, places);
+    if (history_words < 0) {
         return NULL;
     }
-    int places[HISTORY_WORDS];
-    for (Py_ssize_t i = 0; i < history_words; i++) {
-        places[i] = (int)PyLong_AsLong(PyTuple_GET_ITEM(history, i));
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-    }
-    layout.known = 0;
     layout.body = body, layout.rank = rank, layout.sizes = sizes, layout.strides = strides, layout.kind = kind;
-    layout.kind_words = kind_words, layout.gradient = gradient, layout.wanted = wanted;
-    layout.dimensions = dimensions, layout.history_words = (int)history_words;
+    layout.gradient = gradient, layout.wanted = wanted, layout.dimensions = dimensions;
+    layout.kind_words = kind_words, layout.history_words = history_words;
+    memcpy(layout.masks, masks, sizeof masks);
     memcpy(layout.history, places, sizeof places);
-    layout.known = 1;
+    layout.known = SIZEOF_VOID_P == 8;
     Py_RETURN_NONE;
 }
 
@@ -100,7 +108,7 @@ tensor_memory_holds(const TensorSpec *spec, PyObject *value)
     }
     const uint64_t *kind = (const uint64_t *)(body + layout.kind);
     for (int i = 0; i < layout.kind_words; i++) {
-        if (kind[i] != spec->kind[i]) {
+        if ((kind[i] ^ spec->kind[i]) & layout.masks[i]) {
             return false;
         }
     }

@@ -36,15 +36,23 @@ still_finds(const LookupFact *fact, uint64_t expected)
     return (uint64_t)(uintptr_t)found == expected;
 }
 
+/* For what is not a whole word. */
+static bool
+is_same(const WordFact *fact)
+{
+    uintptr_t place = fact->place & ~(uintptr_t)WORD_KINDS;
+    return fact->place & HALF_WORD ? *(const unsigned *)place == fact->expected
+                                   : still_finds((const LookupFact *)place, fact->expected);
+}
+
 static Py_ssize_t
 changed_word(const Shortcut *shortcut)
 {
     const WordFact *facts = shortcut->words.items;
     for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
         uintptr_t place = facts[i].place;
-        bool same = place & 1 ? still_finds((const LookupFact *)(place - 1), facts[i].expected)
-                              : *(const uint64_t *)place == facts[i].expected;
-        if (!same) {
+        bool whole = (place & WORD_KINDS) == WHOLE_WORD;
+        if (whole ? *(const uint64_t *)place != facts[i].expected : !is_same(&facts[i])) {
             return shortcut->words.nodes[i];
         }
     }
@@ -57,10 +65,6 @@ changed_node(const Shortcut *shortcut, const GuardSource *source)
 {
     Py_ssize_t changed = changed_slot(shortcut, source);
     changed = changed < 0 ? changed_word(shortcut) : changed;
-    for (Py_ssize_t i = 0; changed < 0 && i < shortcut->classes.count; i++) {
-        const ClassFact *fact = &ITEMS(shortcut->classes, ClassFact)[i];
-        changed = *fact->place == fact->expected ? -1 : shortcut->classes.nodes[i];
-    }
     for (Py_ssize_t i = 0; changed < 0 && i < shortcut->tensors.count; i++) {
         const TensorFact *fact = &ITEMS(shortcut->tensors, TensorFact)[i];
         changed = tensor_memory_holds(fact->spec, fact->value) ? -1 : shortcut->tensors.nodes[i];
@@ -133,7 +137,7 @@ shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected,
 PyObject *
 shortcut_size(const Shortcut *shortcut)
 {
-    Py_ssize_t facts = shortcut->slots.count + shortcut->words.count + shortcut->classes.count + shortcut->tensors.count;
+    Py_ssize_t facts = shortcut->slots.count + shortcut->words.count + shortcut->tensors.count;
     return Py_BuildValue("nn", facts, shortcut->states.count + shortcut->questions.count);
 }
 
@@ -152,11 +156,11 @@ shortcut_drop(Shortcut *shortcut)
     }
     for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
         uintptr_t place = ITEMS(shortcut->words, WordFact)[i].place;
-        if (place & 1) {
-            PyMem_Free((void *)(place - 1));
+        if ((place & WORD_KINDS) == LOOKUP) {
+            PyMem_Free((void *)(place - LOOKUP));
         }
     }
-    Facts *all[] = {&shortcut->states, &shortcut->slots,     &shortcut->words,    &shortcut->classes,
+    Facts *all[] = {&shortcut->states,  &shortcut->slots,     &shortcut->words,
                     &shortcut->tensors, &shortcut->collected, &shortcut->questions};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(all); i++) {
         drop_facts(all[i]);

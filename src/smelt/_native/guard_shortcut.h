@@ -9,22 +9,24 @@ typedef struct {
     Py_ssize_t slot;
 } SlotFact;
 
-/* A word of memory that must be as it was: a pointer, a length, a dict's version. With the lowest bit of `place` set it
-   points (but for that bit) at a LookupFact instead. */
+/* A word of memory that must be as it was: a pointer, a length, a dict's version. The lowest bits of `place` say what
+   lies there (but for those bits). */
 typedef struct {
     uintptr_t place;
     uint64_t expected;
 } WordFact;
 
+enum {
+    WHOLE_WORD,
+    LOOKUP,    /* a LookupFact instead */
+    HALF_WORD, /* of half the size: a class's version */
+    WORD_KINDS = 3,
+};
+
 /* A dict that is written to all the time must hold this very value under the key; NULL: nothing. */
 typedef struct {
     PyObject *dict, *key;
 } LookupFact;
-
-typedef struct {
-    const unsigned *place; /* a class's version, which is half a word */
-    unsigned expected;
-} ClassFact;
 
 typedef struct {
     PyObject *value;
@@ -54,7 +56,7 @@ typedef struct {
 struct Shortcut {
     Py_ssize_t users; /* a thread may be on it while another replaces it */
     Facts states;     /* Questions that look at no value: before all else, being cheap and often decisive */
-    Facts slots, words, classes, tensors, collected, questions;
+    Facts slots, words, tensors, collected, questions;
 };
 
 #endif

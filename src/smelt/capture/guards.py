@@ -26,7 +26,7 @@ PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("inference mode", torch.is_inference_mode_enabled),
     ("autocast", torch._C._is_any_autocast_enabled),
     ("default dtype", torch.get_default_dtype),
-    ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
+    ("deterministic algorithms", torch._C._get_deterministic_algorithms),
     ("torch function modes", torch._C._len_torch_function_stack),
     ("torch dispatch modes", torch._C._len_torch_dispatch_stack),
 )

@@ -9,6 +9,7 @@ ambiguous or blind to something guards rely on, there is no layout, and guards g
 """
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,8 @@ from smelt import _native
 _WORD = 8
 _WORDS = 32  # of a body that are looked at
 _INLINE = 5  # so many sizes lie in the body itself
+_FILLS = (0x00, 0xFF, 0x55, 0xAA)
+_ATTEMPTS = 8  # what was in memory before can hide that bits mean nothing; not every time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Layout:
     sizes: int
     strides: int
     kind: int
-    kind_words: int
+    kind_masks: tuple[int, ...]
     gradient: int
     wanted: int
     history: tuple[int, ...]
@@ -62,7 +65,8 @@ def find_layout() -> Layout | None:
         body = _only(place for place in range(2, 6) if all(_words(id(t), 6)[place] == t._cdata for t in samples))
         if body is None or any(usable(t._cdata) < _WORD * 16 for t in samples):
             return None
-        return _find_in_bodies(samples, body * _WORD, usable)
+        found = (_find_in_bodies(samples, body * _WORD, usable) for _ in range(_ATTEMPTS))
+        return next((layout for layout in found if layout is not None), None)
 
 
 def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable[[int], int]) -> Layout | None:
@@ -84,17 +88,23 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
         or not numel < keys <= numel + 4
     ):
         return None
-    gradient = _find_gradient(usable)
-    if gradient is None or not _tells_kinds_apart(numel + 1, keys + 1):
+    masks = _find_masks(numel + 1, keys + 1, usable)
+    if not _tells_kinds_apart(numel + 1, masks):
         return None
-    place, wanted, history = gradient
+    found = [gradient for fill in _FILLS if (gradient := _find_gradient(usable, fill)) is not None]
+    if not found or len({(place, wanted) for place, wanted, _ in found}) != 1:
+        return None
+    place, wanted, _ = found[0]
+    history = tuple(sorted(frozenset.intersection(*(words for _, _, words in found))))
+    if not 1 <= len(history) <= 4:
+        return None
     return Layout(
         body,
         rank * _WORD,
         (rank + 1) * _WORD,
         (rank + 1 + _INLINE) * _WORD,
         (numel + 1) * _WORD,
-        keys - numel,
+        masks,
         place * _WORD,
         wanted,
         history,
@@ -119,11 +129,44 @@ def _has_sizes(tensor: torch.Tensor, words: Sequence[int], place: int) -> bool:
     )
 
 
-def _tells_kinds_apart(first: int, end: int) -> bool:
+def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int, ...]:
+    """The bits of each word that are the same in tensors alike; the others are never written."""
+    masks = [(1 << 64) - 1] * (end - first)
+    pattern: list[int] | None = None
+    for fill in _FILLS:
+        _fill_free_memory(usable(torch.empty(2, 3)._cdata), fill)
+        alike = [torch.empty(2, 3) for _ in range(6)]
+        for tensor in alike:
+            words = _words(tensor._cdata, end)[first:]
+            pattern = pattern or words
+            masks = [mask & ~(word ^ seen) for mask, word, seen in zip(masks, words, pattern, strict=True)]
+    return tuple(masks)
+
+
+def _fill_free_memory(size: int, fill: int) -> None:
+    """Leave a pattern in blocks of a size that the C library will soon hand out again."""
+    allocate, free = _allocator()
+    blocks = [allocate(size) for _ in range(6)]
+    for block in blocks:
+        ctypes.memset(block, fill, size)
+    for block in blocks:
+        free(block)
+
+
+@functools.cache
+def _allocator() -> tuple[Callable[[int], int], Callable[[int], None]]:
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    return library.malloc, library.free
+
+
+def _tells_kinds_apart(first: int, masks: Sequence[int]) -> bool:
     """Whether the words from `first` differ wherever guards must tell tensors apart, and agree where they must not."""
 
     def kind(tensor: torch.Tensor) -> tuple[int, ...]:
-        return tuple(_words(tensor._cdata, end)[first:])
+        words = _words(tensor._cdata, first + len(masks))[first:]
+        return tuple(word & mask for word, mask in zip(words, masks, strict=True))
 
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)} - {torch.complex32}  # warns
     typed = [torch.empty(2, 3, dtype=dtype) for dtype in dtypes if not str(dtype).startswith("torch.q")]
@@ -141,10 +184,12 @@ def _tells_kinds_apart(first: int, end: int) -> bool:
     )
 
 
-def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int, tuple[int, ...]] | None:
+def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, frozenset[int]] | None:
     """The word with the pointer to autograd's record; there, the byte that says a gradient is wanted, and the words
     that are zero in leaves and in nothing computed from them (the pointer to the node that computed it is one of them).
     """
+    for size in range(128, 320, 16):
+        _fill_free_memory(size, fill)
     plain, wanting, leaf = torch.empty(3), torch.empty(3).requires_grad_(), torch.empty(3, requires_grad=True)
     frozen = torch.empty(3).requires_grad_().requires_grad_(False)
     leaf.grad = torch.zeros(3)
@@ -178,13 +223,13 @@ def _find_gradient(usable: Callable[[int], int]) -> tuple[int, int, tuple[int, .
         for byte in range(size)
         if all(found[byte] == 1 for found in wants) and all(found[byte] == 0 for found in (*frozens, *computed))
     )
-    history = tuple(
+    history = frozenset(
         word
         for word in range(0, size, _WORD)
         if not any(any(found[word : word + _WORD]) for found in (*wants, *frozens))
         and all(any(found[word : word + _WORD]) for found in computed)
     )
-    return (place, wanted, history) if wanted is not None and 1 <= len(history) <= 4 else None
+    return None if wanted is None else (place, wanted, history)
 
 
 def _allocated_size() -> Callable[[int], int] | None:

@@ -1,0 +1,107 @@
+"""Reading tensors in memory: the layout is found, whatever memory held before, and guards that use it ask no less."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from smelt._native import Guards
+from smelt.capture import layout
+from smelt.capture.layout import find_layout, teach_guards
+
+
+def frozen() -> torch.Tensor:
+    return torch.ones(2, 3).requires_grad_().requires_grad_(False)
+
+
+def swapped() -> torch.Tensor:
+    tensor = torch.ones(2, 3, requires_grad=True)
+    tensor.data = torch.ones(2, 3, dtype=torch.float64)
+    return tensor
+
+
+def inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(2, 3)
+
+
+MAKE: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.ones(2, 3),
+    "a slice": lambda: torch.ones(4, 3)[1:3],
+    "strided": lambda: torch.ones(3, 2).t(),
+    "other shape": lambda: torch.ones(3, 3),
+    "other rank": lambda: torch.ones(6),
+    "float64": lambda: torch.ones(2, 3, dtype=torch.float64),
+    "bfloat16": lambda: torch.ones(2, 3, dtype=torch.bfloat16),
+    "int32": lambda: torch.ones(2, 3, dtype=torch.int32),
+    "meta": lambda: torch.ones(2, 3, device="meta"),
+    "negated": lambda: torch._neg_view(torch.ones(2, 3)),
+    "conjugated": lambda: torch.ones(2, 3, dtype=torch.complex64).conj(),
+    "complex": lambda: torch.ones(2, 3, dtype=torch.complex64),
+    "leaf": lambda: torch.ones(2, 3, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2, 3)),
+    "frozen": frozen,
+    "frozen parameter": lambda: torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
+    "computed": lambda: torch.ones(2, 3, requires_grad=True) * 2,
+    "detached": lambda: (torch.ones(2, 3, requires_grad=True) * 2).detach(),
+    "view of a leaf": lambda: torch.ones(4, 3, requires_grad=True)[:2],
+    "written into": lambda: torch.ones(2, 3).add_(torch.ones(2, 3, requires_grad=True)),
+    "data swapped": swapped,
+    "inference": inference,
+    "six dimensions": lambda: torch.ones(1, 1, 1, 1, 2, 3),
+    "six other dimensions": lambda: torch.ones(1, 1, 1, 2, 1, 3),
+}
+
+
+def guards_for(tensor: torch.Tensor) -> Guards:
+    check = ("tensor", type(tensor), tensor.dtype, tensor.device, tuple(tensor.shape), tuple(tensor.stride()))
+    return Guards(((("slot", 0), ((*check, tensor.requires_grad),), (), True, "x"),))
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_memory_says_what_attributes_say(kind: str) -> None:
+    teach_guards()
+    guards = guards_for(MAKE[kind]())
+    for _ in range(3):
+        guards.check((MAKE[kind](),))  # learns what the memory of one that passes looks like
+    for other, again in itertools.product(MAKE, range(2)):
+        tensor = MAKE[other]()
+        first_look = guards_for(MAKE[kind]()).check((tensor,))
+        assert (guards.check((tensor,)) is None) == (first_look is None), (other, again)
+
+
+def test_a_tensor_that_changes_under_guards() -> None:
+    teach_guards()
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    guards = guards_for(parameter)
+    for _ in range(3):
+        assert guards.check((parameter,)) is not None
+    parameter.requires_grad_(False)
+    assert guards.check((parameter,)) is None
+    parameter.requires_grad_()
+    assert guards.check((parameter,)) is not None
+    before = parameter.data
+    for data in (before.double(), before.t().contiguous().t(), torch._neg_view(before), torch.ones(3, 2)):
+        parameter.data = data
+        assert guards.check((parameter,)) is None
+        parameter.data = before
+        assert guards.check((parameter,)) is not None
+
+
+def test_the_layout_is_found_whatever_memory_held() -> None:
+    found = [find_layout()]
+    for size, fill in itertools.product(range(96, 400, 16), (0x00, 0x5A, 0xFF)):
+        layout._fill_free_memory(size, fill)
+        if fill == 0xFF:
+            found.append(find_layout())
+    assert None not in found
+    assert len(set(found)) == 1
+
+
+def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "_taught", False)
+    monkeypatch.setattr(layout, "find_layout", lambda: pytest.fail("tensors are not what they seem here"))
+    with torch.device("meta"):
+        teach_guards()
+    assert not layout._taught
