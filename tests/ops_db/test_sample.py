@@ -1,6 +1,6 @@
 """A fair sample of PyTorch's operator database; `make test-ops` goes through all of it.
 
-Every twentieth operator, in the order of the database, so that no family is favoured and none left out by hand.
+Every thirtieth operator, in the order of the database, so that no family is favoured and none left out by hand.
 """
 
 import pytest
@@ -9,12 +9,12 @@ import torch
 from tests.ops_db.comparing import compare, difference
 from tests.ops_db.sweep import KNOWN, Case, all_cases, sweep
 
-EVERY = 20
+EVERY = 30
 
 
 def test_a_sample_of_all_operators_agrees_with_eager() -> None:
     cases = [case for case in all_cases(["float32"]) if case.operator not in KNOWN][::EVERY]
-    assert len(cases) > 25
+    assert len(cases) > 20
     answers = dict(sweep(cases, samples=2, limit=60.0))
     assert set(answers) == set(cases)
     assert {str(case): found for case, found in answers.items() if found} == {}
