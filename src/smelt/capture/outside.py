@@ -119,22 +119,16 @@ class Outside:
         for value in self.written.values():
             owner = _owner(value.source)
             if owner is not None:
-                others = [each.source for each in self._objects.get(type(owner.value), ()) if each.value is owner.value]
-                self._relate(owner.source, others, True)
-                others = [
-                    each.source for each in self._objects.get(type(owner.value), ()) if each.value is not owner.value
-                ]
-                self._relate(owner.source, others, False)
-            else:
-                others = [other.source for _, other in self._shared.values() if _alike(value, other)]
-                self._relate(value.source, others, False)
+                for each in self._objects.get(type(owner.value), ()):
+                    self._relate(owner.source, each.source, each.value is owner.value)
+            for _, other in self._shared.values():
+                if _alike(value, other):
+                    self._relate(value.source, other.source, False)
 
-    def _relate(self, source: Source | None, others: list[Source | None], same: bool) -> None:
-        for other in others:
-            if source is None or other is None or source is other:
-                continue
-            if source.accessor[0] == "value" and other.accessor[0] == "value":
-                continue  # two given objects
+    def _relate(self, source: Source | None, other: Source | None, same: bool) -> None:
+        if source is None or other is None or source is other:
+            return
+        if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects
             self.tree.relations.append((source.collect(), other.collect(), same))
 
     def force(self, item: Any) -> Value:
@@ -145,7 +139,7 @@ class Outside:
         """All items, none pending any more."""
         items = [self.force(item) for item in value.items]
         if any(isinstance(item, Pending) for item in value.items):
-            value.items = items
+            value.unseen[:] = items  # in place: somebody may be about to change it
         return items
 
     def pin(self, value: Object) -> Any:
