@@ -180,7 +180,8 @@ class _Joined(torch.autograd.Function):
         if state.kept:
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        ctx.set_materialize_grads(False)
+        if len(plan.differentiable) > 1:  # a single result is never without its gradient, or it may as well be zeros
+            ctx.set_materialize_grads(False)
         others, versions = [], []
         for index in state.others:
             tensor = inputs[index]
