@@ -13,7 +13,8 @@ NAMES = "abc"
 STATEMENTS = [
     "{p}.n = {q}.n + {k}", "{p}.log.append({q}.n)", "{p}.log = {q}.log", "{p}.log = [{q}.n, x]", "{p}.other = {q}",
     "x = x + len({p}.log)", "x = x * {p}.n", "out.append({p}.log[-1] if {p}.log else x)", "{p}.t = x + {k}",
-    "out.append({p}.t + {q}.t)", "{p}.log.pop() if {p}.log else None", "out.append({p} is {q})", "{p}.log[0:1] = [{q}.t]",
+    "out.append({p}.t + {q}.t)", "{p}.log.pop() if {p}.log else None", "out.append({p} is {q})",
+    "{p}.log[0:1] = [{q}.t]",
     "out.append({p}.other.n if {p}.other is not None else {k})", "{p}.table[{k}] = {q}.t", "{p}.table.pop({k}, None)",
     "out.append(list({p}.table))", "{p}.table = dict({q}.table)", "shared.append(x)", "{p}.log += shared",
     "if {p}.n > {k}:\n        {q}.n = {k}", "graph_break()", "for item in {p}.log[:2]:\n        out.append(item)",

@@ -97,9 +97,11 @@ class Engine:
                 if entry.guards.check(state) is not None:
                     return entry
             captured = self._capture(frames, code, [entry.guards for entry in known])
-        if captured is None:
-            return None
-        return _native.Entry(captured.guards, self._runner(captured))
+            if captured is None:
+                return None
+            made = _native.Entry(captured.guards, self._runner(captured))
+            self.native.add(code, made)  # before another thread looks
+            return made
 
     def _runner(self, captured: Captured) -> Callable[..., Any]:
         plan, entrance = captured.plan, captured.entrance
