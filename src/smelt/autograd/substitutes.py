@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from smelt.autograd.coins import toss_contiguous
+
 aten = torch.ops.aten
 
 
@@ -61,6 +63,8 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
+    torch.bernoulli: toss_contiguous,
+    torch.Tensor.bernoulli: toss_contiguous,
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from smelt.autograd.coins import toss
 from smelt.base.errors import SmeltError
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostTensor, Recorder
@@ -47,7 +48,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
 
     def __init__(self, decompositions: Decompositions | None = None) -> None:
-        super().__init__(decompositions)
+        super().__init__({aten.bernoulli.p: toss, **(decompositions or {})})
         self.phase = Phase.FORWARD
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
 
