@@ -13,6 +13,7 @@ from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import Instruction, shim_code
 from smelt.capture.plan import Entrance, GraphFailed, Plan, Return, Stop
+from smelt.capture.policy import runs_alone
 from smelt.capture.state import LiveFrame, handled_in
 from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
@@ -138,6 +139,8 @@ def _invoker(
     shim = types.FunctionType(code, frame.function.__globals__)
 
     def invoke(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if runs_alone(function):
+            return shim(_native.suspended, (function, *args), kwargs)
         return shim(_native.resumed, (owner.native, function, *args), kwargs)
 
     if handled is None:

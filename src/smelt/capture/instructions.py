@@ -39,7 +39,7 @@ from smelt.capture.values import (
     Slice,
     Value,
 )
-from smelt.capture.wording import formatted, text_of
+from smelt.capture.wording import formatted, joined_text, text_of
 
 # locals, cells, names
 
@@ -366,7 +366,7 @@ def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruc
 
 @handles("BUILD_STRING")
 def _build_string(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Constant("".join(interp.plain(part) for part in take(frame, instruction.arg))))
+    frame.stack.append(joined_text(interp, take(frame, instruction.arg)))
 
 
 @handles("LIST_TO_TUPLE")

@@ -31,6 +31,7 @@ from smelt.capture.values import (
     Set,
     Slice,
     Tensor,
+    Text,
     Value,
     describe,
     is_constant,
@@ -249,6 +250,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         ):
             return True
         raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
+    if (isinstance(left, Text) or isinstance(right, Text)) and not any(_is_singleton(each) for each in (left, right)):
+        raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
     if isinstance(left, Object) and isinstance(right, Object):
@@ -265,6 +268,10 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
         return same
     raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+
+
+def _is_singleton(value: Value) -> bool:
+    return isinstance(value, Constant) and isinstance(value.value, _SINGLETONS)
 
 
 def truth(interp: Interpreter, value: Value) -> bool:

@@ -164,6 +164,28 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
     return Treatment.INLINE
 
 
+_ALONE_BUILTINS: tuple[Any, ...] = (print, repr, str, ascii, format)
+_ALONE_FILES = (
+    _TORCH + os.path.join("nn", "modules", "lazy.py"),
+    _TORCH + os.path.join("nn", "init.py"),
+    _TORCH + "_tensor_str.py",
+    _STDLIB + "logging" + os.sep,
+    _STDLIB + "warnings.py",
+)
+
+
+def runs_alone(function: Any) -> bool:
+    """Whether a call that only Python can run is run with nothing captured inside: all it does is text or set-up.
+
+    Printing a tensor enters dozens of small frames that are called once each, and none is worth a graph.
+    """
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        return function.__code__.co_filename.startswith(_ALONE_FILES)
+    return any(function is each for each in _ALONE_BUILTINS)
+
+
 def is_polyfill(code: types.CodeType) -> bool:
     """Whether the code is smelt's own stand-in for a library function: no line of the program."""
     return code.co_filename == _POLYFILLS

@@ -46,6 +46,7 @@ from smelt.capture.values import (
     Slice,
     Super,
     Tensor,
+    Text,
     Trace,
     Value,
     describe,
@@ -359,6 +360,10 @@ def _partial(build: Rebuilder, value: Partial) -> Operand:
     return build.step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
 
 
+def _text(build: Rebuilder, value: Text) -> Operand:
+    return build.step(value.make, *map(build.operand, value.parts))
+
+
 def _object(build: Rebuilder, value: Object) -> Operand:
     return build.constant(value.value)
 
@@ -379,6 +384,7 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Super: _super,
     Partial: _partial,
     Object: _object,
+    Text: _text,
     Failure: _failure,
     Trace: _trace,
     Handled: _handled,

@@ -27,6 +27,7 @@ class Tape:
         self.line = 0
         self.writes = False
         self.sets_grad_mode = False
+        self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
         self._added: list[fx.Node] = []
@@ -68,6 +69,8 @@ class Tape:
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
         result = self._run(opcode, target, ghosts, named)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
+        if written and self.texts:
+            raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
         known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
         if known is not None and not written:
             return known  # x.contiguous() of a contiguous x is x

@@ -9,6 +9,7 @@ containers `Pending` items that become values (and guards) when they are first t
 import enum
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -313,6 +314,14 @@ class Partial(Value):
     function: Value
     args: list[Value]
     keywords: dict[str, Value]
+
+
+@dataclass(slots=True, eq=False)
+class Text(Value):
+    """A string that tensors are worded in: `make` of the real `parts`, once the graph has run."""
+
+    make: Callable[..., str]
+    parts: list[Value]
 
 
 @dataclass(slots=True, eq=False)

@@ -1,13 +1,23 @@
-"""Values as text: `str`, `repr`, `format` and f-strings, a class's own `__str__` and `__repr__` included."""
+"""Values as text: `str`, `repr`, `format` and f-strings, a class's own `__str__` and `__repr__` included.
 
+The text of a tensor is made after the graph has run, so that a line that prints one is one break, not two:
+
+    print(f"loss {loss:.3f}")   →   print(Text("loss " + format(loss, ".3f")))
+"""
+
+import functools
+import re
 import types
 from typing import Any
+
+import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Constant, Failure, Instance, Object, Value, describe, python_type
+from smelt.capture.values import Constant, Failure, Instance, Object, Tensor, Text, Value, describe, python_type
 
+_REAL_SPEC = re.compile(r"[<>=^]?[-+ ]?0?\d{0,4}[_,]?(\.\d{1,4})?[eEfFgG%]")  # what every float can be formatted by
 _FUNCTIONS: dict[str, Any] = {"__str__": str, "__repr__": repr, "__ascii__": ascii}
 
 
@@ -17,6 +27,10 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         return worded(interp, value, how)
     if interp.is_plain(value):
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
+    if isinstance(value, Text) and how == "__str__":
+        return value
+    if isinstance(value, Tensor) and _words_itself(interp, value):
+        return _later(interp, _FUNCTIONS[how], value)
     if isinstance(value, Object) and type(value.value) is type:
         return interp.compute(_FUNCTIONS[how], interp.outside.pin(value))
     kind = python_type(value)
@@ -33,6 +47,10 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
     """`format(value, spec)`."""
     if interp.is_plain(value):
         return interp.compute(format, interp.plain(value), spec)
+    if isinstance(value, Text) and not spec:
+        return value
+    if isinstance(value, Tensor) and _words_itself(interp, value) and (not spec or _is_real(value, spec)):
+        return _later(interp, functools.partial(_format_by, spec), value)
     kind = python_type(value)
     if isinstance(value, Object | Instance) and kind is not None:
         found = interp.tree.class_attribute(kind, "__format__")
@@ -41,3 +59,39 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         if found is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")
+
+
+def joined_text(interp: Interpreter, parts: list[Value]) -> Value:
+    """The parts of an f-string put together."""
+    if any(isinstance(part, Text) for part in parts):
+        return Text(_join, parts)
+    return Constant("".join(interp.plain(part) for part in parts))
+
+
+def _join(*parts: str) -> str:
+    return "".join(parts)
+
+
+def _format_by(spec: str, real: Any) -> str:
+    return format(real, spec)
+
+
+def _later(interp: Interpreter, make: Any, value: Tensor) -> Text:
+    """`make(value)` once the graph has run; until then no tensor may be written to."""
+    interp.tape.texts = True
+    return Text(make, [value])
+
+
+def _words_itself(interp: Interpreter, value: Tensor) -> bool:
+    """Whether PyTorch's own methods word the tensor: they have no effects and never fail."""
+    methods = [interp.tree.class_attribute(value.kind, name) for name in ("__str__", "__repr__", "__format__")]
+    return all(found is object.__str__ or getattr(found, "__module__", "") in _WORDING_MODULES for found in methods)
+
+
+_WORDING_MODULES = ("torch._tensor", "torch.nn.parameter")
+
+
+def _is_real(value: Tensor, spec: str) -> bool:
+    """Whether a number of any value can be formatted so: PyTorch formats tensors of no dimension as numbers."""
+    is_number = value.kind is torch.Tensor and value.ghost.dim() == 0 and value.ghost.dtype.is_floating_point
+    return is_number and _REAL_SPEC.fullmatch(spec) is not None
