@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -618,3 +618,15 @@ def test_a_number_becomes_another_kind_of_number() -> None:
         target = Box(n=start)
         runner(program, torch.ones(2), target)
         assert target.n == start + start and type(target.n) is type(start + start)
+
+
+def test_a_defaultdict_is_copied_with_its_factory() -> None:
+    def program(x: torch.Tensor) -> Any:
+        table: Any = defaultdict(list)
+        table["a"].append(x)
+        twin, deep = table.copy(), copy.deepcopy({"n": defaultdict(int, k=1)})
+        twin["b"].append(x * 2)
+        deep["n"]["new"] += 1
+        return table, twin, deep
+
+    whole(program, dict)

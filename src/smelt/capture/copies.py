@@ -58,7 +58,7 @@ def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Valu
         return _copied_sequence(interp, value, each, early)
     if isinstance(value, Mapping) and (value.owner is None or value.owner.members is value):
         interp.outside.complete(value)
-        made = Mapping({}, value.kind)
+        made = Mapping({}, value.kind, factory=value.factory)
         early(made)
         made.items.update({key: each(item) for key, item in value.items.items()})
         return made
