@@ -109,19 +109,32 @@ def _compiled_module(model: torch.nn.Module, region: CompiledRegion, settings: d
     Hooks stay where they are: `nn.Module.__call__` runs them round `forward` as ever. The original object is what the
     user's `forward` sees as `self`, so that `type(self)` and identity hold inside.
     """
-    cls = type(model)
+    compiled: torch.nn.Module = object.__new__(_compiled_class(type(model), model, region, settings))
+    object.__setattr__(compiled, "__dict__", model.__dict__)
+    return compiled
+
+
+def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, settings: dict[str, Any]) -> type:
+    """The class of a compiled `model` of class `cls`."""
     enter = region.entering(model.forward)
 
     def compiled_forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return enter(*args, **kwargs)
 
-    functools.update_wrapper(compiled_forward, cls.forward)
+    functools.update_wrapper(compiled_forward, cls.forward)  # type: ignore[attr-defined]
 
     def reduce(self: torch.nn.Module, protocol: Any) -> Any:
         return _rebuild_module, (model, settings)
 
+    def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
+        if name == "__class__" and not hasattr(value, "_smelt_model"):  # a lazy module has found its sizes
+            model.__class__ = value
+            value = _compiled_class(value, model, region, settings)
+        super(made, self).__setattr__(name, value)  # type: ignore[misc]
+
     members = {
         "forward": compiled_forward,
+        "__setattr__": set_attribute,
         "__reduce_ex__": reduce,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -129,10 +142,8 @@ def _compiled_module(model: torch.nn.Module, region: CompiledRegion, settings: d
         "_smelt_region": region,
         "_smelt_model": model,
     }
-    compiled_class = type(cls.__name__, (cls,), members)
-    compiled: torch.nn.Module = object.__new__(compiled_class)
-    object.__setattr__(compiled, "__dict__", model.__dict__)
-    return compiled
+    made = type(cls.__name__, (cls,), members)
+    return made
 
 
 def _rebuild_module(model: torch.nn.Module, settings: dict[str, Any]) -> Any:

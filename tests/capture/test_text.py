@@ -1,4 +1,4 @@
-"""Strings made of tensors: as Python makes them, whatever happens to them afterwards; a line that prints is one break."""
+"""Strings made of tensors: as Python makes them, whatever happens afterwards; a line that prints is one break."""
 
 import contextlib
 import io
