@@ -85,3 +85,28 @@ def test_as_eager(row: Architecture, training: bool) -> None:
 def test_every_known_break_is_explained() -> None:
     assert all(row.why for row in ARCHITECTURES if row.training != 0 or row.evaluation != 0)
     assert len({row.name for row in ARCHITECTURES}) == len(ARCHITECTURES)
+
+
+def test_a_cache_from_outside_grows_as_in_eager() -> None:
+    row = next(row for row in ARCHITECTURES if row.name == "llama")
+    torch.manual_seed(0)
+    model = row.build(transformers).eval()
+    start = torch.randint(3, 50, (1, 5))
+
+    def decode(run: Callable[..., Any]) -> tuple[list[torch.Tensor], Any]:
+        cache, ids, found = transformers.DynamicCache(config=model.config), start, []
+        with torch.no_grad():
+            for _ in range(4):
+                output = run(input_ids=ids, past_key_values=cache, use_cache=True)
+                assert output.past_key_values is cache
+                found.append(output.logits[:, -1])
+                ids = found[-1].argmax(-1, keepdim=True)
+        return found, cache
+
+    eager, expected = decode(model)
+    with collect() as events:
+        mine, cache = decode(smelt.compile(model, backend="eager"))
+    assert not [event.text for event in events if event.channel == "breaks"]
+    assert all(map(torch.equal, mine, eager))
+    for one, other in zip(cache.layers, expected.layers, strict=True):
+        assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
