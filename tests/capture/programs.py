@@ -2,15 +2,20 @@
 
 import contextlib
 import io
+import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+import smelt
 from smelt.base.events import Event, collect
 from smelt.capture import BreakRecord, CompiledRegion, GraphRecord
 from smelt.ir.graph import Level, Traced, check_graph
+
+_SMELT = os.path.dirname(smelt.__file__) + os.sep
 
 
 @dataclass
@@ -65,6 +70,19 @@ class Outcome:
     printed: str
 
 
+def error_shape(error: BaseException | None) -> Any:
+    """What can be seen of an exception: type, text, lines of the traceback, and all that of what it is chained to."""
+    if error is None:
+        return None
+    lines = [
+        (frame.filename, frame.lineno, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith(_SMELT)
+    ]
+    chain = error_shape(error.__cause__), error_shape(error.__context__), error.__suppress_context__
+    return type(error), str(error), lines, chain
+
+
 def observe(call: Callable[[], Any]) -> Outcome:
     """Run and note result, exception and printed text."""
     text = io.StringIO()
@@ -114,8 +132,8 @@ def compare(
                 mine.error or eager.error
             )
         if eager.error is not None:
-            assert type(mine.error) is type(eager.error)
-            assert str(mine.error) == str(eager.error)
+            ours, theirs = error_shape(mine.error), error_shape(eager.error)
+            assert ours == theirs, f"{ours}\n{theirs}"
         assert_alike(mine.result, eager.result)
         assert_alike(my_args, eager_args)
     return runner

@@ -10,18 +10,16 @@ import enum
 import functools
 import inspect
 import itertools
-import logging
 import math
 import operator
 import typing
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tests.capture.programs import Captured, compare
+from tests.capture.programs import compare
 
 X = torch.arange(6.0).reshape(2, 3) / 3
 
@@ -723,101 +721,3 @@ def test_captured_whole(function: Callable[..., Any]) -> None:
     runner = compare(function, X)
     assert [(record.code, record.reason, record.line) for record in runner.breaks] == []
     assert runner.recompiles == []
-
-
-def of_deques_and_counters(x):
-    counter = collections.Counter("abca")
-    queue = collections.deque([1, 2, 3], maxlen=3)
-    queue.append(4)
-    return x * counter["a"], queue.popleft(), len(queue), counter.most_common(1)
-
-
-def of_identity(x):
-    box = Point(1)
-    return x + 1, id(box) == id(box)
-
-
-def of_own_order(x):
-    return x, [v.items for v in sorted([Vector(1, 2, 3), Vector(1), Vector(1, 2)])]
-
-
-def of_groups(x):
-    return x * 2, [(k, list(g)) for k, g in itertools.groupby("aabbb")]
-
-
-def of_sets(x):
-    return x, [n + 1 for n in {3, 1, 2}]
-
-
-def of_new_classes(x):
-    class Local:
-        k = 3
-
-    return x * Local.k
-
-
-def of_slots(x):
-    return x * Slotted(3).n
-
-
-class Slotted:
-    __slots__ = ("n",)
-
-    def __init__(self, n):
-        self.n = n
-
-
-BREAKS: list[tuple[Callable[..., Any], str]] = [
-    (of_deques_and_counters, "B002"),  # C containers with their own storage
-    (of_identity, "B002"),  # addresses of objects that do not exist yet
-    (of_own_order, "B017"),  # how often __lt__ is asked, and in which order, is the sort's own business
-    (of_groups, "B002"),  # groups share their source
-    (of_sets, "B009"),  # the order of a set is its history
-    (of_new_classes, "B012"),  # a class body is executed
-    (of_slots, "B002"),  # objects without a __dict__
-]
-
-
-@pytest.mark.parametrize(("function", "code"), BREAKS, ids=lambda f: getattr(f, "__name__", f))
-def test_breaks_with_its_reason(function: Callable[..., Any], code: str) -> None:
-    assert compare(function, X).break_codes[0] == code
-
-
-def test_warnings_are_given_once_and_in_order() -> None:
-    def f(x):
-        y = x + 1
-        warnings.warn("first", stacklevel=1)
-        z = y * 2
-        warnings.warn("second", UserWarning, stacklevel=2)
-        return z
-
-    def told(call: Callable[..., Any]) -> list[tuple[str, str, int]]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            call(X)
-        return [(str(each.message), each.filename, each.lineno) for each in caught]
-
-    runner = Captured()
-    for _ in range(2):
-        mine = told(lambda x: runner(f, x))
-        assert [text for text, _, _ in mine] == ["first", "second"]
-        assert mine[0] == told(f)[0]
-
-
-def test_logging_is_done_once_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("tests.language")
-
-    def f(x):
-        y = x + 1
-        logger.warning("shape %s", tuple(x.shape))
-        z = y * 2
-        logger.debug("not shown")
-        logger.error("rows %d", z.shape[0])
-        return z
-
-    runner = Captured()
-    for _ in range(2):
-        caplog.clear()
-        runner(f, X)
-        assert [record.getMessage() for record in caplog.records] == ["shape (2, 3)", "rows 2"]
-        assert caplog.records[0].funcName == "f"

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.capture.programs import compare
 
 NAMES = ["x", "y", "z"]
-ERRORS = ["ValueError", "KeyError", "Fault", "Deeper", "IndexError", "(KeyError, Fault)", "Exception", "StopIteration"]
+ERRORS = ["ValueError", "KeyError", "Fault", "Deeper", "IndexError", "(KeyError, Fault)", "Exception"]
 RAISED = [
-    "ValueError('v')", "KeyError({k})", "Fault('f', {k})", "Deeper('d', code={k})", "IndexError", "Fault('g') from cause"
+    "ValueError('v')", "KeyError({k})", "Fault('f', {k})", "Deeper('d', code={k})", "IndexError",
+    "Fault('g') from cause",
 ]  # fmt: skip
 SIMPLE = [
     "{t} = {a} + {b}", "{t} = {a} * {k}", "{t} = callee({a}, {k})", "log.append({k})", "print('at', {k})",
@@ -26,12 +27,15 @@ SIMPLE = [
     "first, *rest = [{k}, *range(n % 3)]\nlog.append(rest)", "{t} = point({a}, {k}).total()",
     "log.append(sorted([3, n, {k}], key=lambda v: -v))", "log.extend(itertools.chain([{k}], (n,)))",
     "{t} = functools.reduce(lambda p, q: p + q, [{a}, {b}])", "log.append(getattr({a}, {s}, {k}))", "int({s})",
-    "log.append([v for v in gen(n % 4) if v != {k}])", "n = max([n, {k}], key=lambda v: v % 3)", "log.append(undefined)",
-    "return {a} + n, log", "graph_break()", "if {a}.sum() > {k}:\n    n = n + 1", "del {t}", "log.append((n := n + 1))",
+    "log.append([v for v in gen(n % 4) if v != {k}])", "n = max([n, {k}], key=lambda v: v % 3)",
+    "log.append(undefined)", "return {a} + n, log",
+    "graph_break()", "if {a}.sum() > {k}:\n    n = n + 1", "del {t}", "log.append((n := n + 1))",
     "log.append(Fault('s', {k}) == n)", "{t} = {a} if 0 < {k} <= n else {b}", "log.append(str(cause) + repr(cause))",
 ]  # fmt: skip
 BLOCKS = ["try", "try", "try", "with", "for", "while", "if", "match"]
-MANAGERS = ["torch.no_grad()", "Manager(log, {k})", "contextlib.suppress({c})", "logged(log)", "contextlib.nullcontext()"]
+MANAGERS = [
+    "torch.no_grad()", "Manager(log, {k})", "contextlib.suppress({c})", "logged(log)", "contextlib.nullcontext()"
+]  # fmt: skip
 
 
 def block(draw: st.DrawFn, depth: int, loop: bool) -> list[str]:

@@ -105,14 +105,14 @@ _TWO_SLOTS = {
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _SEES_LOCALS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
 
-_decoded: dict[CodeType, CodeInfo] = {}
+_decoded: dict[int, CodeInfo] = {}  # by identity: equal code objects may come from different files
 
 
 def decode(code: CodeType) -> CodeInfo:
     """The decoded form of `code`, kept per code object."""
-    info = _decoded.get(code)
+    info = _decoded.get(id(code))
     if info is None:
-        info = _decoded[code] = _decode(code)
+        info = _decoded[id(code)] = _decode(code)  # which keeps the code, and so its id, alive
     return info
 
 
