@@ -239,7 +239,7 @@ class Outside:
             elif not keys:
                 mapping.source.check(("length", 0))
             else:  # the dict below an OrderedDict has an order of its own
-                mapping.source.checks["complete"] = ("predicate", lambda real: tuple(real) == keys)
+                mapping.source.checks["complete"] = ("predicate", _same_keys(keys))
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
@@ -286,6 +286,14 @@ class Outside:
         if name not in table:
             return None
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
+
+
+def _same_keys(keys: tuple[Any, ...]) -> Callable[[Any], bool]:
+    def same(real: Any) -> bool:
+        return tuple(real) == keys
+
+    same.__qualname__ = f"having the keys {keys!r}"  # as it reads where a recompile is explained
+    return same
 
 
 def unchanged(before: Any, after: Any) -> bool:
