@@ -600,3 +600,23 @@ def test_groups_are_left_to_python() -> None:
         return x
 
     compare(f, X)
+
+
+def test_what_the_graph_itself_raises_is_no_context() -> None:
+    weight = torch.ones(4, 2)
+
+    def alone(i):
+        return torch.nn.functional.embedding(i, weight) * 2
+
+    def pair(i):
+        return torch.nn.functional.embedding(i, weight), i + 1
+
+    def before_a_break(i):
+        y = torch.nn.functional.embedding(i, weight) * 2
+        print("broken")
+        return y
+
+    for function in (alone, pair, before_a_break):
+        runner = Captured()
+        runner(function, torch.tensor([1, 2]))
+        compare(function, torch.tensor([1, 9]), runner=runner)

@@ -26,11 +26,14 @@ _RUNNING = object()
 
 def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
-    try:
-        frames = plan.state(collected) if isinstance(plan, Stop) else []
-    except GraphFailed as failure:
-        return recover(owner, entrance, failure, collected)
     assert isinstance(plan, Stop)
+    failure: GraphFailed | None = None
+    try:
+        frames = plan.state(collected)
+    except GraphFailed as raised:
+        failure = raised.with_traceback(None)
+    if failure is not None:
+        return recover(owner, entrance, failure, collected)
     return _go_on(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
 
 

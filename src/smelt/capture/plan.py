@@ -50,8 +50,13 @@ class Computation:
         try:
             return self.run(*[collected[number] for number in self.arguments])
         except Exception as error:
-            torch._C._set_grad_enabled(self.entry_mode)
-            raise GraphFailed(error, self.writes) from error
+            failure = self.failed(error)
+        raise failure
+
+    def failed(self, error: Exception) -> GraphFailed:
+        """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
+        torch._C._set_grad_enabled(self.entry_mode)
+        return GraphFailed(error if self.writes else error.with_traceback(None), self.writes)
 
     def registers(self, collected: tuple[Any, ...]) -> list[Any]:
         """Run the graph, then rebuild objects."""
@@ -150,8 +155,9 @@ def quick_run(plan: Return, recover: Recover) -> Callable[..., Any]:
     def general(*collected: Any) -> Any:
         try:
             return plan.finish(collected)
-        except GraphFailed as failure:
-            return recover(failure, collected)
+        except GraphFailed as raised:
+            failure = raised.with_traceback(None)
+        return recover(failure, collected)
 
     return general
 
@@ -173,11 +179,10 @@ def _quick_single(
 ) -> Callable[..., Any]:
     def single(*collected: Any) -> Any:
         try:
-            outputs = run(*pick(collected))
+            return run(*pick(collected))[which]
         except Exception as error:
-            torch._C._set_grad_enabled(computation.entry_mode)
-            return recover(GraphFailed(error, computation.writes), collected)
-        return outputs[which]
+            failure = computation.failed(error)
+        return recover(failure, collected)
 
     return single
 
@@ -189,8 +194,9 @@ def _quick_tuple(
         try:
             outputs = run(*pick(collected))
         except Exception as error:
-            torch._C._set_grad_enabled(computation.entry_mode)
-            return recover(GraphFailed(error, computation.writes), collected)
-        return make(*outputs)
+            failure = computation.failed(error)
+        else:
+            return make(*outputs)
+        return recover(failure, collected)
 
     return several
