@@ -393,6 +393,8 @@ VIEWS: dict[Any, list[tuple[Any, ...]]] = {
     aten._unsafe_view.default: [(torch.randn(3, 4), [2, 6]), (torch.randn(3, 4), [-1])],
     aten.split.Tensor: [(torch.randn(7, 4), 3), (torch.randn(2, 6), 2, -1), (torch.randn(0, 3), 2)],
     aten.split_with_sizes.default: [(torch.randn(7, 4), [3, 0, 4]), (torch.randn(2, 6), [2, 4], -1)],
+    aten.unsafe_split.Tensor: [(torch.randn(7, 4), 3), (torch.randn(2, 6), 2, -1)],
+    aten.unsafe_split_with_sizes.default: [(torch.randn(7, 4), [3, 0, 4]), (torch.randn(2, 6), [2, 4], -1)],
     aten.unbind.int: [(torch.randn(3, 4),), (torch.randn(3, 4), -1)],
     aten.stack.default: [([torch.randn(3, 4)] * 2,), ([torch.randn(3, 4)] * 3, -1), ([torch.tensor(1.0)] * 2, 0)],
 }

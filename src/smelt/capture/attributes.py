@@ -249,6 +249,9 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
             return held
+    if name not in members and type(value.value) is not types.ModuleType:
+        source.instance_dict().check(("lacks", name))
+        return _of_module_class(interp, value, name)
     if name not in members and "__getattr__" not in members and not hasattr(types.ModuleType, name):
         source.instance_dict().check(("lacks", name))
         source.instance_dict().check(("lacks", "__getattr__"))
@@ -256,6 +259,19 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
     if name == "__dict__" or not hasattr(value.value, name):
         raise Unsupported("B007", f"{name} of module {value.value.__name__}")
     raise Unsupported("B007", f"{name} of module {value.value.__name__}, which makes it on demand")
+
+
+def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
+    """What a module that is more than a module answers for a name it does not hold (`torch._VF`)."""
+    kind = type(value.value)
+    if interp.tree.class_attribute(kind, "__getattribute__") is not types.ModuleType.__getattribute__:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(found):
+        return _run_descriptor(interp, value, found, name)
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    return _fallback(interp, value, kind, name)
 
 
 def _of_class(interp: Interpreter, value: Object, name: str) -> Value:

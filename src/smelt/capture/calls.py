@@ -83,6 +83,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         raise Unsupported("B001")
     if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
+    if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
+        return _weights_have_changed(interp, args[0])
     name = qualified_name(real)
     if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
         return Constant(True)
@@ -120,6 +122,23 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     return _call_instance(interp, function, args, kwargs)
 
 
+def _weights_have_changed(interp: Interpreter, module: Value) -> Value:
+    """Asked now and at every call: it follows weak references, which no guard can."""
+    if not isinstance(module, Object) or module.source is None or interp.outside.differs():
+        raise Unsupported("B002", "torch.nn.RNNBase._weights_have_changed")
+    changed = bool(module.value._weights_have_changed())
+    module.source.check(("predicate", _changed_weights if changed else _unchanged_weights))
+    return Constant(changed)
+
+
+def _changed_weights(module: Any) -> bool:
+    return bool(module._weights_have_changed())
+
+
+def _unchanged_weights(module: Any) -> bool:
+    return not module._weights_have_changed()
+
+
 def _hashable_get(table: dict[Any, Any], key: Any) -> Any:
     if isinstance(type(key).__hash__, types.FunctionType):
         return None  # hashing it would run the program's code
@@ -142,8 +161,22 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
         if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
-        raise Unsupported("B008", "out=")
+        return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
+
+
+def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`f(…, out=tensor)` where the tensor is as large as the result and of its type: f(…), written into it."""
+    out = kwargs["out"]
+    if not isinstance(out, Tensor):
+        raise Unsupported("B008", "out=")
+    rest = {name: value for name, value in kwargs.items() if name != "out"}
+    result = interp.tensor_call("call_function", real, args, rest)
+    if not isinstance(result, Tensor) or out.ghost.requires_grad or result.ghost.requires_grad:
+        raise Unsupported("B008", "out=")  # refused, or several results
+    if (result.ghost.shape, result.ghost.dtype) != (out.ghost.shape, out.ghost.dtype):
+        raise Unsupported("B008", "out=")  # resized, or rounded
+    return interp.tensor_call("call_method", "copy_", [out, result])
 
 
 def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -32,6 +32,7 @@ _TORCH_FILES: dict[str, Treatment] = {
     "autograd/grad_mode.py": Treatment.INLINE,
     "utils/_contextlib.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
+    "_VF.py": Treatment.INLINE,
 }
 
 _STDLIB_INLINE = (
@@ -196,6 +197,8 @@ def frame_is_worth_capturing(code: types.CodeType) -> bool:
     generator = 0x20 | 0x80 | 0x100 | 0x200
     if code.co_flags & generator or not code.co_flags & 0x1:
         return False
+    if code.co_filename.startswith(_TORCH) and code.co_name.startswith("__"):
+        return False  # entering no_grad, looking up a submodule: followed inside a graph, no graph of its own
     return treatment_of_code(code) is Treatment.INLINE
 
 

@@ -47,8 +47,9 @@ def unsafe_view(x: Tensor, size: Sequence[int]) -> Any:
     return aten.view.default(x, list(size))
 
 
-@rewrites(aten.split.Tensor)
+@rewrites(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(x: Tensor, size: int, dim: int = 0) -> Any:
+    """The unsafe ones are views that do not say so: as calls, they would yield memory that is planned for others."""
     if x.dim() == 0 or not -x.dim() <= dim < x.dim() or size <= 0:
         return NotImplemented
     extent = x.shape[dim]
@@ -56,7 +57,7 @@ def split(x: Tensor, size: int, dim: int = 0) -> Any:
     return split_with_sizes(x, sizes, dim)
 
 
-@rewrites(aten.split_with_sizes.default)
+@rewrites(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
     if x.dim() == 0 or not -x.dim() <= dim < x.dim() or sum(sizes) != x.shape[dim] or any(size < 0 for size in sizes):
         return NotImplemented
