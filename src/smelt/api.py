@@ -130,7 +130,7 @@ def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, s
         if name == "__class__" and not hasattr(value, "_smelt_model"):  # a lazy module has found its sizes
             model.__class__ = value
             value = _compiled_class(value, model, region, settings)
-        super(made, self).__setattr__(name, value)
+        cls.__setattr__(self, name, value)  # type: ignore[call-arg, arg-type]
 
     members = {
         "forward": compiled_forward,
@@ -142,8 +142,7 @@ def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, s
         "_smelt_region": region,
         "_smelt_model": model,
     }
-    made: type = type(cls.__name__, (cls,), members)
-    return made
+    return type(cls.__name__, (cls,), members)
 
 
 def _rebuild_module(model: torch.nn.Module, settings: dict[str, Any]) -> Any:

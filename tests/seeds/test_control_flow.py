@@ -112,3 +112,27 @@ def test_a_while_on_a_tensor_breaks_and_is_right() -> None:
     assert explanation.graph_break_count >= 1
     assert all("branch" in reason.reason for reason in explanation.break_reasons)
     assert explanation.graph_count == 2  # the test before the first round, and one round: not one per iteration
+
+
+class BadForTrace(nn.Module):
+    """The guide's model that tracing gets wrong: it would keep the branch it saw first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor, use_relu: bool) -> torch.Tensor:
+        x = self.conv(x)
+        if use_relu:
+            x = torch.relu(x)
+        return x
+
+
+def test_the_branch_that_tracing_would_freeze_is_taken_anew() -> None:
+    model = BadForTrace()
+    compiled = smelt.compile(model, fullgraph=True)
+    x = torch.randn(1, 3, 8, 8)
+    assert (compiled(x, True) >= 0).all()
+    without = compiled(x, False)
+    assert (without < 0).any()
+    torch.testing.assert_close(without, model(x, False))

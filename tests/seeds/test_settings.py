@@ -2,12 +2,15 @@
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
+from smelt.base.events import collect
 
 
 def my_function(x: torch.Tensor) -> torch.Tensor:
@@ -122,3 +125,43 @@ def test_question_3_changing_sizes_are_right_though_compiled_again() -> None:
         x = torch.randn(size, 100)
         torch.testing.assert_close(compiled(x), model(x))
     assert smelt.counters["recompiles"] <= 2
+
+
+def test_the_generated_code_of_forward_and_backward_can_be_seen() -> None:
+    x = torch.randn(8, requires_grad=True)
+    with collect() as events:
+        smelt.compile(lambda x: torch.sin(x) * 2)(x).sum().backward()
+    generated = [event.text for event in events if event.channel == "llvm"]
+    assert len(generated) == 2
+    assert all("define" in text for text in generated)
+
+
+class Debug(TorchDispatchMode):
+    """The guide's mode that notes every operator it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_every_operator_of_a_compiled_function() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = y + 1
+        return z.sum()
+
+    compiled = smelt.compile(function)
+    x = torch.randn(10, requires_grad=True)
+    compiled(x)
+    with Debug() as mode:
+        loss = compiled(x)
+        loss.backward()
+    assert torch.equal(x.grad, torch.full((10,), 2.0))  # type: ignore[arg-type]
+    assert mode.seen[:3] == ["mul.Tensor", "add.Tensor", "sum.default"]
+    graphs = smelt.counters["graphs"]
+    compiled(x)
+    assert smelt.counters["graphs"] == graphs == 1  # compiled before, compiled again afterwards

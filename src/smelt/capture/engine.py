@@ -31,6 +31,7 @@ from smelt.capture.tracebacks import without_smelt
 from smelt.ir.graph import GraphCompiler
 
 _ENOUGH_IDLE = 3
+_MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
 
 
 class Engine:
@@ -62,9 +63,12 @@ class Engine:
     def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
         call = self.native.call
+        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
+            if dispatch_modes() or function_modes():
+                return _native.suspended(function, *args, **kwargs)
             try:
                 return call(function, *args, **kwargs)
             except BaseException as error:
@@ -84,9 +88,9 @@ class Engine:
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
         code = function.__code__
-        if code in self._settled:
+        if code in self._settled or _watched():
             return None
-        if not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
+        if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
             self.native.never(code)
             return None
         frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
@@ -117,6 +121,8 @@ class Engine:
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
+        if _watched():
+            return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)
         if found is not None or key in self._settled:
@@ -199,6 +205,11 @@ class Engine:
     def _give_up(self, key: Any, text: str) -> None:
         self._settled.add(key)
         warnings.warn(text, SmeltWarning, stacklevel=2)
+
+
+def _watched() -> bool:
+    """Whether a torch function or dispatch mode is to see, and may change, every operator: kernels would go past it."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
 
 
 def _may_compute(frame: LiveFrame) -> bool:

@@ -1,0 +1,80 @@
+"""Modes that watch operators see those of compiled functions too, and may change what they yield."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import smelt
+
+
+class Dispatched(TorchDispatchMode):
+    """Adds to every product, below autograd."""
+
+    def __init__(self, amount: int) -> None:
+        super().__init__()
+        self.amount = amount
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + self.amount if func is torch.ops.aten.mul.Tensor else result
+
+
+class Called(TorchFunctionMode):
+    """Adds to every product, where it is called."""
+
+    def __init__(self, amount: int) -> None:
+        super().__init__()
+        self.amount = amount
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result + self.amount if func is torch.mul else result
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    y = torch.mul(x, 2)
+    smelt.graph_break()
+    return torch.mul(y, 3) - 1
+
+
+@pytest.mark.parametrize("mode", [Dispatched, Called])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_mode_changes_a_compiled_function_as_it_does_python(mode: Any, backend: str, warm: bool) -> None:
+    compiled = smelt.compile(product, backend=backend)
+    x = torch.ones(3)
+    if warm:
+        compiled(x)
+    for amount in (10, 100):
+        with mode(amount):
+            expected, got = product(x), compiled(x)
+        assert torch.equal(got, expected)
+    assert torch.equal(compiled(x), torch.full((3,), 5.0))
+
+
+def test_what_was_first_met_under_a_mode_is_compiled_later() -> None:
+    smelt.reset()
+    compiled = smelt.compile(product, backend="eager")
+    with Called(1):
+        compiled(torch.ones(3))
+    assert smelt.counters["graphs"] == 0
+    compiled(torch.ones(3))
+    assert smelt.counters["graphs"] == 2
+
+
+class EntersAMode(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.mul(x, 2)
+        with Called(10):
+            y = torch.mul(y, 3)
+        return torch.mul(y, 4)
+
+
+def test_a_mode_entered_inside() -> None:
+    model, x = EntersAMode(), torch.ones(2)
+    compiled = smelt.compile(model)
+    for _ in range(2):
+        assert torch.equal(compiled(x), model(x))
