@@ -127,9 +127,10 @@ def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, s
         return _rebuild_module, (model, settings)
 
     def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
-        if name == "__class__" and not hasattr(value, "_smelt_model"):  # a lazy module has found its sizes
-            model.__class__ = value
-            value = _compiled_class(value, model, region, settings)
+        if name == "__class__":  # a lazy module has found its sizes, or a parametrization came or went
+            object.__setattr__(model, "__class__", value.__base__ if "_smelt_model" in vars(value) else value)
+            if not hasattr(value, "_smelt_model"):
+                value = _compiled_class(value, model, region, settings)
         cls.__setattr__(self, name, value)  # type: ignore[call-arg, arg-type]
 
     members = {

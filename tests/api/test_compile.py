@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 import smelt
 from smelt.base.errors import SmeltError
@@ -339,3 +340,23 @@ def test_inputs_whose_names_read_alike(backend: str) -> None:
         return difference
 
     assert smelt.compile(function, backend=backend)(torch.ones(2), box).tolist() == [2.0, 2.0]
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+def test_a_parametrization_can_be_put_on_a_compiled_module_and_taken_off() -> None:
+    model = nn.Linear(3, 3)
+    compiled = smelt.compile(model)
+    x = torch.randn(2, 3)
+    compiled(x)
+    parametrize.register_parametrization(compiled, "weight", Symmetric())
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), nn.functional.linear(x, compiled.weight, compiled.bias))
+    assert torch.equal(compiled.weight, compiled.weight.T)
+    torch.testing.assert_close(model(x), compiled(x))
+    parametrize.remove_parametrizations(compiled, "weight", leave_parametrized=True)
+    assert type(model) is nn.Linear and isinstance(compiled, nn.Linear)
+    torch.testing.assert_close(compiled(x), nn.functional.linear(x, model.weight, model.bias))
