@@ -55,6 +55,7 @@ class Engine:
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._settled: set[Any] = set()
         self._idle: dict[Any, int] = {}
+        self._raised: dict[Any, int] = {}
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -67,9 +68,9 @@ class Engine:
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
-            if dispatch_modes() or function_modes():
-                return _native.suspended(function, *args, **kwargs)
             try:
+                if dispatch_modes() or function_modes():
+                    return _under_modes(function, args, kwargs)
                 return call(function, *args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_smelt(error.__traceback__)
@@ -84,6 +85,7 @@ class Engine:
             self._resumed.clear()
             self._settled.clear()
             self._idle.clear()
+            self._raised.clear()
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -182,6 +184,9 @@ class Engine:
         if isinstance(plan, Return):
             idle, again = False, True
         elif plan.record.code in EXPECTED_TO_RAISE:
+            self._raised[key] = self._raised.get(key, 0) + 1
+            if self._raised[key] >= config.cache_size_limit:
+                self._settled.add(key)  # what was compiled for calls that do not raise stays
             return True
         else:
             idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
@@ -205,6 +210,14 @@ class Engine:
     def _give_up(self, key: Any, text: str) -> None:
         self._settled.add(key)
         warnings.warn(text, SmeltWarning, stacklevel=2)
+
+
+def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call in plain Python, and say so: `torch.set_default_device` is such a mode, and lasts."""
+    count("calls_under_modes")
+    name = getattr(function, "__qualname__", repr(function))
+    emit("breaks", f"{name} runs in Python: a torch function or dispatch mode is active (hint: compile outside it)")
+    return _native.suspended(function, *args, **kwargs)
 
 
 def _watched() -> bool:
