@@ -79,14 +79,16 @@ def test_a_call_that_raises() -> None:
         y = x.sin()
         raise ValueError(f"no use for {tuple(y.shape)}")
 
+    smelt.reset()
     compiled = smelt.compile(function)
     x = torch.randn(4, 4)
 
     def call() -> None:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"no use for \(4, 4\)"):
             compiled(x)
 
     leaves_nothing(call, CALLS // 20)
+    assert smelt.counters["graph_breaks"] <= config.cache_size_limit  # not captured again at every call
 
 
 @needs_proc
