@@ -1,8 +1,9 @@
 """Many threads and one cold function: one compilation, right answers in every thread, nobody waits for ever."""
 
 import faulthandler
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ PATIENCE = 120.0  # seconds until a thread that has not come back is taken for s
 
 
 @pytest.fixture(autouse=True)
-def cold() -> None:
+def cold() -> Iterator[None]:
     smelt.reset()
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns in the middle of everything
+    yield
+    sys.setswitchinterval(usual)
 
 
 def together(number: int, work: Callable[[int], Any]) -> list[Any]:

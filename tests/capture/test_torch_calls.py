@@ -1,0 +1,74 @@
+"""Calls of torch that are more than an operator: `out=`, functions made on demand, weights behind weak references."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.base.events import collect
+from smelt.capture import BreakRecord
+
+
+def breaks_of(function: Callable[..., Any], *args: Any) -> int:
+    with collect() as events:
+        function(*args)
+    return sum(isinstance(event.subject, BreakRecord) for event in events)
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+@pytest.mark.parametrize(
+    ("out", "breaks"),
+    [
+        (torch.zeros(3, 4), 0),
+        (torch.zeros(4, 3).t(), 0),
+        (torch.zeros(3, 8)[:, ::2], 0),
+        (torch.zeros(3, 4, dtype=torch.float64), 1),
+        (torch.zeros(0), 1),
+    ],
+    ids=["alike", "transposed", "strided", "wider", "empty"],
+)
+def test_out_is_written(out: torch.Tensor, breaks: int, backend: str) -> None:
+    def function(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        made = torch.add(x, 1, out=out)
+        return made * 2, out + 1, made is out
+
+    x, mine, theirs = torch.randn(3, 4), out.clone(), out.clone()
+    compiled = smelt.compile(function, backend=backend)
+    assert breaks_of(compiled, x, out.clone()) == breaks
+    result, eager = compiled(x, mine), function(x, theirs)
+    assert result[2] and eager[2]
+    for one, other in zip((*result[:2], mine), (*eager[:2], theirs), strict=True):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+
+
+def test_out_with_gradients_is_refused_as_ever() -> None:
+    x = torch.randn(3, requires_grad=True)
+    for function in (torch.sin, smelt.compile(lambda x, out: torch.sin(x, out=out))):
+        with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+            function(x, out=torch.zeros(3))
+
+
+def test_modules_that_answer_on_demand() -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        here = hasattr(torch._VF, "tanh"), hasattr(torch._VF, "no_such_function")
+        return torch._VF.tanh(x), *here, torch._VF.__name__
+
+    x = torch.randn(3)
+    result = smelt.compile(function, backend="eager")(x)
+    assert torch.equal(result[0], x.tanh()) and result[1:] == (True, False, "torch._VF")
+
+
+def test_recurrent_weights_that_are_replaced() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.GRU(3, 4), torch.randn(5, 2, 3)
+    compiled = smelt.compile(layer, backend="eager")
+    assert torch.equal(compiled(x)[0], layer(x)[0])
+    layer.weight_ih_l0 = torch.nn.Parameter(torch.randn(12, 3))
+    assert torch.equal(compiled(x)[0], layer(x)[0])
+    given = {"weight_hh_l0": torch.randn(12, 4)}
+    assert torch.equal(
+        torch.func.functional_call(compiled, given, x)[0], torch.func.functional_call(layer, given, x)[0]
+    )
+    assert torch.equal(compiled(x)[0], layer(x)[0])
