@@ -65,7 +65,8 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, length, width))
+        mixed: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, width))
+        return mixed
 
 
 class FeedForward(nn.Module):
@@ -75,7 +76,8 @@ class FeedForward(nn.Module):
         self.down_proj, self.act_fn = nn.Linear(2 * width, width, bias=False), nn.SiLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        y: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return y
 
 
 class Layer(nn.Module):
@@ -86,7 +88,8 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
 
 
 class Decoder(nn.Module):
@@ -102,12 +105,14 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x)
-        return self.lm_head(self.norm(x))
+        logits: torch.Tensor = self.lm_head(self.norm(x))
+        return logits
 
 
 def idle(module: torch.fx.GraphModule, examples: Any) -> Callable[..., Any]:
     """A backend whose graphs yield zeros made beforehand."""
-    zeros = tuple(torch.zeros(1, 4, 16) for _ in module.graph.output_node().args[0])
+    returned: Any = module.graph.output_node().args[0]
+    zeros = tuple(torch.zeros(1, 4, 16) for _ in returned)
     return lambda *inputs: zeros
 
 
