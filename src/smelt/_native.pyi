@@ -89,6 +89,7 @@ class Region:
 
 def set_tensor_layout(
     *,
+    base: type,
     body: int,
     rank: int,
     sizes: int,

@@ -105,3 +105,28 @@ def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     with torch.device("meta"):
         teach_guards()
     assert not layout._taught
+
+
+class Lookalike:
+    """Has all that a tensor check asks for, and none of it where tensors keep it."""
+
+    dtype, device, shape, requires_grad = torch.float32, torch.device("cpu"), (2, 3), False
+
+    def stride(self) -> tuple[int, int]:
+        return (3, 1)
+
+    def is_neg(self) -> bool:
+        return False
+
+    def is_conj(self) -> bool:
+        return False
+
+
+def test_what_only_looks_like_a_tensor_is_never_read_as_one() -> None:
+    teach_guards()
+    check = ("tensor", Lookalike, torch.float32, torch.device("cpu"), (2, 3), (3, 1), False)
+    guards = Guards(((("slot", 0), (check,), (), True, "x"),))
+    for _ in range(5):
+        things = [Lookalike() for _ in range(50)]
+        assert all(guards.check([thing]) == (thing,) for thing in things)
+    assert guards.check([torch.ones(2, 3)]) is None

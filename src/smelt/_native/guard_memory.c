@@ -12,6 +12,7 @@ enum { HISTORY_WORDS = 4 };
 
 static struct {
     int known;
+    PyTypeObject *base; /* the class all this is true of, and of its subclasses; nothing else is ever read */
     int body;      /* byte offset of the pointer to the tensor's body in its Python object */
     int rank;      /* byte offsets in the body: the number of dimensions, */
     int sizes;     /* the sizes, if they are no more than `dimensions`, */
@@ -44,13 +45,13 @@ take_integers(PyObject *tuple, const char *name, int most, uint64_t *integers)
 PyObject *
 set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"body",     "rank",   "sizes",   "strides",    "kind", "kind_masks",
+    static char *names[] = {"base",     "body",     "rank",   "sizes",   "strides",    "kind", "kind_masks",
                             "gradient", "wanted", "history", "dimensions", NULL};
     int body, rank, sizes, strides, kind, gradient, wanted, dimensions;
-    PyObject *kind_masks, *history;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$iiiiiO!iiO!i:set_tensor_layout", names, &body, &rank, &sizes,
-                                     &strides, &kind, &PyTuple_Type, &kind_masks, &gradient, &wanted, &PyTuple_Type,
-                                     &history, &dimensions)) {
+    PyObject *base, *kind_masks, *history;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!iiiiiO!iiO!i:set_tensor_layout", names, &PyType_Type, &base,
+                                     &body, &rank, &sizes, &strides, &kind, &PyTuple_Type, &kind_masks, &gradient,
+                                     &wanted, &PyTuple_Type, &history, &dimensions)) {
         return NULL;
     }
     uint64_t masks[KIND_WORDS], places[HISTORY_WORDS];
@@ -59,6 +60,8 @@ set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     if (history_words < 0) {
         return NULL;
     }
+    Py_INCREF(base);
+    Py_XSETREF(layout.base, (PyTypeObject *)base);
     layout.body = body, layout.rank = rank, layout.sizes = sizes, layout.strides = strides, layout.kind = kind;
     layout.gradient = gradient, layout.wanted = wanted, layout.dimensions = dimensions;
     layout.kind_words = kind_words, layout.history_words = history_words;
@@ -122,7 +125,7 @@ tensor_memory_holds(const TensorSpec *spec, PyObject *value)
 void
 tensor_memory_learn(TensorSpec *spec, PyObject *value)
 {
-    if (!layout.known || spec->rank > layout.dimensions) {
+    if (!layout.known || spec->rank > layout.dimensions || !PyType_IsSubtype(Py_TYPE(value), layout.base)) {
         return;
     }
     const char *body = *(const char **)((const char *)value + layout.body);

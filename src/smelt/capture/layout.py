@@ -52,7 +52,7 @@ def teach_guards() -> None:
     _taught = True
     layout = find_layout()
     if layout is not None:
-        _native.set_tensor_layout(**asdict(layout))
+        _native.set_tensor_layout(base=torch.Tensor, **asdict(layout))
 
 
 def find_layout() -> Layout | None:
