@@ -8,7 +8,7 @@ Every pass names the form it takes and the form it gives; with `check_specs` the
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from smelt.autograd.joint import Joint, Pure, trace_forward, trace_joint
 from smelt.autograd.partition import Halves, default, min_cut
-from smelt.autograd.trace import CannotTrace
+from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
@@ -52,6 +52,7 @@ class Context:
     options: Options
     name: str
     fuel: Fuel
+    decompositions: Decompositions = field(default_factory=dict)
 
     @property
     def check_specs(self) -> bool:
@@ -70,11 +71,11 @@ class Pass:
 
 
 def _trace_forward(traced: Traced, context: Context) -> Pure:
-    return trace_forward(traced, DECOMPOSITIONS)
+    return trace_forward(traced, context.decompositions)
 
 
 def _trace_joint(traced: Traced, context: Context) -> Joint:
-    return trace_joint(traced, DECOMPOSITIONS)
+    return trace_joint(traced, context.decompositions)
 
 
 def _split(joint: Joint, context: Context) -> Halves:
@@ -178,16 +179,16 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
-    return _compile(traced, options, lower, _why_not_generate)
+    return _compile(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
-    """Through autograd, then run by PyTorch."""
+    """Through autograd, then run by PyTorch: whole operators, so that what comes out is eager's to the last bit."""
 
     def lower(half: Traced, name: str) -> Flat:
         return half.to_module().forward
 
-    return _compile(traced, options, lower)
+    return _compile(traced, options, lower, {})
 
 
 def _why_not_generate(traced: Traced) -> str | None:
@@ -204,10 +205,11 @@ def _compile(
     traced: Traced,
     options: Options,
     lower: Callable[[Traced, str], Flat],
+    decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Flat:
     number = next(_numbers)
-    context = Context(options, f"graph{number}", Fuel(options.fuel))
+    context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:
         check_graph(traced.graph, Level.TORCH, after="capture")
     try:
