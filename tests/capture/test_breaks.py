@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.base.errors import GraphBreakError
-from smelt.capture import REASONS, graph_break
+from smelt.base.events import collect
+from smelt.capture import REASONS, GraphRecord, graph_break
 from tests.capture.programs import Captured, compare, observe
 
 X = torch.arange(6.0).reshape(2, 3) - 2
@@ -541,3 +543,19 @@ def test_every_break_code_is_explained() -> None:
     for code, (text, hint) in REASONS.items():
         assert f"## {code}: {text.replace('{}', '…')}\n" in page
         assert hint[1:] in page
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_backward_is_run_even_if_nobody_looks_at_the_loss(backend: str) -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        (x * w).sum().backward()
+        return x + 1
+
+    x, mine, theirs = torch.randn(3), torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    compiled = smelt.compile(step, backend=backend)
+    with collect() as events:
+        for _ in range(2):
+            assert torch.equal(compiled(x, mine), step(x, theirs))
+    assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+    graphs = [event.subject.function for event in events if isinstance(event.subject, GraphRecord)]
+    assert set(graphs) == {step.__qualname__}, "what was compiled is not captured again where backward runs it"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.capture import modules
+from smelt.capture.ambient_calls import AMBIENT_CALLS
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
@@ -90,16 +91,16 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(True)
     if name in ANSWERED_FALSE:
         return Constant(False)
-    if name == "torch.is_inference_mode_enabled":
-        return Constant(interp.tree.inference_mode)  # capture itself runs outside that mode
+    ambient = _hashable_get(AMBIENT_CALLS, real)
+    if ambient is not None:
+        interp.outside.pin(function)
+        given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
+        return given
     if name in IGNORED:
         return Constant(None)
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)
-    if name in ("torch._C._set_grad_enabled", "torch._C._functions.set_grad_enabled"):
-        interp.tape.set_grad_mode(interp.plain(args[0]))
-        return Constant(None)
     polyfill = _hashable_get(POLYFILLS, real)
     if polyfill is not None:
         interp.outside.pin(function)
@@ -160,6 +161,8 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
     for value in (*args, *kwargs.values()):
         if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
+    if real.__module__ == "torch._tensor" and real.__name__ in TENSOR_BREAKS:
+        raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
@@ -221,10 +224,6 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         forward = modules.forward_of(interp, receiver)
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)
-    if real.__module__ == "torch._tensor" and isinstance(receiver, Tensor):
-        if real.__name__ in TENSOR_BREAKS:
-            raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
-        return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if treatment_of_code(real.__code__) is not Treatment.INLINE:
         raise Unsupported("B002", f"{real.__module__}.{real.__qualname__}")
     source = function.source

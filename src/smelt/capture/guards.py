@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.capture.source import Source
+from smelt.ir.ambient import autocast_nesting, autocast_settings
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode
-
-
-def _autocast_settings() -> tuple[Any, ...]:
-    cpu = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-    cuda = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return (cpu, cuda, torch.is_autocast_cache_enabled())
 
 
 # Functions in C, as each is called once per call of anything compiled.
@@ -53,9 +48,20 @@ class GuardTree:
         self._state = Source(None, ("value", None), "process")
         self.relations: list[tuple[Source, Source, bool]] = []  # pairs of collected tensors that are (not) one object
         self.inference_mode = torch.is_inference_mode_enabled()
-        settings = (("autocast settings", _autocast_settings),) if torch._C._is_any_autocast_enabled() else ()
-        for text, function in (*PROCESS_STATE, *settings):
-            self._state.child(("value", function), text).check(("calls", function, function()))
+        self.nesting = autocast_nesting()
+        self._settings = autocast_settings()
+        for text, function in PROCESS_STATE:
+            self.process(text, function, function())
+        if torch._C._is_any_autocast_enabled():
+            self.rely_on_autocast()
+
+    def process(self, text: str, function: Callable[[], Any], answer: Any) -> None:
+        """The process was in a state in which `function` answers so."""
+        self._state.child(("value", function), text).check(("calls", function, answer))
+
+    def rely_on_autocast(self) -> None:
+        """What autocast does matters, even where it is off: a block that ends puts back what it found."""
+        self.process("autocast settings", autocast_settings, self._settings)
 
     def slot(self, index: int, text: str) -> Source:
         """What the state holds at position `index` of its flat list of values."""

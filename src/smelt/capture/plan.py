@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import CodeInfo
 from smelt.capture.rebuild import Recipe
 from smelt.capture.records import BreakRecord
 from smelt.capture.state import LiveFrame
+from smelt.ir.ambient import Ambient
 
 GraphRun = Callable[..., Any]
 
@@ -33,14 +32,17 @@ class GraphFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """The graph's part of a plan: `run` is None if there was nothing to compute."""
+    """The graph's part of a plan: `run` is None if there was nothing to compute.
+
+    The state of the process is `entry` before and after the graph; the program left it as `final`, if that differs.
+    """
 
     run: GraphRun | None
     arguments: tuple[int, ...]
     collected: int
     recipe: Recipe
-    entry_mode: bool
-    grad_mode: bool | None
+    entry: Ambient
+    final: Ambient | None
     writes: bool
 
     def outputs(self, collected: tuple[Any, ...]) -> Any:
@@ -55,14 +57,14 @@ class Computation:
 
     def failed(self, error: Exception) -> GraphFailed:
         """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
-        torch._C._set_grad_enabled(self.entry_mode)
+        self.entry.impose()
         return GraphFailed(error if self.writes else error.with_traceback(None), self.writes)
 
     def registers(self, collected: tuple[Any, ...]) -> list[Any]:
         """Run the graph, then rebuild objects."""
         outputs = self.outputs(collected)
-        if self.grad_mode is not None:
-            torch._C._set_grad_enabled(self.grad_mode)
+        if self.final is not None:
+            self.final.settle(self.entry)
         return self.recipe.registers(collected, outputs)
 
 
@@ -143,7 +145,7 @@ def quick_run(plan: Return, recover: Recover) -> Callable[..., Any]:
     computation, result = plan.computation, plan.result
     run, recipe = computation.run, computation.recipe
     first_output = len(recipe.constants) + computation.collected
-    if run is not None and computation.grad_mode is None and computation.arguments and not recipe.writes:
+    if run is not None and computation.final is None and computation.arguments and not recipe.writes:
         pick = _picker(computation)
         if not recipe.steps and result >= first_output:
             return _quick_single(run, pick, result - first_output, computation, recover)

@@ -29,6 +29,7 @@ _TORCH_FILES: dict[str, Treatment] = {
     "nn/utils/parametrize.py": Treatment.INLINE,
     "nn/utils/parametrizations.py": Treatment.INLINE,
     "backends/mha/": Treatment.INLINE,
+    "amp/autocast_mode.py": Treatment.INLINE,
     "autograd/grad_mode.py": Treatment.INLINE,
     "utils/_contextlib.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
@@ -51,12 +52,11 @@ EVALUATED: frozenset[str] = frozenset(
         "torch.is_grad_enabled",
         "torch.get_default_dtype",
         "torch.are_deterministic_algorithms_enabled",
-        "torch.is_autocast_enabled",
         "torch._C._get_tracing_state",
-        "torch._C._is_any_autocast_enabled",
-        "torch.is_autocast_cpu_enabled",
-        "torch.get_autocast_dtype",
-        "torch.is_autocast_cache_enabled",
+        "torch._C._is_autocast_available",
+        "torch._C._get_privateuse1_backend_name",
+        "torch.cuda.amp.common.amp_definitely_not_available",
+        "torch.cuda.is_bf16_supported",
         "torch._jit_internal.is_scripting",
         "torch.jit._trace.is_tracing",
         "torch.cuda.is_available",
@@ -79,8 +79,11 @@ ANSWERED_TRUE: frozenset[str] = frozenset(
     {"torch.compiler.is_compiling", "torch.compiler.is_dynamo_compiling", "torch._dynamo.external_utils.is_compiling"}
 )
 
-# What it sees as false: smelt captures to run, never to ship the graph elsewhere.
-ANSWERED_FALSE: frozenset[str] = frozenset({"torch.compiler.is_exporting"})
+# What it sees as false: smelt captures to run, never to ship the graph elsewhere, and not under modes but a default
+# device, which is followed without one.
+ANSWERED_FALSE: frozenset[str] = frozenset(
+    {"torch.compiler.is_exporting", "torch._C._is_torch_function_mode_enabled"}
+)
 
 # torch callables that look like tensor operators and are not to be recorded as such.
 NEVER_LEAVES: frozenset[str] = frozenset(
@@ -157,7 +160,7 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE
     if file == _POLYFILLS:
         return Treatment.INLINE
-    if file.startswith(_SMELT) or file.startswith("<frozen"):
+    if file.startswith((_SMELT, "<smelt ", "<frozen")):
         return Treatment.BREAK
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
@@ -170,15 +173,18 @@ _ALONE_FILES = (
     _TORCH + os.path.join("nn", "modules", "lazy.py"),
     _TORCH + os.path.join("nn", "init.py"),
     _TORCH + "_tensor_str.py",
+    _TORCH + "_tensor.py",
+    _TORCH + os.path.join("autograd", "__init__.py"),
     _STDLIB + "logging" + os.sep,
     _STDLIB + "warnings.py",
 )
 
 
 def runs_alone(function: Any) -> bool:
-    """Whether a call that only Python can run is run with nothing captured inside: all it does is text or set-up.
+    """Whether a call that only Python can run is run with nothing captured inside: text, set-up, a backward pass.
 
-    Printing a tensor enters dozens of small frames that are called once each, and none is worth a graph.
+    Printing a tensor enters dozens of small frames that are called once each, and none is worth a graph; a backward
+    pass runs what was compiled before.
     """
     if isinstance(function, types.MethodType):
         function = function.__func__

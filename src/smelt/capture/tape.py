@@ -5,6 +5,7 @@ tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost
 
 import operator
 from collections.abc import Iterator as Iterating
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,20 +14,23 @@ from torch import fx
 from smelt.capture.breaks import Unsupported
 from smelt.capture.source import Source
 from smelt.capture.values import Constant, Mapping, Object, Pending, Sequence, Slice, Tensor, Value, is_constant
-from smelt.ir.ghost import GhostError, GhostTensor
+from smelt.ir.ambient import Ambient, forget_casts, set_autocast
+from smelt.ir.ghost import GhostError, GhostTensor, computed
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
 
 
 class Tape:
     """An `fx.Graph` that grows as capture interprets, and can take back what one instruction added."""
 
-    def __init__(self) -> None:
+    def __init__(self, ambient: Ambient | None = None) -> None:
         self.graph = fx.Graph()
         self.inputs: dict[fx.Node, Source] = {}
         self.place = ""
         self.line = 0
         self.writes = False
-        self.sets_grad_mode = False
+        self.ambient = ambient or Ambient.now()  # what the captured code has made of it
+        self._heeded = self.ambient  # what the nodes so far have made of it
+        self._before = (self.ambient, self.ambient)
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
@@ -37,6 +41,7 @@ class Tape:
         """A new instruction starts: from here `take_back` undoes."""
         self._added.clear()
         self._rewritten.clear()
+        self._before = (self.ambient, self._heeded)
 
     def take_back(self) -> None:
         """Erase the nodes added since `begin`, newest first."""
@@ -45,6 +50,8 @@ class Tape:
         for node in reversed(self._added):
             self.graph.erase_node(node)
         self._added.clear()
+        ambient, self._heeded = self._before
+        self.become(ambient)
 
     def input(self, tensor: torch.Tensor, source: Source) -> Tensor:
         """A tensor from outside becomes a placeholder."""
@@ -58,7 +65,10 @@ class Tape:
         spec = TensorSpec.of(tensor)
         set_spec(node, spec)
         self.inputs[node] = source
-        value = Tensor(node, GhostTensor(spec), type(tensor), tensor, source=source)
+        ghost: Any = GhostTensor(spec)
+        if spec.requires_grad and not tensor.is_leaf:
+            ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
+        value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
         return value
 
@@ -78,6 +88,8 @@ class Tape:
             return Constant(result)
         if not written and isinstance(result, torch.Size):
             return Sequence(torch.Size, [Constant(size) for size in result])
+        if result is None and not written:
+            raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
         node = self._record(opcode, target, args, kwargs, result)
         for value in written:
             self.writes = True
@@ -91,12 +103,25 @@ class Tape:
         """Whether a tensor from outside, or a view of one, is written."""
         return any(value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
 
-    def set_grad_mode(self, enabled: bool) -> None:
-        """The nodes that follow run under this grad mode."""
-        torch._C._set_grad_enabled(enabled)
-        self.sets_grad_mode = True
-        node = self.graph.call_function(torch._C._set_grad_enabled, (enabled,))
-        self._added.append(node)
+    def become(self, ambient: Ambient) -> None:
+        """The nodes that follow run under this grad mode and this autocast."""
+        if ambient != self.ambient:
+            self.ambient = ambient
+            ambient.impose()
+
+    def forget_casts(self) -> None:
+        """The outermost autocast block was left."""
+        forget_casts()
+        self._added.append(self.graph.call_function(forget_casts))
+
+    def heed(self, wanted: Ambient) -> None:
+        """Nodes that lead from the state the graph is in to `wanted`. Written when needed: an empty block is no node."""
+        heeded, self._heeded = self._heeded, wanted
+        if wanted.grad != heeded.grad:
+            self._added.append(self.graph.call_function(torch._C._set_grad_enabled, (wanted.grad,)))
+        for cast, before in zip(wanted.casts, heeded.casts, strict=True):
+            if cast != before or wanted.cached != heeded.cached:
+                self._added.append(self.graph.call_function(set_autocast, (*cast, wanted.cached)))
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:
@@ -115,6 +140,7 @@ class Tape:
     ) -> fx.Node:
         nodes = tuple(_node_of(value) for value in args)
         named = {name: _node_of(value) for name, value in kwargs.items()}
+        self.heed(self.ambient)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place
         set_spec(node, spec_of_value(result))

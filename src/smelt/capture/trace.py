@@ -32,6 +32,7 @@ from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape
 from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
+from smelt.ir.ambient import Ambient, restored
 from smelt.ir.ghost import GhostMode, without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
@@ -69,12 +70,12 @@ class _GeneratorAlive(Exception):
 def _capture_in_mode(
     frames: list[LiveFrame], compile_graph: GraphCompiler, fullgraph: bool, follow_generators: bool
 ) -> Captured:
-    tree, tape = GuardTree(), Tape()
-    grad_mode = torch.is_grad_enabled()
+    entry = Ambient.now()
+    tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
     with torch.inference_mode(False), without_caller_hooks():
-        torch._C._set_grad_enabled(grad_mode)
-        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, grad_mode, follow_generators)
+        torch._C._set_grad_enabled(entry.grad)
+        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, entry, follow_generators)
 
 
 def _capture(
@@ -82,20 +83,17 @@ def _capture(
     outside: Outside,
     compile_graph: GraphCompiler,
     fullgraph: bool,
-    grad_mode: bool,
+    entry: Ambient,
     follow: bool,
 ) -> Captured:
     try:
-        with torch._C.DisableTorchFunctionSubclass(), GhostMode():  # type: ignore[no-untyped-call]
+        with restored(), torch._C.DisableTorchFunctionSubclass(), GhostMode():  # type: ignore[no-untyped-call]
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, outside, HANDLERS, call, follow)
             ending = interp.run()
-            final_mode = torch.is_grad_enabled()
     except Unsupported as unreadable:
         raise Abandoned(unreadable.reason) from unreadable
-    finally:
-        torch._C._set_grad_enabled(grad_mode)
-    return _Closing(frames, interp, ending, compile_graph, fullgraph, grad_mode, final_mode).captured()
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured()
 
 
 def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
@@ -185,8 +183,7 @@ class _Closing:
         ending: Ending,
         compile_graph: GraphCompiler,
         fullgraph: bool,
-        entry_mode: bool,
-        final_mode: bool,
+        entry: Ambient,
     ) -> None:
         self.frames = frames
         self.interp = interp
@@ -194,8 +191,8 @@ class _Closing:
         self.ending = ending
         self.compile_graph = compile_graph
         self.fullgraph = fullgraph
-        self.entry_mode = entry_mode
-        self.final_mode = final_mode
+        self.entry = entry
+        self.final = interp.tape.ambient
         self.build = Rebuilder()
 
     def captured(self) -> Captured:
@@ -271,7 +268,7 @@ class _Closing:
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)
         with torch.inference_mode(self.interp.tree.inference_mode):
-            torch._C._set_grad_enabled(self.entry_mode)
+            torch._C._set_grad_enabled(self.entry.grad)
             if guards.check(state) is None:
                 raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
 
@@ -316,8 +313,7 @@ class _Closing:
         return found
 
     def _close_graph(self) -> None:
-        if self.final_mode != self.entry_mode:
-            self.tape.graph.call_function(torch._C._set_grad_enabled, (self.entry_mode,))
+        self.tape.heed(self.entry)
         self.tape.graph.output(tuple(self.build.outputs))
         _drop_unused_parts(self.tape.graph)
         for node, source in list(self.tape.inputs.items()):
@@ -351,8 +347,8 @@ class _Closing:
             run = self.compile_graph(traced)
             if self.tape.writes_inputs and len(arguments) > 1:
                 run = apart(run, traced)
-        mode = self.final_mode if self.final_mode != self.entry_mode else None
-        return Computation(run, arguments, collected, recipe, self.entry_mode, mode, self.tape.writes_inputs)
+        final = self.final if self.final != self.entry else None
+        return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs)
 
     def _plan(
         self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
