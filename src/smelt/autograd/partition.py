@@ -9,7 +9,7 @@ which cheap operators (`recompute.recomputable`) yield all of that, by a minimum
     x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -18,17 +18,14 @@ from torch import fx
 
 from smelt.autograd.aliasing import is_view
 from smelt.autograd.joint import Eager, Joint
-from smelt.autograd.maxflow import INFINITE, Network
+from smelt.autograd.mincut import Problem, depending_on, gradients_of, needed_for, tangents_of
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
-
-# Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
-_PER_BYTE = 8
+from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -59,10 +56,10 @@ def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_out
     if isinstance(joint, fx.GraphModule):
         return _modules(default(_joint_of(joint, num_fwd_outputs)))
     traced = joint.traced
-    late = _depending_on(_tangents(joint))
+    late = depending_on(tangents_of(joint))
     # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
     own = {node for node in traced.graph.nodes if node in late or phase_of(node) is not Phase.FORWARD or is_view(node)}
-    needed = _needed(_gradients(joint), stop=lambda node: node not in own)
+    needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
     saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]
     return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
 
@@ -88,81 +85,8 @@ def min_cut(
     if isinstance(joint, fx.GraphModule):
         return _modules(min_cut(_joint_of(joint, num_fwd_outputs), parameters=parameters))
     joint = replace(joint, traced=narrowed(joint.traced))
-    late = _depending_on(_tangents(joint))
-    needed = _needed(_gradients(joint), stop=lambda node: False)
-    early = [node for node in joint.traced.graph.nodes if node in needed and node not in late and node.op != "output"]
-    saved = _fewest_bytes(joint, early, late, parameters)
+    saved = Problem.of(joint, parameters).fewest_bytes()
     return split(joint, saved, {node: _why_saved(node) for node in saved})
-
-
-def _tangents(joint: Joint) -> list[fx.Node]:
-    return placeholders(joint.traced.graph)[joint.plan.inputs :]
-
-
-def _gradients(joint: Joint) -> list[fx.Node]:
-    returned = outputs(joint.traced.graph)[joint.plan.forward_outputs :]
-    return [node for node in returned if isinstance(node, fx.Node)]
-
-
-def _depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """The given nodes and everything computed from them."""
-    found = set(nodes)
-    pending = list(nodes)
-    while pending:
-        for user in pending.pop().users:
-            if user not in found and user.op != "output":
-                found.add(user)
-                pending.append(user)
-    return found
-
-
-def _needed(wanted: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """`wanted` and all they are computed from; nodes for which `stop` holds are in it, what lies behind them is not."""
-    found: set[fx.Node] = set()
-    pending = list(wanted)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            if not stop(node):
-                pending.extend(node.all_input_nodes)
-    return found
-
-
-def _fewest_bytes(
-    joint: Joint, early: Sequence[fx.Node], late: set[fx.Node], parameters: Collection[int]
-) -> list[fx.Node]:
-    """The cheapest set of early nodes that all ways from the forward into the backward go through.
-
-    Each node is an edge whose capacity is its bytes. What is not recomputable hangs on the source: the backward can
-    have it only by a cut below it. What a late node reads hangs on the sink.
-    """
-    network = Network()
-    ends = {node: (network.vertex(), network.vertex()) for node in early}
-    inputs = placeholders(joint.traced.graph)
-    free = {inputs[index] for index in parameters}
-    living = {*inputs, *outputs(joint.traced.graph)[: joint.plan.results]}
-    read = {node for node in early if any(user in late for user in node.users)}
-    read |= {node for node in _gradients(joint) if node in ends}
-    for node, (start, end) in ends.items():
-        network.edge(start, end, 1 if node in free else _cost(node, lives_anyway=node in living))
-        if phase_of(node) is Phase.FORWARD and recomputable(node) is not None:
-            network.edge(network.source, start, INFINITE)
-        if node in read:
-            network.edge(end, network.sink, INFINITE)
-        for user in node.users:
-            if user in ends:
-                network.edge(end, ends[user][0], INFINITE)
-    source_side = network.cut()
-    return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
-
-
-def _cost(node: fx.Node, *, lives_anyway: bool) -> int:
-    """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base."""
-    spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
-        return INFINITE
-    return spec.nbytes * _PER_BYTE + (1 if lives_anyway else 2)
 
 
 def _why_saved(node: fx.Node) -> str:
@@ -180,7 +104,7 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     number = {node: index for index, node in enumerate(primals)}
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
     written = {primals[index] for index in plan.written}
-    late = _depending_on(_tangents(joint))
+    late = depending_on(tangents_of(joint))
     kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and why_not_drop(node) is not None]
     forward = _extract(
         joint.traced,
@@ -193,7 +117,7 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     backward = None
     if plan.tangents:
         also = [node for node in kept if node in late]
-        backward = _extract(joint.traced, [*saved, *_tangents(joint)], _gradients(joint), also=also)
+        backward = _extract(joint.traced, [*saved, *tangents_of(joint)], gradients_of(joint), also=also)
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
     )
@@ -220,7 +144,8 @@ def _extract(
     for node in inputs:
         made[node] = graph.placeholder(node.name)
         set_spec(made[node], spec_of(node))
-    needed = _needed([*(node for node in wanted if isinstance(node, fx.Node)), *also], stop=lambda node: node in made)
+    nodes = [node for node in wanted if isinstance(node, fx.Node)]
+    needed = needed_for([*nodes, *also], stop=lambda node: node in made)
     constants = {}
     for node in traced.graph.nodes:
         if node in needed and node not in made:
