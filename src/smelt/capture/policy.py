@@ -81,9 +81,7 @@ ANSWERED_TRUE: frozenset[str] = frozenset(
 
 # What it sees as false: smelt captures to run, never to ship the graph elsewhere, and not under modes but a default
 # device, which is followed without one.
-ANSWERED_FALSE: frozenset[str] = frozenset(
-    {"torch.compiler.is_exporting", "torch._C._is_torch_function_mode_enabled"}
-)
+ANSWERED_FALSE: frozenset[str] = frozenset({"torch.compiler.is_exporting", "torch._C._is_torch_function_mode_enabled"})
 
 # torch callables that look like tensor operators and are not to be recorded as such.
 NEVER_LEAVES: frozenset[str] = frozenset(
