@@ -31,6 +31,7 @@ from smelt.autograd.trace import (
 )
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride
+from smelt.ir.ambient import restored, without_autocast
 from smelt.ir.effects import draws, why_not_drop
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
@@ -154,7 +155,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> 
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
-        with Substituting():
+        with Substituting(), restored():
             outputs = source.call(inputs, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
@@ -198,7 +199,7 @@ def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, .
     if not results or not wanted:
         return (), {}
     try:
-        with torch._C._DisableAutocast():  # as when a training loop leaves autocast before it calls backward
+        with without_autocast():  # as when a training loop leaves autocast before it calls backward
             gradients = _run_engine(
                 tuple(result.tensor for result in results),
                 tuple(tangents),
