@@ -97,6 +97,7 @@ def set_tensor_layout(
     kind: int,
     kind_masks: tuple[int, ...],
     gradient: int,
+    plain: int,
     wanted: int,
     history: tuple[int, ...],
     dimensions: int,

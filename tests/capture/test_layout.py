@@ -45,6 +45,8 @@ MAKE: dict[str, Callable[[], torch.Tensor]] = {
     "frozen": frozen,
     "frozen parameter": lambda: torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
     "computed": lambda: torch.ones(2, 3, requires_grad=True) * 2,
+    "all zeros": lambda: torch._efficientzerotensor((2, 3)),
+    "another library's": lambda: torch.ones(2, 3).to_mkldnn(),
     "detached": lambda: (torch.ones(2, 3, requires_grad=True) * 2).detach(),
     "view of a leaf": lambda: torch.ones(4, 3, requires_grad=True)[:2],
     "written into": lambda: torch.ones(2, 3).add_(torch.ones(2, 3, requires_grad=True)),
@@ -88,6 +90,18 @@ def test_a_tensor_that_changes_under_guards() -> None:
         assert guards.check((parameter,)) is None
         parameter.data = before
         assert guards.check((parameter,)) is not None
+
+
+def test_a_view_wants_a_gradient_once_its_base_does() -> None:
+    teach_guards()
+    base = torch.zeros(4, 3)
+    view = base[:2]
+    guards = guards_for(view)
+    for _ in range(3):
+        assert guards.check((view,)) is not None
+    base.add_(torch.ones(4, 3, requires_grad=True))
+    assert guards.check((view,)) is None  # before anything asked the view itself, which then writes it down
+    assert view.requires_grad
 
 
 def test_the_layout_is_found_whatever_memory_held() -> None:

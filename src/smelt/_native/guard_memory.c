@@ -21,6 +21,7 @@ static struct {
     int kind_words;
     uint64_t masks[KIND_WORDS]; /* with the bits that mean something; */
     int gradient;  /* the pointer to what autograd knows of it, NULL: nothing */
+    uint64_t plain; /* the first word there unless the tensor is a view; */
     int wanted;    /* byte offset there of the flag that a gradient is wanted, */
     uint64_t history[HISTORY_WORDS]; /* and of so many words that are all zero if the tensor was not computed from others */
     int history_words;
@@ -46,12 +47,13 @@ PyObject *
 set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"base",     "body",     "rank",   "sizes",   "strides",    "kind", "kind_masks",
-                            "gradient", "wanted", "history", "dimensions", NULL};
+                            "gradient", "plain",    "wanted", "history", "dimensions", NULL};
     int body, rank, sizes, strides, kind, gradient, wanted, dimensions;
+    unsigned long long plain;
     PyObject *base, *kind_masks, *history;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!iiiiiO!iiO!i:set_tensor_layout", names, &PyType_Type, &base,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!iiiiiO!iKiO!i:set_tensor_layout", names, &PyType_Type, &base,
                                      &body, &rank, &sizes, &strides, &kind, &PyTuple_Type, &kind_masks, &gradient,
-                                     &wanted, &PyTuple_Type, &history, &dimensions)) {
+                                     &plain, &wanted, &PyTuple_Type, &history, &dimensions)) {
         return NULL;
     }
     uint64_t masks[KIND_WORDS], places[HISTORY_WORDS];
@@ -63,7 +65,7 @@ set_tensor_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
     Py_INCREF(base);
     Py_XSETREF(layout.base, (PyTypeObject *)base);
     layout.body = body, layout.rank = rank, layout.sizes = sizes, layout.strides = strides, layout.kind = kind;
-    layout.gradient = gradient, layout.wanted = wanted, layout.dimensions = dimensions;
+    layout.gradient = gradient, layout.plain = plain, layout.wanted = wanted, layout.dimensions = dimensions;
     layout.kind_words = kind_words, layout.history_words = history_words;
     memcpy(layout.masks, masks, sizeof masks);
     memcpy(layout.history, places, sizeof places);
@@ -84,12 +86,15 @@ same_words(const char *memory, const int64_t *expected, Py_ssize_t count)
 }
 
 /* `record` is what autograd knows of the tensor, or NULL. A tensor computed from others wants a gradient without the
-   flag: that is left to the long way. */
+   flag, and so does a view once what it looks at was written from such a tensor: those are left to the long way. */
 static bool
 same_gradient(const TensorSpec *spec, const char *record)
 {
     if (record == NULL || record[layout.wanted] == 1) {
         return spec->requires_grad == (record != NULL);
+    }
+    if (*(const uint64_t *)record != layout.plain) {
+        return false;
     }
     for (int i = 0; i < layout.history_words; i++) {
         if (*(const uint64_t *)(record + layout.history[i])) {

@@ -4,13 +4,26 @@
    Reading them makes a Python object each, about a microsecond a tensor. Where the tensor's type offers DLPack's
    exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
    from then on one call and a few comparisons of integers stand in for all but the type and what it does not show:
-   requires_grad, and whether the memory is to be read negated or conjugated, which compiled code never does. Where it is
+   requires_grad, and whether there is more to the tensor than its memory, which compiled code would not see. Where it is
    known how tensors lie in memory (guard_memory.c), not even that call is needed. */
 #include "guards.h"
 
 static struct {
-    PyObject *dtype, *device, *shape, *stride, *requires_grad, *exchange, *is_neg, *is_conj; /* interned */
+    PyObject *dtype, *device, *shape, *stride, *requires_grad, *exchange; /* interned */
 } names;
+
+/* What makes a tensor more than its memory: a method or an attribute that must not say so, and how to put it if it does.
+   A type that does not have it is free of it. */
+static struct {
+    const char *ask, *words;
+    PyObject *name; /* interned */
+} quirks[] = {
+    {"is_neg", "lazily negated", NULL},         {"is_conj", "lazily conjugated", NULL},
+    {"_is_zerotensor", "all zeros and has none", NULL}, {"is_mkldnn", "laid out by another library", NULL},
+    {"has_names", "read by names", NULL},
+};
+
+enum { QUIRKS = Py_ARRAY_LENGTH(quirks) };
 
 int
 guard_tensor_init(void)
@@ -21,12 +34,13 @@ guard_tensor_init(void)
     names.stride = PyUnicode_InternFromString("stride");
     names.requires_grad = PyUnicode_InternFromString("requires_grad");
     names.exchange = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-    names.is_neg = PyUnicode_InternFromString("is_neg");
-    names.is_conj = PyUnicode_InternFromString("is_conj");
+    for (int i = 0; i < QUIRKS; i++) {
+        quirks[i].name = PyUnicode_InternFromString(quirks[i].ask);
+    }
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The operands of the check, in order, and two more things that must hold. */
+/* The operands of the check, in order, then the absence of each quirk. */
 enum {
     TENSOR_TYPE,
     TENSOR_DTYPE,
@@ -34,8 +48,8 @@ enum {
     TENSOR_SHAPE,
     TENSOR_STRIDE,
     TENSOR_GRAD,
-    TENSOR_NOT_NEGATED,
-    TENSOR_NOT_CONJUGATED,
+    TENSOR_QUIRKS,
+    TENSOR_PROPERTIES = TENSOR_QUIRKS + QUIRKS,
 };
 
 static int
@@ -91,7 +105,9 @@ tensor_prepare(Check *check)
     spec->rank = rank;
     spec->any_stride = stride == Py_None;
     spec->describe = find_describe(spec->type);
-    spec->lazy = PyObject_HasAttr(spec->type, names.is_neg) && PyObject_HasAttr(spec->type, names.is_conj);
+    for (int i = 0; i < QUIRKS; i++) {
+        spec->quirks |= (unsigned)PyObject_HasAttr(spec->type, quirks[i].name) << i;
+    }
     if (spec->requires_grad < 0 || sizes_prepare(shape, rank, spec->sizes) < 0) {
         return -1;
     }
@@ -131,11 +147,14 @@ device_equal(PyObject *value, PyObject *expected)
     return equal;
 }
 
-/* Whether a method without arguments says False. */
+/* Whether the value of an attribute, or what it says if it is a method without arguments, is False. */
 static int
-method_denies(PyObject *value, PyObject *name)
+denies(PyObject *value, PyObject *name)
 {
-    PyObject *answer = PyObject_CallMethodNoArgs(value, name);
+    PyObject *answer = PyObject_GetAttr(value, name);
+    if (answer && !PyBool_Check(answer)) {
+        Py_SETREF(answer, PyObject_CallNoArgs(answer));
+    }
     Py_XDECREF(answer);
     return answer ? answer == Py_False : -1;
 }
@@ -159,15 +178,15 @@ tensor_property_holds(const TensorSpec *spec, PyObject *value, int property)
     case TENSOR_GRAD:
         return attribute_is(value, names.requires_grad, spec->requires_grad ? Py_True : Py_False);
     default:
-        return !spec->lazy || method_denies(value, property == TENSOR_NOT_NEGATED ? names.is_neg : names.is_conj);
+        return !(spec->quirks >> (property - TENSOR_QUIRKS) & 1) || denies(value, quirks[property - TENSOR_QUIRKS].name);
     }
 }
 
 static int
-tensor_holds_by_attributes(const TensorSpec *spec, PyObject *value)
+tensor_properties_hold(const TensorSpec *spec, PyObject *value, int first)
 {
     int holds = 1;
-    for (int property = TENSOR_TYPE; holds == 1 && property <= TENSOR_NOT_CONJUGATED; property++) {
+    for (int property = first; holds == 1 && property < TENSOR_PROPERTIES; property++) {
         holds = tensor_property_holds(spec, value, property);
     }
     return holds;
@@ -249,7 +268,7 @@ tensor_holds_by_interface(TensorSpec *spec, PyObject *value)
 {
     ExchangeTensor tensor;
     if (!spec->learned || !spec->describe || !describe(spec, value, &tensor)) {
-        int holds = tensor_holds_by_attributes(spec, value);
+        int holds = tensor_properties_hold(spec, value, TENSOR_TYPE);
         if (holds == 1 && spec->describe && !spec->learned) {
             learn(spec, value);
         }
@@ -258,8 +277,7 @@ tensor_holds_by_interface(TensorSpec *spec, PyObject *value)
     if (!same_kind(spec, &tensor) || !same_layout(spec, &tensor)) {
         return 0;
     }
-    int holds = tensor_property_holds(spec, value, TENSOR_NOT_NEGATED); /* numbers that conjugate were not learned */
-    return holds == 1 ? tensor_property_holds(spec, value, TENSOR_GRAD) : holds;
+    return tensor_properties_hold(spec, value, TENSOR_GRAD);
 }
 
 int
@@ -306,15 +324,15 @@ PyObject *
 tensor_explain(const Check *check, PyObject *value)
 {
     static const char *const words[] = {"type ", "dtype ", "device ", "shape ", "stride ", "requires_grad "};
-    for (int property = TENSOR_TYPE; value && property <= TENSOR_NOT_CONJUGATED; property++) {
+    for (int property = TENSOR_TYPE; value && property < TENSOR_PROPERTIES; property++) {
         int holds = tensor_property_holds(check->tensor, value, property);
         if (holds == 1) {
             continue;
         }
         PyErr_Clear();
-        if (property > TENSOR_GRAD) {
-            return PyUnicode_FromFormat("expected memory to be read as it is, got a tensor that is lazily %s",
-                                        property == TENSOR_NOT_NEGATED ? "negated" : "conjugated");
+        if (property >= TENSOR_QUIRKS) {
+            return PyUnicode_FromFormat("expected memory to be read as it is, got a tensor that is %s",
+                                        quirks[property - TENSOR_QUIRKS].words);
         }
         PyObject *actual = tensor_property(value, property);
         if (actual == NULL) {

@@ -110,7 +110,7 @@ typedef struct {
     int requires_grad;
     Py_ssize_t rank;
     bool any_stride;
-    bool lazy;               /* whether the type has negation and conjugation as bits on a tensor */
+    unsigned quirks;         /* a bit for each way in which tensors of the type may be more than their memory */
     DescribeTensor describe; /* the type's exchange function, NULL if there is none or it cannot be used */
     bool learned;            /* whether the next two are known */
     ExchangeType exchange_type;

@@ -27,7 +27,7 @@ _ATTEMPTS = 8  # what was in memory before can hide that bits mean nothing; not 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Byte offsets, as `_native.set_tensor_layout` takes them."""
+    """Byte offsets, as `_native.set_tensor_layout` takes them; `plain` and the masks are what lies there."""
 
     body: int
     rank: int
@@ -36,6 +36,7 @@ class Layout:
     kind: int
     kind_masks: tuple[int, ...]
     gradient: int
+    plain: int
     wanted: int
     history: tuple[int, ...]
     dimensions: int = _INLINE
@@ -92,10 +93,10 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
     if not _tells_kinds_apart(numel + 1, masks):
         return None
     found = [gradient for fill in _FILLS if (gradient := _find_gradient(usable, fill)) is not None]
-    if not found or len({(place, wanted) for place, wanted, _ in found}) != 1:
+    if not found or len({(place, plain, wanted) for place, plain, wanted, _ in found}) != 1:
         return None
-    place, wanted, _ = found[0]
-    history = tuple(sorted(frozenset.intersection(*(words for _, _, words in found))))
+    place, plain, wanted, _ = found[0]
+    history = tuple(sorted(frozenset.intersection(*(words for _, _, _, words in found))))
     if not 1 <= len(history) <= 4:
         return None
     return Layout(
@@ -106,6 +107,7 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
         (numel + 1) * _WORD,
         masks,
         place * _WORD,
+        plain,
         wanted,
         history,
     )
@@ -184,9 +186,11 @@ def _tells_kinds_apart(first: int, masks: Sequence[int]) -> bool:
     )
 
 
-def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, frozenset[int]] | None:
-    """The word with the pointer to autograd's record; there, the byte that says a gradient is wanted, and the words
-    that are zero in leaves and in nothing computed from them (the pointer to the node that computed it is one of them).
+def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, int, frozenset[int]] | None:
+    """The word with the pointer to autograd's record; what its first word is unless the tensor is a view (there lies
+    the table of the record's C++ class, and views have one of their own); the byte there that says a gradient is
+    wanted; and the words that are zero in leaves and in nothing computed from them (one points to the node that
+    computed it).
     """
     for size in range(128, 320, 16):
         _fill_free_memory(size, fill)
@@ -195,7 +199,8 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, f
     leaf.grad = torch.zeros(3)
     leaf.register_hook(lambda grad: None)  # type: ignore[no-untyped-call]
     results = [leaf * 2, (wanting * 2)[1:], torch.empty(3).add_(leaf)]
-    recorded = [wanting, leaf, frozen, *results]
+    views = [plain[1:], results[1]]
+    recorded = [wanting, leaf, frozen, *results, *views[:1]]
     bodies = [_words(t._cdata, 8) for t in recorded]
     place = _only(
         word
@@ -218,6 +223,9 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, f
     wants.append(record(frozen))
     frozens.append(record(wanting))
     size = min(map(len, (*wants, *frozens, *computed))) // _WORD * _WORD
+    firsts = {int.from_bytes(found[:_WORD], sys.byteorder) for found in (*wants, *frozens)}
+    if len(firsts) != 1 or firsts & {int.from_bytes(record(view)[:_WORD], sys.byteorder) for view in views}:
+        return None
     wanted = _only(
         byte
         for byte in range(size)
@@ -229,7 +237,7 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, f
         if not any(any(found[word : word + _WORD]) for found in (*wants, *frozens))
         and all(any(found[word : word + _WORD]) for found in computed)
     )
-    return None if wanted is None else (place, wanted, history)
+    return None if wanted is None else (place, firsts.pop(), wanted, history)
 
 
 def _allocated_size() -> Callable[[int], int] | None:

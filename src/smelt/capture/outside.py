@@ -211,8 +211,10 @@ class Outside:
         if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             source.check(("type", kind))
             return Object(real, source=source)
-        if real.layout is not torch.strided or real.is_quantized or real.is_nested or real.is_neg() or real.is_conj():
-            raise Unsupported("B006", f"{source.text} ({real.layout})")
+        quirks = ("is_quantized", "is_nested", "is_neg", "is_conj", "_is_zerotensor", "has_names")
+        found = [quirk for quirk in quirks if _says(real, quirk)]
+        if real.layout is not torch.strided or found:
+            raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
         device, shape, stride = real.device, tuple(real.shape), tuple(real.stride())
         source.check(("tensor", kind, real.dtype, device, shape, stride, real.requires_grad))
         return self.tape.input(real, source)
@@ -332,3 +334,9 @@ def _alike(value: Value, other: Value) -> bool:
     if other is value or type(other) is not type(value) or other.source is None or _owner(other.source) is not None:
         return False
     return isinstance(value, Cell) or value.kind is other.kind  # type: ignore[attr-defined]
+
+
+def _says(tensor: torch.Tensor, quirk: str) -> bool:
+    """What an attribute, or a method without arguments, says of a tensor; one that this PyTorch lacks says no."""
+    answer = getattr(tensor, quirk, False)
+    return bool(answer() if callable(answer) else answer)

@@ -89,7 +89,7 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
     if tensor.shape != shape or tensor.dtype is not dtype:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         raise UnexpectedResult("SM023", f"{what} yields {found}, described as {dtype} of shape {shape}")
-    if tensor.stride() == stride and not tensor.is_neg():
+    if tensor.stride() == stride and not tensor.is_neg() and not tensor._is_zerotensor():
         return tensor
     fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     return fitted.copy_(tensor)

@@ -262,8 +262,9 @@ def _without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its values: not sparse, and no negation or conjugation left to be done."""
-    return tensor.layout is torch.strided and not tensor.is_neg() and not tensor.is_conj()
+    """Whether a tensor's memory holds its values: not sparse, not zeros without memory, nothing left to be done."""
+    lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return tensor.layout is torch.strided and not lazy
 
 
 def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
