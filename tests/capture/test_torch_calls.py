@@ -72,3 +72,85 @@ def test_recurrent_weights_that_are_replaced() -> None:
         torch.func.functional_call(compiled, given, x)[0], torch.func.functional_call(layer, given, x)[0]
     )
     assert torch.equal(compiled(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_a_draw_that_cannot_change_the_branch(backend: str) -> None:
+    def function(x: torch.Tensor, p: float) -> torch.Tensor:
+        for scale in (2.0, 3.0):
+            drawn = torch.rand([])
+            if drawn < p or drawn >= 1.5 or 2 < drawn:  # noqa: SIM300
+                continue
+            x = x * scale + torch.rand_like(x)
+        return x
+
+    x = torch.randn(3)
+    compiled = smelt.compile(function, backend=backend)
+    for p, breaks in ((0.0, 0), (-1.0, 0), (1.5, 0), (0.5, 4), (1.0, 4)):
+        for call in range(4):
+            torch.manual_seed(call)
+            expected, following = function(x, p), torch.rand(2)
+            torch.manual_seed(call)
+            assert torch.equal(compiled(x, p), expected)
+            assert torch.equal(torch.rand(2), following), "the generator stands where eager leaves it"
+        assert breaks_of(smelt.compile(function, backend=backend), x, p) <= breaks
+        if not breaks:
+            assert breaks_of(smelt.compile(function, backend=backend), x, p) == 0
+
+
+def test_a_draw_that_was_written_over_decides_nothing() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(1)
+        view = drawn[0]
+        view.sub_(5)
+        return x + 1 if drawn < 0.0 else x - 1
+
+    compiled = smelt.compile(function, backend="eager")
+    assert breaks_of(compiled, torch.zeros(2)) == 1
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, scale: int) -> torch.Tensor:
+    if x.size(0) > 2:
+        return x * torch.sqrt(torch.tensor(x.size(0), dtype=torch.float) * scale)
+    return x - scale
+
+
+def test_scripted_functions_and_notes_of_types_are_followed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        sizes = torch.jit.annotate(list[int], [2, 3])
+        assert isinstance(sizes, list | tuple)
+        return scripted(x, sizes[1])
+
+    compiled = smelt.compile(function, backend="eager", fullgraph=True)
+    for x in (torch.randn(3), torch.randn(2)):
+        assert torch.equal(compiled(x), function(x))
+    fits = dict[str, tuple[int, ...]]
+    assert smelt.compile(lambda x: dict[str, tuple[int, ...]], backend="eager")(torch.ones(1)) == fits
+
+
+def test_a_function_known_by_its_name_is_guarded() -> None:
+    def function(x: torch.Tensor, ask: Callable[[], bool]) -> torch.Tensor:
+        return x + 1 if ask() else x - 1
+
+    compiled = smelt.compile(function, backend="eager")
+    assert compiled(torch.zeros(1), torch.compiler.is_compiling) == 1
+    assert compiled(torch.zeros(1), lambda: False) == -1
+    assert compiled(torch.zeros(1), torch.compiler.is_exporting) == -1
+    assert compiled(torch.zeros(1), lambda: True) == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_numbers_drawn_for_nobody_are_drawn(backend: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        return x
+
+    x = torch.ones(2)
+    torch.manual_seed(0)
+    function(x)
+    following = torch.rand(2)
+    torch.manual_seed(0)
+    assert smelt.compile(function, backend=backend)(x) is x
+    assert torch.equal(torch.rand(2), following)

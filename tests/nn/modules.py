@@ -168,7 +168,6 @@ WRITES_INPUT = breaks(
     1, "it writes to an input that gradients flow through, which only autograd can allow", settles=False
 )
 DROPS_INPUT = {**WRITES_INPUT, "evaluation": 0}
-ANNOTATES = breaks(6, "it calls torch.jit.annotate with list[int], a kind of type that is not followed", settles=False)
 AVERAGES = {"training": 1, "why": "its momentum is the number of batches so far, read from a tensor", "settles": False}
 OLD_FUNCTION = breaks(4, "it is an autograd.Function, which only Python can call")
 SCANS_MODULES = "it looks whether any submodule has hooks, by a generator of its own (Module.modules)"
@@ -249,7 +248,6 @@ CONVOLUTIONS = [
         stride=2,
         shapes=lambda: (floats(2, 3, 5, 4), [12, 10]),
         note="output_size",
-        known=ANNOTATES,
     ),
     example("ConvTranspose3d", 2, 3, 2, shapes=[(2, 2, 3, 3, 4)]),
     example("LazyConv1d", 4, 3, shapes=[(2, 3, 9)]),

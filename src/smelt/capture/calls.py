@@ -32,6 +32,7 @@ from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
     EVALUATED,
+    IDENTITIES,
     IGNORED,
     TENSOR_BREAKS,
     Treatment,
@@ -60,6 +61,7 @@ from smelt.capture.values import (
 )
 
 _GENERATOR = 0x20
+_SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
 _COROUTINE = 0x80 | 0x100 | 0x200
 
 
@@ -88,15 +90,21 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return _weights_have_changed(interp, args[0])
     name = qualified_name(real)
     if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
+        interp.outside.pin(function)
         return Constant(True)
     if name in ANSWERED_FALSE:
+        interp.outside.pin(function)
         return Constant(False)
+    if name in IDENTITIES and args and not kwargs:
+        interp.outside.pin(function)
+        return args[-1]
     ambient = _hashable_get(AMBIENT_CALLS, real)
     if ambient is not None:
         interp.outside.pin(function)
         given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
         return given
     if name in IGNORED:
+        interp.outside.pin(function)
         return Constant(None)
     if name in EVALUATED:
         interp.outside.pin(function)
@@ -363,6 +371,9 @@ def _still_cached(function: Any) -> bool:
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An object whose class defines `__call__`."""
     real = function.value
+    if isinstance(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
+        interp.outside.pin(function)
+        return call(interp, interp.outside.fixed(getattr(real, _SCRIPTED)), args, kwargs)
     if type(real) is functools.partial and function.source is not None:
         source = function.source
         inner = interp.outside.value(real.func, source.attribute("func"))

@@ -8,6 +8,7 @@ the instruction that could not be interpreted.
 """
 
 import builtins
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,9 @@ from smelt.capture.values import (
 
 PUSHED = Value()
 """Answer of a service that pushed a frame: the result will be on the caller's stack when that frame returns."""
+
+TYPES = (type, types.GenericAlias, types.UnionType)
+"""Classes and what is written with them: `list[int]`, `int | None`."""
 
 SIMPLE_ERRORS: frozenset[type] = frozenset(
     kind
@@ -375,7 +379,7 @@ class Interpreter:
             return value.kind(value.items)
         if isinstance(value, Slice):
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
-        if isinstance(value, Object) and isinstance(value.value, type):
+        if isinstance(value, Object) and isinstance(value.value, TYPES):
             return self.outside.pin(value)
         raise Unsupported("B017", describe(value))
 
@@ -389,7 +393,7 @@ class Interpreter:
             return all(self.is_plain(item) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
-        return isinstance(value, Constant | Set) or (isinstance(value, Object) and isinstance(value.value, type))
+        return isinstance(value, Constant | Set) or (isinstance(value, Object) and isinstance(value.value, TYPES))
 
     def wrap_plain(self, real: Any) -> Value:
         """A value for a Python object that capture computed from plain values."""
@@ -403,6 +407,8 @@ class Interpreter:
             return Set(set(real), type(real))
         if type(real) is slice:
             return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
+        if isinstance(real, TYPES):
+            return self.outside.fixed(real)
         raise Unsupported("B017", f"a {type(real).__qualname__}")
 
     def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:

@@ -279,7 +279,10 @@ def truth(interp: Interpreter, value: Value) -> bool:
     if isinstance(value, Constant):
         return bool(value.value)
     if isinstance(value, Tensor):
-        raise Unsupported("B003", "a tensor decides which way to go")
+        answer = interp.tape.decided(value)
+        if answer is None:
+            raise Unsupported("B003", "a tensor decides which way to go")
+        return answer
     if isinstance(value, Sequence | Mapping | Set):
         return length(interp, value) > 0
     if isinstance(value, DictView):
@@ -404,7 +407,7 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if interp.is_plain(container) and interp.is_plain(key):
         return interp.compute(operator.getitem, interp.plain(container), interp.plain(key))
     if isinstance(container, Object) and isinstance(container.value, type):
-        return _of_enum(interp, container, key)
+        return _of_class(interp, container, key)
     if isinstance(container, Object | Instance):
         try:
             method = attribute_now(interp, container, "__getitem__")
@@ -414,9 +417,11 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     raise Unsupported("B008", f"[] of {describe(container)}")
 
 
-def _of_enum(interp: Interpreter, container: Object, key: Value) -> Value:
-    """`Color["RED"]`: an enum's members never change."""
+def _of_class(interp: Interpreter, container: Object, key: Value) -> Value:
+    """`Color["RED"]`, as an enum's members never change, or `list[int]`, which means nothing to what runs."""
     kind = container.value
+    if isinstance(kind.__dict__.get("__class_getitem__"), types.ClassMethodDescriptorType | types.MethodDescriptorType):
+        return interp.outside.fixed(interp.outside.pin(container)[interp.plain(key)])
     if not issubclass(kind, enum.Enum) or not isinstance(key, Constant) or key.value not in kind.__members__:
         raise Unsupported("B008", f"{describe(container)}[…]")
     return Constant(interp.outside.pin(container)[key.value])

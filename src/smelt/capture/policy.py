@@ -71,6 +71,9 @@ EVALUATED: frozenset[str] = frozenset(
     }
 )
 
+# Functions that yield their last argument as it is: notes for a compiler.
+IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
+
 # Calls that only keep statistics of the process.
 IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once"})
 

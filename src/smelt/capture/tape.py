@@ -5,17 +5,21 @@ tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost
 
 import operator
 from collections.abc import Iterator as Iterating
+from collections.abc import Mapping as Mapped
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.capture.bounds import decided
 from smelt.capture.breaks import Unsupported
 from smelt.capture.source import Source
 from smelt.capture.values import Constant, Mapping, Object, Pending, Sequence, Slice, Tensor, Value, is_constant
 from smelt.ir.ambient import Ambient, forget_casts, set_autocast
-from smelt.ir.ghost import GhostError, GhostTensor, computed
+from smelt.ir.effects import is_random
+from smelt.ir.ghost import GhostError, GhostMode, GhostTensor, computed
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
 
 
@@ -28,6 +32,7 @@ class Tape:
         self.place = ""
         self.line = 0
         self.writes = False
+        self.draws = False  # whether random numbers are drawn, by which the generator moves on
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._heeded = self.ambient  # what the nodes so far have made of it
         self._before = (self.ambient, self.ambient)
@@ -97,6 +102,10 @@ class Tape:
                 self._rewritten.append((value, value.node))
                 value.node = node
         return self._wrap(result, node)
+
+    def decided(self, value: Tensor) -> bool | None:
+        """The truth of a tensor if it does not depend on what running will yield."""
+        return decided(value, self._by_ghost)
 
     @property
     def writes_inputs(self) -> bool:
@@ -169,6 +178,21 @@ class Tape:
         set_spec(part, spec_of_value(item))
         self._added.append(part)
         return self._wrap(item, part)
+
+
+class Witness(GhostMode):  # type: ignore[no-untyped-call]
+    """The mode that capture runs operators under: notes what they do besides yielding ghosts."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tape = tape
+
+    def __torch_dispatch__(
+        self, func: Any, types: Many[type], args: tuple[Any, ...] = (), kwargs: Mapped[str, Any] | None = None
+    ) -> Any:
+        if is_random(func):
+            self._tape.draws = True
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _name_of(target: Any) -> str:

@@ -30,10 +30,10 @@ from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
-from smelt.capture.tape import Tape
+from smelt.capture.tape import Tape, Witness
 from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
 from smelt.ir.ambient import Ambient, restored
-from smelt.ir.ghost import GhostMode, without_caller_hooks
+from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
 SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
@@ -87,7 +87,7 @@ def _capture(
     follow: bool,
 ) -> Captured:
     try:
-        with restored(), torch._C.DisableTorchFunctionSubclass(), GhostMode():  # type: ignore[no-untyped-call]
+        with restored(), torch._C.DisableTorchFunctionSubclass(), Witness(outside.tape):
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, outside, HANDLERS, call, follow)
             ending = interp.run()
@@ -336,7 +336,7 @@ class _Closing:
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
         recipe, self.number = self.build.seal(collected)
         run = None
-        if self.build.outputs or self.tape.writes:
+        if self.build.outputs or self.tape.writes or self.tape.draws:
             traced = Traced(self.tape.graph, Level.TORCH, {})
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line

@@ -43,7 +43,7 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     training = _QUIET_WRITERS.get(target)
     if training is not None and args[training] is not False and args[3] is not None:
         return QUIET_WRITE
-    if _is_random(target) and _draws(target, args, kwargs):
+    if is_random(target) and _draws(target, args, kwargs):
         return RANDOM
     return None
 
@@ -53,7 +53,8 @@ def draws(node: fx.Node) -> bool:
     return why_not_drop(node) == RANDOM
 
 
-def _is_random(target: torch._ops.OpOverload) -> bool:
+def is_random(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator may draw random numbers."""
     found = _random.get(target)
     if found is None:
         found = _random[target] = torch.Tag.nondeterministic_seeded in target.tags
