@@ -51,6 +51,11 @@ class Unsupported(Exception):
         self.reason = text.format(detail)
         self.hint = hint
 
+    def bare(self) -> "Unsupported":
+        """Without its traceback and chain, whose frames hold on to the program's objects."""
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
+
 
 class Raised(Unsupported):
     """Python raises an exception here: if the captured code handles it, capture goes on there, else Python raises it.

@@ -276,8 +276,8 @@ def _enter(
     if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and not interp.follow_generators):
         raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
     if info.code.co_flags & _GENERATOR:
-        interp.made_generators = True
         frame.generator = Generator(frame)
+        interp.made_generators.append(frame.generator)
         return frame.generator
     return interp.enter(frame)
 

@@ -100,6 +100,18 @@ class GuardTree:
         return tuple(node for node in nodes if node is not None), collected
 
 
+    def release(self) -> None:
+        """Let go of the program's objects now: sources and their values hold each other, and the collector is slow.
+
+        Python drops an object, and closes a generator, as soon as nobody can reach it; so must the first call.
+        """
+        pending = [self._state, *self._slots.values(), *self._fixed.values()]
+        while pending:
+            source = pending.pop()
+            pending += source.children.values()
+            source.children, source.value, source.parent = {}, None, None
+
+
 def format_guards(roots: "tuple[GuardNode, ...]") -> str:
     """Guards as text: one line per check, in the order they run."""
     lines: list[str] = []

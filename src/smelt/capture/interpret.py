@@ -129,7 +129,7 @@ class Interpreter:
         self._returned: Value | None = None
         self.yielded: Value | None = None
         self.follow_generators = follow_generators
-        self.made_generators = False
+        self.made_generators: list[Generator] = []
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
@@ -147,8 +147,10 @@ class Interpreter:
                 for undo in reversed(self._undo):
                     undo()
                 self.tape.take_back()
-                return Broken(stop)
+                self._undo.clear()
+                return Broken(stop.bare())
             if self._returned is not None:
+                self._undo.clear()
                 return Returned(self._returned)
 
     def _guarded(self, depth: int) -> None:

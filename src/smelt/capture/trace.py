@@ -31,7 +31,7 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
-from smelt.capture.values import NULL, Cell, Globals, Mapping, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Generator, Globals, Mapping, Object, Pending, Value
 from smelt.ir.ambient import Ambient, restored
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
@@ -75,7 +75,10 @@ def _capture_in_mode(
     # Inference tensors keep no version by which writes are noticed.
     with torch.inference_mode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.grad)
-        return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, entry, follow_generators)
+        try:
+            return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, entry, follow_generators)
+        finally:
+            tree.release()
 
 
 def _capture(
@@ -200,6 +203,8 @@ class _Closing:
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors = bool(self.tape.inputs)
+        if any(map(_closes, self.interp.made_generators)):
+            raise _GeneratorAlive
         try:
             operands = self._operands()
         except Abandoned:
@@ -374,6 +379,18 @@ class _Closing:
         if frame.instruction.name not in STEPS:
             return True
         return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
+
+
+def _closes(generator: Generator) -> bool:
+    """Whether Python would run more of a generator when the last reference to it goes: it waits inside try or with."""
+    frame: Frame = generator.frame
+    if generator.done or frame.index == 0:
+        return False
+    handler = frame.info.handler_of(frame.info.instructions[frame.index - 1])
+    if handler is None:
+        return False
+    # From 3.12 every generator has a handler of its own round all of it, which turns StopIteration into an error.
+    return frame.info.instructions[frame.info.index_at[handler.target]].name != "STOPITERATION_ERROR"
 
 
 def apart(run: GraphRun, traced: Traced) -> GraphRun:

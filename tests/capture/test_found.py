@@ -1,0 +1,31 @@
+"""What generated programs found wrong once, each as small as it could be made."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.capture.programs import Captured
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def test_a_dropped_generator_runs_its_finally() -> None:
+    """Python closes a suspended generator when nobody can reach it any more."""
+    events: list[str] = []
+
+    def numbers(k: int) -> Iterator[int]:
+        try:
+            yield k
+            yield k + 1
+        finally:
+            events.append("closed")
+
+    def program(x: torch.Tensor) -> tuple[Any, int]:
+        source = numbers(3)
+        return x * next(source), len(events)
+
+    runner = Captured()
+    for call in range(3):
+        assert runner(program, X)[1] == call
+        assert len(events) == call + 1
