@@ -6,15 +6,15 @@ What is read is guarded as it was when the graph began.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Constant, Value
-from smelt.ir.ambient import AUTOCAST_DEVICES, autocast_nesting
+from smelt.capture.values import Constant, Instance, Value
+from smelt.ir.ambient import AUTOCAST_DEVICES, Ambient, autocast_nesting
 
 AmbientCall = Callable[[Interpreter, list[Any]], Value]
 
@@ -99,6 +99,10 @@ def _set_grad_mode(interp: Interpreter, args: list[Any]) -> Value:
     return Constant(None)
 
 
+def _grad_mode(interp: Interpreter, args: list[Any]) -> Value:
+    return Constant(interp.tape.ambient.grad)
+
+
 def _is_inference(interp: Interpreter, args: list[Any]) -> Value:
     return Constant(interp.tape.ambient.inference)  # capture itself runs outside that mode
 
@@ -115,5 +119,46 @@ AMBIENT_CALLS: dict[Any, AmbientCall] = {
     torch.autocast_decrement_nesting: _decrement,
     torch.clear_autocast_cache: _forget_casts,
     torch._C._set_grad_enabled: _set_grad_mode,
+    torch.is_grad_enabled: _grad_mode,
     torch.is_inference_mode_enabled: _is_inference,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Before(Value):
+    """What an inference mode will put back. No object stands for it: the graph cannot end inside such a block."""
+
+    ambient: Ambient
+
+
+def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    manager = args[0]
+    mode = manager.attributes["mode"] if isinstance(manager, Instance) else None
+    entry = interp.tree.inference_mode
+    if not interp.follow_generators or not isinstance(mode, Constant) or type(mode.value) is not bool:
+        raise Unsupported("B013", "torch.inference_mode")
+    if entry and not mode.value:
+        raise Unsupported("B013", "torch.inference_mode(False) in inference mode")
+    assert isinstance(manager, Instance)
+    interp.entered_inference = True
+    interp.touch(manager)
+    manager.attributes[_CONTEXT] = Before(interp.tape.ambient)
+    interp.tape.become(replace(interp.tape.ambient, inference=mode.value, grad=not mode.value))
+    return Constant(None)
+
+
+def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    manager = args[0]
+    before = manager.attributes.get(_CONTEXT) if isinstance(manager, Instance) else None
+    if not isinstance(before, Before):
+        raise Unsupported("B013", "torch.inference_mode")
+    interp.tape.become(replace(interp.tape.ambient, inference=before.ambient.inference, grad=before.ambient.grad))
+    return Constant(None)
+
+
+_CONTEXT = "_inference_mode_context"
+
+BLOCKS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
+    torch.inference_mode.__enter__: _enter_inference,
+    torch.inference_mode.__exit__: _leave_inference,
 }

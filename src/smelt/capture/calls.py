@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.capture import modules
-from smelt.capture.ambient_calls import AMBIENT_CALLS
+from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
@@ -109,6 +109,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)
+    block: Builtin | None = _hashable_get(BLOCKS, real)
+    if block is not None:
+        return block(interp, args, kwargs)
     polyfill = _hashable_get(POLYFILLS, real)
     if polyfill is not None:
         interp.outside.pin(function)

@@ -23,7 +23,8 @@ from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, S
 
 _HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
-_GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)  # their own __new__ only serves decorators
+# Their own __new__ only serves decorators.
+_GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
 GETTERS: Any = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _BASES = (OrderedDict, dict, object)  # the layouts that can be rebuilt, narrowest first
 

@@ -130,6 +130,7 @@ class Interpreter:
         self.yielded: Value | None = None
         self.follow_generators = follow_generators
         self.made_generators: list[Generator] = []
+        self.entered_inference = False
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""

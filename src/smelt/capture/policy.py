@@ -49,7 +49,6 @@ _STDLIB_INLINE = (
 # process-state guards (or the guards of their arguments) keep true.
 EVALUATED: frozenset[str] = frozenset(
     {
-        "torch.is_grad_enabled",
         "torch.get_default_dtype",
         "torch.are_deterministic_algorithms_enabled",
         "torch._C._get_tracing_state",

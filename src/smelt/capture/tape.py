@@ -34,6 +34,8 @@ class Tape:
         self.writes = False
         self.draws = False  # whether random numbers are drawn, by which the generator moves on
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
+        self._entry = self.ambient
+        self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
         self._heeded = self.ambient  # what the nodes so far have made of it
         self._before = (self.ambient, self.ambient)
         self.texts = False  # whether a string is still to be made of a tensor's numbers
@@ -84,6 +86,8 @@ class Tape:
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
         result = self._run(opcode, target, ghosts, named)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
+        if self.inferred:
+            self._keep_apart(target, [tensor for tensor, _ in seen], written, result)
         if written and self.texts:
             raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
         known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
@@ -116,7 +120,23 @@ class Tape:
         """The nodes that follow run under this grad mode and this autocast."""
         if ambient != self.ambient:
             self.ambient = ambient
-            ambient.impose()
+            replace(ambient, grad=ambient.records).impose()
+
+    def _is_inferred(self, ghost: GhostTensor) -> bool:
+        """Whether a new tensor is one of inference mode: made in it, and no view of one that was not."""
+        base = ghost._base
+        if base is None:
+            return self.ambient.inference and not self._entry.inference
+        known = self._by_ghost.get(id(base))
+        return known.node in self.inferred if known is not None else self.ambient.inference
+
+    def _keep_apart(self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any) -> None:
+        """Outside inference mode, tensors made in it may neither be written nor be part of what autograd records."""
+        known = [self._by_ghost[id(ghost)] for ghost in used if id(ghost) in self._by_ghost]
+        if self.ambient.inference or not any(value.node in self.inferred for value in known):
+            return
+        if written or any(ghost.requires_grad for ghost in _ghosts_in((result,))):
+            raise Unsupported("B021", _name_of(target))
 
     def forget_casts(self) -> None:
         """The outermost autocast block was left."""
@@ -124,10 +144,10 @@ class Tape:
         self._added.append(self.graph.call_function(forget_casts))
 
     def heed(self, wanted: Ambient) -> None:
-        """Nodes that lead from the state the graph is in to `wanted`. Written when needed: an empty block is no node."""
+        """Nodes that lead from the state the graph is in to `wanted`; only where needed: an empty block is no node."""
         heeded, self._heeded = self._heeded, wanted
-        if wanted.grad != heeded.grad:
-            self._added.append(self.graph.call_function(torch._C._set_grad_enabled, (wanted.grad,)))
+        if wanted.records != heeded.records:
+            self._added.append(self.graph.call_function(torch._C._set_grad_enabled, (wanted.records,)))
         for cast, before in zip(wanted.casts, heeded.casts, strict=True):
             if cast != before or wanted.cached != heeded.cached:
                 self._added.append(self.graph.call_function(set_autocast, (*cast, wanted.cached)))
@@ -163,6 +183,8 @@ class Tape:
                 return known
             value = Tensor(node, result)
             self._by_ghost[id(result)] = value
+            if self._is_inferred(result):
+                self.inferred.add(node)
             return value
         if isinstance(result, tuple | list):
             items = [self._item(item, node, position) for position, item in enumerate(result)]

@@ -59,12 +59,12 @@ def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
     try:
         return _capture_in_mode(frames, compile_graph, fullgraph, True)
-    except _GeneratorAlive:  # a running generator cannot be rebuilt: break where it is made instead
+    except _Unfinished:  # a running generator cannot be rebuilt: break where it is made instead
         return _capture_in_mode(frames, compile_graph, fullgraph, False)
 
 
-class _GeneratorAlive(Exception):
-    """The graph ended while a generator was suspended."""
+class _Unfinished(Exception):
+    """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes."""
 
 
 def _capture_in_mode(
@@ -74,7 +74,7 @@ def _capture_in_mode(
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
     with torch.inference_mode(False), without_caller_hooks():
-        torch._C._set_grad_enabled(entry.grad)
+        torch._C._set_grad_enabled(entry.records)
         try:
             return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, entry, follow_generators)
         finally:
@@ -204,13 +204,17 @@ class _Closing:
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors = bool(self.tape.inputs)
         if any(map(_closes, self.interp.made_generators)):
-            raise _GeneratorAlive
+            raise _Unfinished
         try:
             operands = self._operands()
         except Abandoned:
-            if self.interp.made_generators:
-                raise _GeneratorAlive from None
+            if self.interp.made_generators or self.interp.entered_inference:
+                raise _Unfinished from None
             raise
+        inferred = self.tape.inferred.intersection(self.build.outputs)
+        if inferred and len(inferred) < len(self.build.outputs):
+            raise _Unfinished
+        self.inference = bool(inferred)
         self._close_graph()
         self._collect_entrance()
         roots, collected = self.interp.tree.build()
@@ -352,6 +356,8 @@ class _Closing:
             run = self.compile_graph(traced)
             if self.tape.writes_inputs and len(arguments) > 1:
                 run = apart(run, traced)
+            if self.inference:
+                run = torch.inference_mode()(run)
         final = self.final if self.final != self.entry else None
         return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs)
 

@@ -77,6 +77,11 @@ class Ambient:
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return cls(grad, inference, *autocast_settings(), autocast_nesting(), default_devices() or ())
 
+    @property
+    def records(self) -> bool:
+        """Whether autograd records operators: in inference mode it does not, whatever the grad mode is."""
+        return self.grad and not self.inference
+
     def impose(self) -> None:
         """Give operators this grad mode and autocast: the part of the state that graphs change while they run."""
         torch._C._set_grad_enabled(self.grad)
