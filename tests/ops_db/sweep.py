@@ -1,6 +1,7 @@
 """PyTorch's own operator database, every operator against eager: `python -m tests.ops_db.sweep`.
 
     python -m tests.ops_db.sweep --dtypes float32,bfloat16 --samples 6 --only softmax,cumsum --jobs 2
+    python -m tests.ops_db.sweep --backend aot_eager --samples 0 --second       every sample, second derivatives too
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -19,10 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+
+import smelt
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -55,6 +58,24 @@ class Case:
         return f"{self.operator}{'.' + self.variant if self.variant else ''}:{self.dtype}"
 
 
+@dataclass(frozen=True)
+class Task:
+    """What is done with each case; `samples` 0 means all."""
+
+    backend: str = "llvm"
+    samples: int = 4
+    second: bool = False
+
+
+@dataclass
+class Answer:
+    """What one case gave: differences, reasons for which something was left to PyTorch, how many samples were tried."""
+
+    wrong: list[str]
+    fallbacks: list[str]
+    samples: int
+
+
 def all_cases(dtypes: Sequence[str], only: Sequence[str] = ()) -> Iterator[Case]:
     """Every operator of the database at those of `dtypes` that it takes."""
     for info in _database():
@@ -78,34 +99,48 @@ def _database() -> Sequence[Any]:
     return found
 
 
-def check(case: Case, samples: int, backend: str) -> list[str]:
-    """What differs, over the first few samples of one operator and one with its tensors strided."""
+def check(case: Case, task: Task) -> Answer:
+    """What differs, over samples of one operator and one of them with its tensors strided."""
     from tests.ops_db.comparing import compare, tensors_in
 
     (info,) = [i for i in _database() if (i.name, i.variant_test_name) == (case.operator, case.variant)]
     dtype = getattr(torch, case.dtype)
     gradients = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
-    found: list[str] = []
+    answer = Answer([], [], 0)
     torch.manual_seed(0)
     random = bool(torch.Tag.nondeterministic_seeded in _tags(case.operator)) or "dropout" in case.operator
     given = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
-    chosen = given if len(given) <= samples else [given[i * len(given) // samples] for i in range(samples)]
+    few = 0 < task.samples < len(given)
+    chosen = [given[i * len(given) // task.samples] for i in range(task.samples)] if few else given
     tried = [(str(number), sample) for number, sample in enumerate(chosen)]
     for sample in chosen[:1]:
         if all(tensor.layout is torch.strided for tensor in tensors_in((sample.input, sample.args, sample.kwargs))):
             tried.append(("strided", sample.noncontiguous()))
     for name, sample in tried:
         args = (sample.input, *sample.args)
-        wrong = compare(
-            info.op,
+        found = compare(
+            as_users_write_it(info.op),
             args,
             sample.kwargs,
-            backend=backend,
+            backend=task.backend,
             values=case.operator not in UNINITIALISED,
-            exact_reference=not random,
+            random=random,
+            second=task.second,
         )
-        found += [f"sample {name} {_shapes(args, sample.kwargs)}: {text}" for text in wrong]
-    return found
+        answer.wrong.extend(f"sample {name} {_shapes(args, sample.kwargs)}: {text}" for text in found.wrong)
+        answer.fallbacks.extend(text for text in found.fallbacks if text not in answer.fallbacks)
+        answer.samples += 1
+        smelt.reset()
+    return answer
+
+
+def as_users_write_it(op: Any) -> Any:
+    """The operator itself, or a copy of the function round it that counts as the user's: capture leaves those that lie
+    among PyTorch's own files to Python. The seed is set by the comparison, so their fixing of it is left out."""
+    if not isinstance(op, FunctionType) or not op.__code__.co_filename.endswith("common_methods_invocations.py"):
+        return op
+    names = {**op.__globals__, "wrapper_set_seed": lambda op, *args, **kwargs: op(*args, **kwargs)}
+    return FunctionType(op.__code__.replace(co_filename=__file__), names, op.__name__, op.__defaults__, op.__closure__)
 
 
 def _tags(name: str) -> Sequence[torch.Tag]:
@@ -124,28 +159,26 @@ def _shapes(args: Sequence[object], kwargs: dict[str, object]) -> str:
     return "(" + ", ".join([*map(show, args), *(f"{name}={show(value)}" for name, value in kwargs.items())]) + ")"
 
 
-def work(samples: int, backend: str) -> None:
-    """The worker: cases as JSON lines in, `start` and `done` lines out."""
+def work(task: Task) -> None:
+    """The worker: cases as JSON lines in, answers as JSON lines out."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     _database()
     for line in sys.stdin:
         case = Case(**json.loads(line))
         try:
-            found = check(case, samples, backend)
+            answer = check(case, task)
         except BaseException as error:
-            found = [f"the test itself: {type(error).__name__}: {error}"]
-        import smelt
-
-        smelt.reset()
-        print("\x1e" + json.dumps(found), flush=True)
+            answer = Answer([f"the test itself: {type(error).__name__}: {error}"], [], 0)
+        print("\x1e" + json.dumps(vars(answer)), flush=True)
 
 
 class Worker:
     """A process that checks cases one at a time."""
 
-    def __init__(self, samples: int, backend: str) -> None:
-        command = [sys.executable, *WORKER, "--work", f"--samples={samples}", f"--backend={backend}"]
+    def __init__(self, task: Task) -> None:
+        command = [sys.executable, *WORKER, "--work", f"--samples={task.samples}", f"--backend={task.backend}"]
+        command += ["--second"] if task.second else []
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
@@ -159,14 +192,13 @@ class Worker:
         self.process.stdin.write(json.dumps(vars(case)) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> list[str]:
+    def answer(self) -> Answer:
         """What the worker found, once there is something to read; a worker that died says so itself."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("\x1e"):
-                found: list[str] = json.loads(line[1:])
-                return found
-        return [f"the process died with status {self.process.wait()}"]
+                return Answer(**json.loads(line[1:]))
+        return Answer([f"the process died with status {self.process.wait()}"], [], 0)
 
     def stop(self) -> None:
         self.process.kill()
@@ -174,8 +206,8 @@ class Worker:
 
 
 def sweep(
-    cases: Sequence[Case], *, samples: int = 4, backend: str = "llvm", jobs: int = 2, limit: float = 90.0
-) -> Iterator[tuple[Case, list[str]]]:
+    cases: Sequence[Case], task: Task, *, jobs: int = 2, limit: float = 90.0
+) -> Iterator[tuple[Case, Answer]]:
     """Every case with what was found, as answers come in."""
     waiting = list(reversed(cases))
     with selectors.DefaultSelector() as selector:
@@ -196,46 +228,56 @@ def sweep(
             return worker.case
 
         for _ in range(min(jobs, len(cases))):
-            give(Worker(samples, backend))
+            give(Worker(task))
         while busy:
             for key, _ in selector.select(timeout=1.0):
                 worker: Worker = key.data
                 case, found = take(worker), worker.answer()
                 yield case, found
-                give(worker if worker.process.poll() is None else Worker(samples, backend))
+                give(worker if worker.process.poll() is None else Worker(task))
             for worker in [w for w in busy if time.monotonic() - w.since > limit]:
                 case = take(worker)
                 worker.stop()
-                yield case, [f"no answer within {limit} s"]
-                give(Worker(samples, backend))
+                yield case, Answer([f"no answer within {limit} s"], [], 0)
+                give(Worker(task))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Hold every operator of PyTorch's database to eager.")
     parser.add_argument("--dtypes", default="float32", help="comma-separated")
     parser.add_argument("--only", default="", help="operators, comma-separated; all by default")
-    parser.add_argument("--samples", type=int, default=4, help="sample inputs per operator")
+    parser.add_argument("--samples", type=int, default=4, help="sample inputs per operator; 0 for all")
     parser.add_argument("--backend", default="llvm")
+    parser.add_argument("--second", action="store_true", help="derivatives of second order too")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
+    parser.add_argument("--fallbacks", action="store_true", help="print what is left to PyTorch, and why")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    task = Task(options.backend, options.samples, options.second)
     if options.work:
-        work(options.samples, options.backend)
+        work(task)
         return 0
     only = [name for name in options.only.split(",") if name]
     cases = list(all_cases(options.dtypes.split(","), only))
-    failed = known = 0
-    for case, found in sweep(
-        cases, samples=options.samples, backend=options.backend, jobs=options.jobs, limit=options.limit
-    ):
-        if not found:
-            continue
-        reason = KNOWN.get(case.operator)
-        known, failed = (known + 1, failed) if reason else (known, failed + 1)
-        heading = f"{case} (known: {reason})" if reason else str(case)
-        print(f"{heading}\n" + "\n".join(f"    {text}" for text in found), flush=True)
-    print(f"{len(cases)} cases, {failed} with differences, {known} with known ones")
+    answers: list[Answer] = []
+    failed = 0
+    for case, answer in sweep(cases, task, jobs=options.jobs, limit=options.limit):
+        answers.append(answer)
+        reason = KNOWN.get(case.operator) if task.backend == "llvm" else None
+        if answer.wrong:
+            failed += reason is None
+            heading = f"{case} (known: {reason})" if reason else str(case)
+            print(f"{heading}\n" + "\n".join(f"    {text}" for text in answer.wrong), flush=True)
+        if options.fallbacks and answer.fallbacks:
+            print(f"{case} left to PyTorch\n" + "\n".join(f"    {text}" for text in answer.fallbacks), flush=True)
+    known = sum(bool(answer.wrong) for answer in answers) - failed
+    left = sum(bool(answer.fallbacks) for answer in answers)
+    samples = sum(answer.samples for answer in answers)
+    print(
+        f"{len(cases)} cases, {samples} samples, {failed} cases with differences, {known} with known ones, "
+        f"{left} with something left to PyTorch"
+    )
     return 1 if failed else 0
 
 

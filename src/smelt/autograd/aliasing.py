@@ -126,11 +126,11 @@ def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
     return Result(tensor, node, position, beneath)
 
 
-def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool]:
-    """(steps, alias, detached) that make `output` of `base`."""
+def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, str]:
+    """(steps, alias, detached, made) that make `output` of `base`."""
     assert isinstance(output, torch.Tensor)
     if output is base:
-        return (), False, False
+        return (), False, False, "DEFAULT"
     detached = base.requires_grad and not output.requires_grad
     node, base_node = settled(output).node, settled(base).node
     assert node is not None and base_node is not None
@@ -140,7 +140,8 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool]:
         if output.dtype != base.dtype or output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
             raise CannotTrace("an output shows the memory of another value as something else")
         steps = (Restride(tuple(output.shape), tuple(output.stride()), shown.offset - beneath.offset),)
-    return steps, True, detached
+    made = torch._C._autograd._get_creation_meta(output).name if output._is_view() else "DEFAULT"
+    return steps, True, detached, made
 
 
 def _copied(results: Sequence[Result]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ The engine itself runs on ghosts, so every operator that eager can differentiate
 `trace_forward` is the same without gradients.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +33,11 @@ from smelt.autograd.trace import (
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.ambient import restored, without_autocast
-from smelt.ir.effects import draws, why_not_drop
+from smelt.ir.computed import computed
+from smelt.ir.effects import draws, uses_default_generator, why_not_drop
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
-from smelt.ir.joint import Phase, Plan, Replay
+from smelt.ir.joint import Phase, Plan, Replay, phase_of
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
 
 Eager = Callable[..., "tuple[object, ...]"]
@@ -93,12 +95,30 @@ class Joint:
 
 @dataclass(slots=True)
 class _Run:
-    """A torch-level graph run on ghosts: what went in, what came out."""
+    """A torch-level graph run on ghosts: what went in, what came out. `leaves` are what gradients are taken of: the
+    inputs themselves, or what those are made of so that they may be written."""
 
     recorder: SharingRecorder
     primals: list[fx.Node]
+    leaves: list[torch.Tensor]
     inputs: list[torch.Tensor]
+    histories: list[Any]
     outputs: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """An input that the graph writes: its new value, how often it is written, and whether gradients flow through."""
+
+    index: int
+    tensor: torch.Tensor
+    node: fx.Node
+    times: int
+    rebased: bool
+
+
+class _WritesLeaf(CannotTrace):
+    """A leaf that requires grad is written. It may be none when the graph runs: guards do not ask for that."""
 
 
 def trace_forward(traced: Traced | Source, decompositions: Decompositions | None = None) -> Pure:
@@ -107,8 +127,8 @@ def trace_forward(traced: Traced | Source, decompositions: Decompositions | None
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
         run = _run(source, recorder, with_gradients=False)
         arrangement = arrange(run.outputs, run.inputs)
-        written, new_values = _written(source, run)
-        recorder.output([*(result.node for result in arrangement.results), *new_values])
+        written = _written(source, run)
+        recorder.output([*(result.node for result in arrangement.results), *(write.node for write in written)])
     plan = _plan(run, arrangement, written)
     pure = Pure(_finish(recorder), plan, source.eager())
     if events.wanted("forward"):
@@ -122,46 +142,63 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
-        run = _run(source, recorder, with_gradients=True)
-        arrangement = arrange(run.outputs, run.inputs)
-        written, new_values = _written(source, run)
-        forward_nodes = [*(result.node for result in arrangement.results), *new_values]
-        differentiable = [index for index, result in enumerate(arrangement.results) if result.tensor.requires_grad]
-        recorder.phase = Phase.BACKWARD
-        tangents, gradients = _backward(run, [arrangement.results[index] for index in differentiable])
-        recorder.output([*forward_nodes, *gradients.values()])
-    plan = replace(
-        _plan(run, arrangement, written),
-        differentiable=tuple(differentiable),
-        tangents=tangents,
-        gradients=tuple(gradients),
-    )
-    replay = _replay(source, [arrangement.results[index] for index in differentiable], written, recorder)
-    joint = Joint(_finish(recorder), plan, source.eager(), replay)
+    try:
+        joint = _trace_joint(source, decompositions, leaves=True)
+    except _WritesLeaf:
+        joint = _trace_joint(source, decompositions, leaves=False)
     events.count("joint_graphs")
     if events.wanted("joint"):
         events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
     return joint
 
 
-def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> _Run:
-    primals: list[fx.Node] = []
-    inputs: list[torch.Tensor] = []
+def _trace_joint(source: Source, decompositions: Decompositions | None, *, leaves: bool) -> Joint:
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+        run = _run(source, recorder, with_gradients=True, leaves=leaves)
+        arrangement = arrange(run.outputs, run.inputs)
+        written = _written(source, run)
+        # Whatever gradients arrive for: the forward's values in their order, and the tensor that is each.
+        values = [(result.node, result.tensor) for result in arrangement.results]
+        values += [(write.node, write.tensor) for write in written]
+        wanted = [result.tensor.requires_grad for result in arrangement.results]
+        wanted += [write.rebased for write in written]
+        differentiable = [position for position, needed in enumerate(wanted) if needed]
+        recorder.phase = Phase.BACKWARD
+        tangents, gradients = _backward(run, [values[position] for position in differentiable])
+        recorder.output([*(node for node, _ in values), *gradients.values()])
+    plan = replace(
+        _plan(run, arrangement, written),
+        differentiable=tuple(differentiable),
+        tangents=tangents,
+        gradients=tuple(gradients),
+        recalled=_recalled(run, written, [values[position][0] for position in differentiable]),
+        random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
+    )
+    replay = _replay(source, arrangement.results, written, plan, recorder)
+    return Joint(_finish(recorder), plan, source.eager(), replay)
+
+
+def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:
+    run = _Run(recorder, [], [], [], [], [])
     for number, spec in enumerate(source.specs, 1):
         ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
-        primals.append(recorder.node_of(ghost))
-        inputs.append(functional(ghost, requires_grad=with_gradients and spec.requires_grad))
+        run.primals.append(recorder.node_of(ghost))
+        leaf = functional(ghost).requires_grad_(with_gradients and spec.requires_grad)
+        run.leaves.append(leaf)
+        again = not leaves and leaf.requires_grad
+        run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if again else leaf)
+        run.histories.append(run.inputs[-1].grad_fn)
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
         with Substituting(), restored():
-            outputs = source.call(inputs, constants)
+            run.outputs = source.call(run.inputs, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
-        raise CannotTrace(f"the graph does not run without data: {type(error).__name__}: {error}") from error
-    for output in outputs:
+        kind = _WritesLeaf if leaves and "leaf Variable that requires grad" in str(error) else CannotTrace
+        raise kind(f"the graph does not run without data: {type(error).__name__}: {error}") from error
+    for output in run.outputs:
         if isinstance(output, tuple | list | dict):
             raise CannotTrace("an output is a container")
         if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):
@@ -169,41 +206,40 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool) -> 
     for name, tensor in constants.items():
         if settled(tensor).node is not before[name]:
             raise CannotTrace(f"the graph writes its constant {name}")
-    return _Run(recorder, primals, inputs, outputs)
+    return run
 
 
-def _written(source: Source, run: _Run) -> tuple[list[int], list[fx.Node]]:
-    """Inputs that the graph writes, with the nodes of their new values."""
-    found: list[int] = []
-    new_values: list[fx.Node] = []
+def _written(source: Source, run: _Run) -> list[_Write]:
+    """Inputs that the graph writes."""
+    found: list[_Write] = []
     for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
         ghost = settled(tensor)
-        if ghost.node is None or ghost.node is run.primals[index]:
+        if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
             raise CannotTrace(f"input {name} changes its shape or layout in place")
-        if tensor.grad_fn is not None:
-            raise CannotTrace(f"input {name} is written in place by an operation that gradients flow through")
-        found.append(index)
-        new_values.append(ghost.node)
-    return found, new_values
+        rebased = tensor.grad_fn is not run.histories[index]
+        found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
+    return found
 
 
-def _backward(run: _Run, results: Sequence[Result]) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node]]:
+def _backward(
+    run: _Run, values: Sequence[tuple[fx.Node, torch.Tensor]]
+) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node]]:
     """Run the engine. Yields the specs of the tangents, and the gradient's node by input."""
-    specs = tuple(_tangent_spec(result) for result in results)
+    specs = tuple(_tangent_spec(node) for node, _ in values)
     tangents = [
         functional(run.recorder.placeholder(f"tangents_{number}", spec)) for number, spec in enumerate(specs, 1)
     ]
-    wanted = [index for index, tensor in enumerate(run.inputs) if tensor.requires_grad]
-    if not results or not wanted:
+    wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
+    if not values or not wanted:
         return (), {}
     try:
         with without_autocast():  # as when a training loop leaves autocast before it calls backward
             gradients = _run_engine(
-                tuple(result.tensor for result in results),
+                tuple(tensor for _, tensor in values),
                 tuple(tangents),
-                tuple(run.inputs[index] for index in wanted),
+                tuple(run.leaves[index] for index in wanted),
             )
     except (GhostError, RuntimeError, NotImplementedError) as error:
         if isinstance(error, CannotTrace):
@@ -232,9 +268,9 @@ def _run_engine(
     return found
 
 
-def _tangent_spec(result: Result) -> TensorSpec:
+def _tangent_spec(node: fx.Node) -> TensorSpec:
     """Gradients are taken in the layout of their result, or row-major if that result overlaps itself or has gaps."""
-    spec = tensor_spec(result.node)
+    spec = tensor_spec(node)
     stride = spec.stride if _is_dense(spec) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
 
@@ -250,13 +286,15 @@ def _is_dense(spec: TensorSpec) -> bool:
     return True
 
 
-def _plan(run: _Run, arrangement: Arrangement, written: Sequence[int]) -> Plan:
+def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Plan:
     return Plan(
         inputs=len(run.inputs),
         outputs=arrangement.outputs,
         results=len(arrangement.results),
         copied=arrangement.copied,
-        written=tuple(written),
+        written=tuple(write.index for write in written),
+        writes=tuple(write.times for write in written),
+        rebased=tuple(write.index for write in written if write.rebased),
     )
 
 
@@ -273,19 +311,31 @@ def _finish(recorder: SharingRecorder) -> Traced:
     return Traced(graph, Level.PURE, constants)
 
 
+def _recalled(run: _Run, written: Sequence[_Write], values: Sequence[fx.Node]) -> tuple[int, ...]:
+    """Written inputs that these values depend on: computing them again takes the input as it was."""
+    if not written:
+        return ()
+    found = set(values)
+    pending = list(values)
+    while pending:
+        new = [node for node in pending.pop().all_input_nodes if node not in found]
+        found.update(new)
+        pending.extend(new)
+    return tuple(write.index for write in written if run.primals[write.index] in found)
+
+
 def _replay(
-    source: Source, results: Sequence[Result], written: Sequence[int], recorder: SharingRecorder
+    source: Source, results: Sequence[Result], written: Sequence[_Write], plan: Plan, recorder: SharingRecorder
 ) -> Replay | str:
     """Running the original again on the same inputs, or why that would not yield the same."""
-    if written:
-        return "the graph writes an input, and running it again would write it again"
-    random = next((node for node in recorder.graph.nodes if draws(node)), None)
-    if random is not None:
-        return f"the graph draws random numbers ({random.target}), and running it again would draw others"
-    places = [(result.shown, result.beneath) for result in results]
+    for node in recorder.graph.nodes:
+        if draws(node) and not uses_default_generator(node):
+            return f"the graph draws random numbers ({node.target}) that no seed of PyTorch's own CPU generator fixes"
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = source.call(inputs, source.constants)
-        return [outputs[position]._base if beneath else outputs[position] for position, beneath in places]
+        shown = [outputs[one.shown]._base if one.beneath else outputs[one.shown] for one in results]
+        shown += [inputs[write.index] for write in written]
+        return [shown[position] for position in plan.differentiable]
 
     return replay

@@ -103,7 +103,7 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     primals = placeholders(joint.traced.graph)[: plan.inputs]
     number = {node: index for index, node in enumerate(primals)}
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
-    written = {primals[index] for index in plan.written}
+    written = {primals[index] for index in plan.lost}
     late = depending_on(tangents_of(joint))
     kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and why_not_drop(node) is not None]
     forward = _extract(
@@ -193,7 +193,7 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
             f"the partition's forward saves {len(returned)} values, and its backward takes {count} before the tangents",
         )
     number = {node: index for index, node in enumerate(placeholders(forward.graph))}
-    written = {placeholders(forward.graph)[index] for index in plan.written}
+    written = {placeholders(forward.graph)[index] for index in plan.lost}
     records: list[Saved] = []
     for node in returned:
         if not isinstance(node, fx.Node):

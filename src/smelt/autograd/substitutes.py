@@ -40,9 +40,25 @@ def _batch_norm(
     if not training or running_mean is None or running_var is None or not input.numel():
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     F._verify_batch_size(input.size())  # type: ignore[attr-defined]
-    made = aten._native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, True, momentum, eps)
-    normed: torch.Tensor = made[0]
+    normed: torch.Tensor = _uncounted(aten._native_batch_norm_legit.default)(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )[0]
     return normed
+
+
+def _uncounted(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalization whose writes do not count: eager's do not, or nobody could normalize twice before a backward."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+        written = [given[name] for name in ("running_mean", "running_var")]
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(written)):
+            return norm(*args, **kwargs)
+
+    return call
+
+
+_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var")
 
 
 def _torch_batch_norm(
@@ -63,6 +79,10 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
+    **{
+        norm: _uncounted(norm)
+        for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
+    },
     torch.bernoulli: toss_contiguous,
     torch.Tensor.bernoulli: toss_contiguous,
 }

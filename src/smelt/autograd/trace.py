@@ -182,10 +182,10 @@ def functionalized() -> Iterator[None]:
         torch._disable_functionalization()  # type: ignore[no-untyped-call]
 
 
-def functional(ghost: GhostTensor, *, requires_grad: bool = False) -> torch.Tensor:
+def functional(ghost: GhostTensor) -> torch.Tensor:
     """A tensor that functionalization follows, standing for `ghost`."""
     wrapped: torch.Tensor = torch._to_functional_tensor(ghost)
-    return wrapped.requires_grad_() if requires_grad else wrapped
+    return wrapped
 
 
 def settled(tensor: torch.Tensor) -> GhostTensor:

@@ -18,8 +18,9 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.source import Source
 from smelt.capture.values import Constant, Mapping, Object, Pending, Sequence, Slice, Tensor, Value, is_constant
 from smelt.ir.ambient import Ambient, forget_casts, set_autocast
+from smelt.ir.computed import computed
 from smelt.ir.effects import is_random
-from smelt.ir.ghost import GhostError, GhostMode, GhostTensor, computed
+from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.ir.tensorspec import spec_of
+
 aten = torch.ops.aten
 
 # Operators that write arguments although their schema does not say so: running statistics, in training.
@@ -51,6 +53,16 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def draws(node: fx.Node) -> bool:
     """Whether a call draws random numbers."""
     return why_not_drop(node) == RANDOM
+
+
+def uses_default_generator(node: fx.Node) -> bool:
+    """Whether the random numbers of a call are those that `torch.manual_seed` fixes for the CPU."""
+    given = [*node.args, *node.kwargs.values()]
+    if any(isinstance(value, torch.Generator) for value in given):
+        return False
+    found = spec_of(node)
+    specs = found if isinstance(found, tuple) else (found,)
+    return all(spec is None or spec.device.type == "cpu" for spec in specs)
 
 
 def is_random(target: torch._ops.OpOverload) -> bool:

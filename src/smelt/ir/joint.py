@@ -78,6 +78,7 @@ class FromInput:
     steps: Steps = ()
     alias: bool = False  # a new tensor object on the same memory, not that very object
     detached: bool = False  # no gradient flows through the alias
+    made: str = "DEFAULT"  # PyTorch's word for how a view came about; some it lets nobody write
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class FromResult:
     steps: Steps = ()
     alias: bool = False
     detached: bool = False
+    made: str = "DEFAULT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,12 @@ class Plan:
     results: int
     copied: tuple[int, ...] = ()  # results that own their memory in eager and share it in the graph
     written: tuple[int, ...] = ()  # inputs that get a new value, in the order of the forward's new values
-    differentiable: tuple[int, ...] = ()  # results that gradients arrive for, in the order of the tangents
+    writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
+    rebased: tuple[int, ...] = ()  # those of them whose new value gradients flow through
+    recalled: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
+    random: bool = False  # whether the forward draws random numbers
+    # Results, and behind them new values, that gradients arrive for, in the order of the tangents.
+    differentiable: tuple[int, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result
     gradients: tuple[int, ...] = ()  # the input that each result of the backward is the gradient of
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
@@ -137,9 +144,14 @@ class Plan:
         return self.results + len(self.written)
 
     @property
+    def lost(self) -> tuple[int, ...]:
+        """Written inputs whose old value nobody has afterwards."""
+        return tuple(index for index in self.written if index not in self.recalled)
+
+    @property
     def saved_bytes(self) -> int:
         return sum(saved.spec.nbytes for saved in self.saved)
 
 
-# Computes a graph's results again, differentiably, from its inputs: for derivatives of higher order.
+# Computes what is differentiable again from the inputs, which it may write: for derivatives of higher order.
 Replay = Callable[[list[torch.Tensor]], list[torch.Tensor]]

@@ -5,11 +5,14 @@
 With tangents in the plan the forward runs inside one `torch.autograd.Function`. What it saves goes through
 `save_for_backward`, so PyTorch's version checks, saved-tensor hooks and freeing work as ever. A backward under
 `create_graph=True` does not run the compiled backward, whose own derivative nobody has: it computes the results again
-from the inputs, differentiably, and lets PyTorch differentiate that.
+from the inputs, differentiably and with the same random numbers, and lets PyTorch differentiate that.
+
+An input that is written differentiably gets its new value by `copy_`, which is how PyTorch's autograd learns of it.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +91,7 @@ class _Forward:
             if grad:
                 torch._C._set_grad_enabled(True)
         if plan.written:
-            _write_back(plan.written, inputs, values[plan.results : plan.forward_outputs])
+            _write_back(plan, inputs, values[plan.results : plan.forward_outputs])
         return tuple(values) if self.finish is None else self.finish(inputs, values)
 
 
@@ -108,6 +111,10 @@ class _Differentiable:
             for place, saved in enumerate(plan.saved)
         )
         saved_inputs = {saved.source for saved in plan.saved}
+        # Old values that only a derivative of higher order needs; PyTorch keeps them with what else is saved.
+        self.recalled = tuple(index for index in plan.recalled if index not in saved_inputs)
+        self.kept += tuple((True, index) for index in self.recalled)
+        saved_inputs.update(self.recalled)
         self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
         self.wanted = frozenset(plan.gradients)
         self.only_results = plan.results == len(plan.differentiable) and not plan.written
@@ -122,26 +129,29 @@ class _Differentiable:
             self.eager is not None and (_only_eager_is_right(plan, inputs) or _is_checkpointed())
         ):
             return self.eager(*inputs)
-        box: list[Any] = [self]  # the way in, and the way out for values that are no results of the function
+        given = _with_old_values(plan.recalled, inputs) if plan.recalled else inputs
+        # The way in, and the way out for values that are no results of the function.
+        box: list[Any] = [self, torch.get_rng_state() if plan.random else None]
         apply: Flat = _Joined.apply if transformed else _apply
         try:
-            differentiable = apply(box, *inputs)
+            differentiable = apply(box, *given)
         except UnexpectedResult:
             if self.eager is None:
                 raise
             return self.eager(*inputs)
         values: Any = differentiable
-        if len(box) > 1:
-            values = box[1]
+        if len(box) > 2:
+            values = box[2]
             for position, value in zip(plan.differentiable, differentiable, strict=True):
                 values[position] = value
             if plan.written:
-                _write_back(plan.written, inputs, values[plan.results :])
+                _write_back(plan, inputs, values[plan.results :])
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
         return result
 
     def saved_inputs(self, saved: Sequence[Any], others: Sequence[Any], versions: Sequence[int]) -> list[torch.Tensor]:
-        """All inputs of the forward: those saved, and those it only kept track of."""
+        """All inputs of the forward: those saved, and those it only kept track of. Of inputs that were written it does
+        not matter what they were, or they are saved."""
         inputs: list[Any] = [None] * self.plan.inputs
         for (is_input, index), tensor in zip(self.kept, saved, strict=True):
             if is_input:
@@ -154,7 +164,7 @@ class _Differentiable:
                     f"input {index} of the compiled graph is gone, and create_graph=True needs it again",
                     hint="keep a reference to it until the backward has run",
                 )
-            if tensor._version != version:
+            if tensor._version != version and index not in self.plan.written:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     f"input {index} of the compiled graph, needed again for create_graph=True, is at version "
@@ -188,7 +198,7 @@ class _Joined(torch.autograd.Function):
             # Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive.
             others.append(tensor if index in state.wanted and tensor.is_leaf else TensorWeakRef(tensor))
             versions.append(tensor._version)
-        ctx.joined = (state, others, versions, hooked)  # in one: every attribute of a context costs
+        ctx.joined = (state, others, versions, hooked, box[1])  # in one: every attribute of a context costs
         if not state.only_results:
             box.append(list(values[: plan.forward_outputs]))
         # A result that is a view would make PyTorch forbid writes to it, as it does for views from a multi-output node.
@@ -196,16 +206,20 @@ class _Joined(torch.autograd.Function):
             (value,) = values
             return (value.detach() if value._is_view() else value,)
         results = [values[index] for index in plan.differentiable]
-        return tuple([result.detach() if result._is_view() else result for result in results])
+        seen: set[int] = set()  # nor may it have two results that are one
+        return tuple([result.detach() if result._is_view() or _again(result, seen) else result for result in results])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         state: _Differentiable
-        state, others, versions, hooked = ctx.joined
+        state, others, versions, hooked, random = ctx.joined
         if torch.is_grad_enabled():
-            gradients: Sequence[Any] = _differentiable_backward(state, ctx.saved_tensors, others, versions, tangents)
+            inputs = state.saved_inputs(ctx.saved_tensors, others, versions)
+            gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
         else:
             saved: Sequence[Any] = ctx.saved_tensors
+            if state.recalled:
+                saved = saved[: -len(state.recalled)]
             if hooked:
                 saved = [_fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
             given = [
@@ -221,16 +235,19 @@ class _Joined(torch.autograd.Function):
         return tuple(placed)
 
 
+def _again(value: object, seen: set[int]) -> bool:
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    return False
+
+
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
 
 
 def _differentiable_backward(
-    state: _Differentiable,
-    saved: Sequence[Any],
-    others: Sequence[Any],
-    versions: Sequence[int],
-    tangents: Sequence[Any],
+    state: _Differentiable, inputs: Sequence[torch.Tensor], random: torch.Tensor | None, tangents: Sequence[Any]
 ) -> Sequence[Any]:
     if isinstance(state.replay, str):
         raise SmeltError(
@@ -238,11 +255,12 @@ def _differentiable_backward(
             f"create_graph=True through a compiled graph: {state.replay}",
             hint="call this part under smelt.disable to differentiate it twice",
         )
-    inputs = state.saved_inputs(saved, others, versions)
-    # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
-    inputs = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
-    with torch.enable_grad():
-        results = state.replay(inputs)
+    with torch.enable_grad(), _rewound(random):
+        # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
+        inputs = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
+        written = state.plan.written
+        given = [tensor.clone() if index in written else tensor for index, tensor in enumerate(inputs)]
+        results = state.replay(given)
     pairs = [(result, tangent) for result, tangent in zip(results, tangents, strict=True) if tangent is not None]
     return torch.autograd.grad(
         [result for result, _ in pairs],
@@ -251,6 +269,20 @@ def _differentiable_backward(
         create_graph=True,
         allow_unused=True,
     )
+
+
+@contextlib.contextmanager
+def _rewound(state: torch.Tensor | None) -> Iterator[None]:
+    """Draw the random numbers that followed `state` again, without the world noticing."""
+    if state is None:
+        yield
+        return
+    now = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(now)
 
 
 def _without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
@@ -291,6 +323,8 @@ def _memory(tensor: torch.Tensor) -> int:
 def _only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
+    if any(_why_not_written(inputs[index]) for index in plan.rebased):
+        return True
     return bool(plan.written) and _share_memory(plan.written, inputs)
 
 
@@ -307,13 +341,42 @@ def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> boo
     return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
 
 
-def _write_back(written: Sequence[int], inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor]) -> None:
+def _why_not_written(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch forbids to write this tensor differentiably: a leaf, a view of one, one of several views."""
+    if not tensor._is_view():
+        return tensor.requires_grad and tensor.is_leaf
+    base = tensor._base
+    assert base is not None
+    ordinary = torch._C._autograd.CreationMeta.DEFAULT
+    return (base.requires_grad and base.is_leaf) or torch._C._autograd._get_creation_meta(tensor) != ordinary
+
+
+def _with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, those that are about to be written as copies that know where they came from."""
+    given = list(inputs)
+    with torch.enable_grad():
+        for index in recalled:
+            given[index] = given[index].clone()
+    return given
+
+
+def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor]) -> None:
     """Give written inputs their new values. A new value that is some input's own memory is copied out first."""
-    places = {_memory(inputs[index]) for index in written}
+    places = {_memory(inputs[index]) for index in plan.written}
     safe = [value.clone() if _memory(value) in places else value for value in new_values]
+    tensors = [inputs[index] for index in plan.written]
+    versions = [tensor._version + times for tensor, times in zip(tensors, plan.writes, strict=True)]
     with torch.no_grad():
-        for index, value in zip(written, safe, strict=True):
-            inputs[index].copy_(value)
+        for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
+            if index not in plan.rebased:
+                tensor.copy_(value)
+    if plan.rebased:
+        with torch.enable_grad():
+            for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
+                if index in plan.rebased:
+                    tensor.copy_(value)
+    if any(times != 1 for times in plan.writes):
+        torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
 def _finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
@@ -336,9 +399,23 @@ def _make(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Se
         tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
         if not output.alias:
             return tensor
-        if output.detached or not output.steps:
-            tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
-        for step in output.steps:
-            tensor = step.apply(tensor)
-        return tensor
+        return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
     return output.value if isinstance(output, Plain) else made[output.index]
+
+
+def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    if output.detached or not output.steps:
+        tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
+    for step in output.steps:
+        tensor = step.apply(tensor)
+    return tensor
+
+
+def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    """A view that PyTorch is told how it was made: without gradients, or as one of several."""
+    marks = torch._C._autograd.CreationMeta
+    with torch.set_grad_enabled(output.made != "NO_GRAD_MODE" and torch.is_grad_enabled()):
+        tensor = _alias(output, tensor)
+    if tensor._is_view():
+        torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.made))
+    return tensor
