@@ -12,7 +12,7 @@ with paused():
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
     from smelt.base.events import counters
     from smelt.base.options import Options, config
-    from smelt.capture import graph_break
+    from smelt.capture import graph_break, mark_dynamic
     from smelt.pipeline.backends import list_backends, register_backend
 
 __version__ = "0.1.0"
@@ -33,6 +33,7 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "mark_dynamic",
     "partition",
     "register_backend",
     "reset",

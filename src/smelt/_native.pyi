@@ -30,6 +30,18 @@ GuardNode = tuple[
     tuple[Any, ...], tuple[tuple[Any, ...], ...], "tuple[GuardNode, ...]", bool, str
 ]  # (accessor, checks, children, collect, text)
 
+# A polynomial: terms (factor, numbers of the sizes that are multiplied).
+Polynomial = tuple[tuple[int, tuple[int, ...]], ...]
+# What must hold of sizes, once all in the tree does:
+#   readings   (place among the collected, "size" | "stride" | "number", dimension, text): sizes number 0, 1, …
+#   compounds  ("//" | "%" | "max" | "min", left, right): further sizes, computed from those before
+#   facts      ("==" | "!=" | "<" | "<=" | ">" | ">=", polynomial, text): how it compares with zero
+SizeFacts = tuple[
+    tuple[tuple[int, str, int, str], ...],
+    tuple[tuple[str, Polynomial, Polynomial], ...],
+    tuple[tuple[str, Polynomial, str], ...],
+]
+
 class Guards:
     """A guard tree compiled to C structs. `distinct`: the collected values must all be different objects (numbers,
     strings and None apart).
@@ -38,7 +50,9 @@ class Guards:
     things lie, what tensors are. While those are the same, only what they do not settle is looked at again.
     """
 
-    def __init__(self, roots: tuple[GuardNode, ...], distinct: bool = False) -> None: ...
+    def __init__(
+        self, roots: tuple[GuardNode, ...], distinct: bool = False, sizes: SizeFacts | None = None
+    ) -> None: ...
     @property
     def roots(self) -> tuple[GuardNode, ...]: ...
     @property

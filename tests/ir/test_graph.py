@@ -99,8 +99,8 @@ def no_output() -> fx.Graph:
         (torch_function_in_a_pure_graph, Level.PURE, "not an ATen operator"),
         (write_in_a_pure_graph, Level.PURE, "writes an argument"),
         (value_without_a_spec, Level.PURE, "carries no spec"),
-        (input_without_a_spec, Level.TORCH, "input without a tensor's spec"),
-        (input_without_a_spec, Level.PURE, "input without a tensor's spec"),
+        (input_without_a_spec, Level.TORCH, "input without the spec of a tensor"),
+        (input_without_a_spec, Level.PURE, "input without the spec of a tensor"),
         (no_output, Level.TORCH, "one output node, not 0"),
     ],
 )

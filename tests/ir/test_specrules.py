@@ -299,6 +299,11 @@ def _view_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 yield aten.slice.Tensor, (x, dim, 1, 100), {}
                 yield aten.slice.Tensor, (x, dim, -2, None, 2), {}
                 yield aten.slice.Tensor, (x, dim, 3, 1), {}
+                yield aten.slice.Tensor, (x, dim, 0, sys.maxsize), {}
+                yield aten._reshape_alias.default, (x, x.shape, x.stride()), {}
+                yield aten.split.Tensor, (x, 2, dim), {}
+                yield aten.split.Tensor, (x, 100, dim), {}
+                yield aten.split_with_sizes.default, (x, [1, x.shape[dim] - 1], dim), {}
                 if x.shape[dim]:
                     yield aten.select.int, (x, dim, -1), {}
             if rank == 2:

@@ -139,3 +139,18 @@ tensor_memory_learn(TensorSpec *spec, PyObject *value)
         spec->seen = true;
     }
 }
+
+bool
+tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size)
+{
+    if (!layout.known || !PyType_IsSubtype(Py_TYPE(value), layout.base)) {
+        return false;
+    }
+    const char *body = *(const char **)((const char *)value + layout.body);
+    int64_t rank = body ? *(const int64_t *)(body + layout.rank) : 0;
+    if (dimension >= rank || rank > layout.dimensions) {
+        return false;
+    }
+    *size = ((const int64_t *)(body + (stride ? layout.strides : layout.sizes)))[dimension];
+    return true;
+}

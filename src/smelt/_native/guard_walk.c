@@ -258,6 +258,12 @@ guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, Gua
     if (holds && guards->distinct) {
         holds = all_distinct(guards, collected, failure);
     }
+    if (holds && guards->sizes && !size_facts_hold(guards->sizes, collected)) {
+        holds = false;
+        if (failure) {
+            failure->text = size_facts_explain(guards->sizes, collected);
+        }
+    }
     if (!holds) {
         give_up(collected, count);
     }
@@ -268,6 +274,9 @@ guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, Gua
 PyObject *
 explain_failure(const GuardFailure *failure)
 {
+    if (failure->text) {
+        return Py_NewRef(failure->text);
+    }
     if (failure->node == NULL) {
         return PyUnicode_FromString("the guards could not be checked");
     }

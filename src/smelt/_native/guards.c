@@ -179,10 +179,11 @@ build(Guards *self)
 static PyObject *
 guards_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"roots", "distinct", NULL};
-    PyObject *roots;
+    static char *keywords[] = {"roots", "distinct", "sizes", NULL};
+    PyObject *roots, *sizes = Py_None;
     int distinct = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|p:Guards", keywords, &PyTuple_Type, &roots, &distinct)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|pO:Guards", keywords, &PyTuple_Type, &roots, &distinct,
+                                     &sizes)) {
         return NULL;
     }
     Guards *self = (Guards *)type->tp_alloc(type, 0);
@@ -191,7 +192,7 @@ guards_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->roots = Py_NewRef(roots);
     self->distinct = distinct;
-    if (build(self) < 0) {
+    if (build(self) < 0 || (sizes != Py_None && !(self->sizes = size_facts_make(sizes, self->collected)))) {
         Py_DECREF(self);
         return NULL;
     }
@@ -217,6 +218,8 @@ guards_clear(Guards *self)
     Py_ssize_t node_count = self->node_count;
     Check *checks = self->checks;
     Py_ssize_t check_count = self->check_count;
+    SizeFacts *sizes = self->sizes;
+    self->sizes = NULL;
     shortcut_drop(self->shortcut);
     self->shortcut = NULL;
     self->roots = NULL;
@@ -231,6 +234,7 @@ guards_clear(Guards *self)
     }
     PyMem_Free(nodes);
     PyMem_Free(checks);
+    size_facts_drop(sizes);
     Py_XDECREF(roots);
     return 0;
 }
@@ -300,6 +304,7 @@ guards_explain(Guards *self, PyObject *sequence)
     }
     Py_XDECREF(failure.value);
     Py_XDECREF(failure.error);
+    Py_XDECREF(failure.text);
     PyMem_Free(collected);
     Py_DECREF(slots);
     return text;

@@ -40,6 +40,7 @@ bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected
 typedef struct Node Node;
 typedef struct Check Check;
 typedef struct Shortcut Shortcut;
+typedef struct SizeFacts SizeFacts;
 
 typedef struct {
     const char *name;
@@ -147,6 +148,7 @@ struct Guards {
     bool distinct;
     unsigned char passes; /* how often all held, up to a few */
     Shortcut *shortcut;   /* NULL: none */
+    SizeFacts *sizes;     /* NULL: none */
 };
 
 struct GuardFailure {
@@ -155,6 +157,7 @@ struct GuardFailure {
     PyObject *value;    /* owned; what was found (NULL: unbound) */
     PyObject *error;    /* owned; the exception that reading or checking it raised, or NULL */
     const Node *same;   /* the other node, if two collected values are the same */
+    PyObject *text;     /* owned; the whole sentence, for what is no matter of one node; else NULL */
 };
 
 /* By name; NULL with an exception that lists the choices. */
@@ -178,6 +181,8 @@ int guard_tensor_init(void); /* 0, or -1 with an exception */
 bool tensor_memory_holds(const TensorSpec *spec, PyObject *value);
 /* Notes what the memory of a tensor that passed looks like. */
 void tensor_memory_learn(TensorSpec *spec, PyObject *value);
+/* One size (or stride) of a tensor whose type and rank are known to be right; false if memory does not tell. */
+bool tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size);
 PyObject *set_tensor_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Visits the nodes from `first` up to `end`, which is the end of the first one's siblings or of itself; `parent` is the
@@ -195,6 +200,12 @@ void shortcut_drop(Shortcut *shortcut); /* NULL is fine */
 PyObject *shortcut_size(const Shortcut *shortcut); /* (facts, questions), a new reference */
 /* Makes a shortcut of the guards for what the source holds now; NULL, without an exception, if that does not work. */
 Shortcut *shortcut_arm(Guards *guards, const GuardSource *source);
+
+/* Facts about the sizes of collected values (guard_sizes.c), from (readings, compounds, facts); NULL with an exception. */
+SizeFacts *size_facts_make(PyObject *spec, Py_ssize_t collected);
+void size_facts_drop(SizeFacts *facts); /* NULL is fine */
+bool size_facts_hold(const SizeFacts *facts, PyObject *const *collected);
+PyObject *size_facts_explain(const SizeFacts *facts, PyObject *const *collected); /* new reference */
 
 /* The failure as a sentence. New reference. */
 PyObject *explain_failure(const GuardFailure *failure);

@@ -12,6 +12,8 @@ CODES: dict[str, str] = {
     "SM003": "unknown or ill-typed option, setting or log channel",
     "SM010": "a graph break where fullgraph=True forbids one",
     "SM011": "a frame was compiled more often than cache_size_limit allows",
+    "SM012": "a graph was compiled for more combinations of sizes than are kept",
+    "SM013": "a size that was marked dynamic is relied on",
     "SM020": "a graph could not be compiled",
     "SM021": "a graph breaks the rules of its level",
     "SM022": "a kernel or program breaks the rules of the kernel form",

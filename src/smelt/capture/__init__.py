@@ -1,8 +1,8 @@
 """Capture: Python functions as they run become torch-level graphs, guards, and points to go on from."""
 
 from smelt.capture.breaks import REASONS
-from smelt.capture.marks import DISABLED, graph_break
+from smelt.capture.marks import DISABLED, graph_break, mark_dynamic
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.region import CompiledRegion
 
-__all__ = ["DISABLED", "REASONS", "BreakRecord", "CompiledRegion", "GraphRecord", "graph_break"]
+__all__ = ["DISABLED", "REASONS", "BreakRecord", "CompiledRegion", "GraphRecord", "graph_break", "mark_dynamic"]

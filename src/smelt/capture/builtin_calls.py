@@ -35,6 +35,7 @@ from smelt.capture.operators import (
     compare,
     contains,
     hashable,
+    holds_symbols,
     identical,
     length,
     mapped,
@@ -62,6 +63,7 @@ from smelt.capture.values import (
     Tensor,
     Value,
     describe,
+    of_number,
     python_type,
 )
 from smelt.capture.wording import formatted, text_of
@@ -167,7 +169,10 @@ def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
 
 
 def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(length(interp, args[0]))
+    value = args[0]
+    if isinstance(value, Tensor) and value.ghost.dim() > 0:
+        return of_number(value.ghost.shape[0])
+    return Constant(length(interp, value))
 
 
 def _bool(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -257,6 +262,9 @@ def _set(kind: type) -> Builtin:
 def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], Tensor):
         return interp.tensor_call("call_function", operator.abs, args)
+    if holds_symbols(args[0]):
+        negative = truth(interp, compare(interp, "<", args[0], Constant(0)))
+        return unary(interp, "UNARY_NEGATIVE", args[0]) if negative else args[0]
     return interp.compute(abs, interp.plain(args[0]))
 
 
@@ -329,7 +337,7 @@ def _any_all(wanted: bool) -> Builtin:
 def _min_max(function: Any, polyfill: Any) -> Builtin:
     def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
-        if kwargs or not all(map(interp.is_plain, items)):
+        if kwargs or not all(map(interp.is_plain, items)) or any(map(holds_symbols, items)):
             return interp.call(interp.outside.fixed(polyfill), items, kwargs)
         return interp.compute(function, *[interp.plain(item) for item in items])
 

@@ -27,6 +27,7 @@ from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, graph_break
+from smelt.capture.number_calls import number_call
 from smelt.capture.operators import hashable, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
@@ -197,6 +198,9 @@ def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwar
     real = function.value
     if _hashable_get(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
         interp.outside.pin(function)
+        in_symbols = number_call(interp, real, args, kwargs)
+        if in_symbols is not None:
+            return in_symbols
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.compute(real, *[interp.plain(value) for value in args], **named)
     raise Unsupported("B002", qualified_name(real).removeprefix("builtins."))

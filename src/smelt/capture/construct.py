@@ -19,6 +19,7 @@ from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.failures import make_failure
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
+from smelt.capture.number_calls import number_call
 from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value, is_constant
 
 _HEAP_TYPE = 1 << 9
@@ -56,6 +57,9 @@ def _enum_member(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict
 def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`type.__call__(kind, *args, **kwargs)`: a new object, whatever the metaclass says to calls."""
     if kind in PURE and all(map(interp.is_plain, (*args, *kwargs.values()))):
+        in_symbols = number_call(interp, kind, args, kwargs)
+        if in_symbols is not None:
+            return in_symbols
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
     if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):

@@ -25,6 +25,7 @@ from smelt.capture.layout import teach_guards
 from smelt.capture.marks import DISABLED
 from smelt.capture.plan import Plan, Return, quick_run
 from smelt.capture.policy import frame_is_worth_capturing
+from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
@@ -56,6 +57,7 @@ class Engine:
         self._settled: set[Any] = set()
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
+        self._histories: dict[Any, History] = {}
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -86,6 +88,7 @@ class Engine:
             self._settled.clear()
             self._idle.clear()
             self._raised.clear()
+            self._histories.clear()
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -163,7 +166,10 @@ class Engine:
                 return None
         try:
             with paused(), timed("capture and compile"):
-                captured = capture(frames, self.compile_graph, fullgraph=self.fullgraph)
+                history = self._histories.setdefault(key, History())
+                captured = capture(
+                    frames, self.compile_graph, fullgraph=self.fullgraph, dynamic=self.dynamic, history=history
+                )
         except Abandoned as reason:
             self._settled.add(key)
             count("frames_skipped")

@@ -12,7 +12,7 @@ from smelt.capture.source import Source
 from smelt.ir.ambient import autocast_nesting, autocast_settings
 
 if TYPE_CHECKING:
-    from smelt._native import GuardNode
+    from smelt._native import GuardNode, SizeFacts
 
 
 # Functions in C, as each is called once per call of anything compiled.
@@ -112,7 +112,7 @@ class GuardTree:
             source.children, source.value, source.parent = {}, None, None
 
 
-def format_guards(roots: "tuple[GuardNode, ...]") -> str:
+def format_guards(roots: "tuple[GuardNode, ...]", sizes: "SizeFacts | None" = None) -> str:
     """Guards as text: one line per check, in the order they run."""
     lines: list[str] = []
 
@@ -127,6 +127,7 @@ def format_guards(roots: "tuple[GuardNode, ...]") -> str:
 
     for root in roots:
         visit(root)
+    lines += [f"  {text}" for _, _, text in (sizes[2] if sizes is not None else ())]
     return "guards:\n" + "\n".join(lines)
 
 
@@ -140,7 +141,9 @@ def _check_text(check: tuple[Any, ...]) -> str:
         cls, dtype, device, shape, stride, requires_grad = rest
         dtype = str(dtype).removeprefix("torch.")
         gradient = ", requires grad" if requires_grad else ""
-        return f"{cls.__name__} {dtype}{list(shape)} stride {list(stride)} on {device}{gradient}"
+        shape, stride = ([size if size is not None else "any" for size in sizes] for sizes in (shape, stride))
+        layout = f"[{', '.join(map(str, shape))}] stride [{', '.join(map(str, stride))}]"
+        return f"{cls.__name__} {dtype}{layout} on {device}{gradient}"
     if kind == "calls":
         return f"== {rest[1]!r}"
     if kind == "class has":

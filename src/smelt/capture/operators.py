@@ -35,6 +35,7 @@ from smelt.capture.values import (
     Value,
     describe,
     is_constant,
+    of_number,
     python_type,
 )
 
@@ -76,6 +77,8 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     """`left symbol right`, in-place forms (`+=`) included."""
     function = BINARY.get(symbol) or INPLACE[symbol]
     if isinstance(left, Number) or isinstance(right, Number):
+        if _in_symbols(left, right) and symbol.rstrip("=") in _OF_SIZES:
+            return _on_numbers(interp, BINARY[symbol.rstrip("=")], left, right)
         free = _free_number(symbol.rstrip("="), left, right)
         if free is not None:
             return free
@@ -84,7 +87,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     if isinstance(right, Tensor) and not isinstance(left, Object | Instance):
         return _on_tensors(interp, BINARY[symbol.rstrip("=")], left, right)  # `0 += x` makes a new tensor
     if any(isinstance(value, Sequence) and value.kind is torch.Size for value in (left, right)):
-        return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))  # its own rules
+        return _on_shapes(interp, BINARY[symbol.rstrip("=")], left, right)
     if isinstance(left, Sequence) and left.kind is list and symbol in ("+=", "*="):
         return _extend_list(interp, symbol, left, right)
     if symbol in ("+", "+=") and isinstance(left, Sequence) and isinstance(right, Sequence):
@@ -150,6 +153,44 @@ def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
     return Number(BINARY[symbol](*known), (BINARY[symbol], left, right))
 
 
+_OF_SIZES = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+
+
+def _in_symbols(*values: Value) -> bool:
+    """Whether these are all numbers, one of which differs from call to call."""
+    numbers = all(python_type(value) in (int, float) for value in values)
+    return numbers and any(isinstance(value, Number) and value.symbolic is not None for value in values)
+
+
+def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Value:
+    """Arithmetic on numbers of which some differ from call to call, in terms of their symbols."""
+    given = [
+        value.symbolic if isinstance(value, Number) and value.symbolic is not None else interp.plain(value)
+        for value in values
+    ]
+    if function is operator.pow and not _is_natural_power(*values):
+        given = [interp.plain(value) for value in values]  # may turn out a float, an int or a complex number
+    try:
+        result = function(*given)
+    except Exception as error:
+        raise Raised.of(error) from error
+    return of_number(bool(result) if isinstance(result, torch.SymBool) else result)
+
+
+def _is_natural_power(base: Value, exponent: Value) -> bool:
+    plain = isinstance(exponent, Constant) and not holds_symbols(exponent)
+    return plain and python_type(exponent) is int and exponent.value >= 0 and python_type(base) is int  # type: ignore[attr-defined]
+
+
+def _on_shapes(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
+    """An operator on a `torch.Size`, which has rules of its own for what it yields."""
+    sequences = isinstance(left, Sequence) and isinstance(right, Sequence)
+    if sequences and function is operator.add and (holds_symbols(left) or holds_symbols(right)):
+        kind = type(function(left.kind(), right.kind()))  # type: ignore[attr-defined]
+        return Sequence(kind, [*interp.outside.items(left), *interp.outside.items(right)])  # type: ignore[arg-type]
+    return interp.compute(function, interp.plain(left), interp.plain(right))
+
+
 def _result_kind(value: Sequence) -> type:
     return list if value.kind is list else tuple
 
@@ -184,6 +225,8 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
         return interp.tensor_call("call_function", UNARY[name], [value])
     if isinstance(value, Object | Instance):
         return overloaded_unary(interp, name, value)
+    if _in_symbols(value) and name != "UNARY_INVERT":
+        return _on_numbers(interp, UNARY[name], value)
     return interp.compute(UNARY[name], interp.plain(value))
 
 
@@ -193,10 +236,15 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         if symbol in ("==", "!=") and any(isinstance(v, Constant) and v.value is None for v in (left, right)):
             return Constant(symbol == "!=")
         return _on_tensors(interp, COMPARE[symbol], left, right)
-    if interp.is_plain(left) and interp.is_plain(right):
+    if _in_symbols(left, right):
+        return _on_numbers(interp, COMPARE[symbol], left, right)
+    plain = interp.is_plain(left) and interp.is_plain(right)
+    if plain and not (holds_symbols(left) or holds_symbols(right)):
         return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
     if isinstance(left, Sequence) and isinstance(right, Sequence) and _alike(interp, left, right):
         return _compare_sequences(interp, symbol, left, right)
+    if plain:
+        return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol in ("==", "!="):
         return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
     if isinstance(left, DictView) or isinstance(right, DictView):
@@ -205,6 +253,13 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
     if answer is not None:
         return answer
     return Constant(identical(interp, left, right) == (symbol == "=="))
+
+
+def holds_symbols(value: Value) -> bool:
+    """Whether a sequence holds numbers that differ from call to call: then it is compared item by item."""
+    if isinstance(value, Sequence):
+        return any(holds_symbols(item) for item in value.unseen if isinstance(item, Value))
+    return isinstance(value, Number) and value.symbolic is not None
 
 
 def _alike(interp: Interpreter, left: Sequence, right: Sequence) -> bool:
@@ -276,6 +331,8 @@ def _is_singleton(value: Value) -> bool:
 
 def truth(interp: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
+    if _in_symbols(value):
+        return truth(interp, _on_numbers(interp, operator.ne, value, Constant(0)))
     if isinstance(value, Constant):
         return bool(value.value)
     if isinstance(value, Tensor):

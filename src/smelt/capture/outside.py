@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import GuardTree
+from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
@@ -64,9 +65,10 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 class Outside:
     """Reads the world on behalf of one capture, and keeps what the captured code writes to it."""
 
-    def __init__(self, tree: GuardTree, tape: Tape) -> None:
+    def __init__(self, tree: GuardTree, tape: Tape, sizes: Sizes) -> None:
         self.tree = tree
         self.tape = tape
+        self.sizes = sizes
         self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}
@@ -165,7 +167,7 @@ class Outside:
             if isinstance(real, enum.Enum):
                 source.check(("is", real))
             elif kind is int or kind is float:
-                return Number(real, source=source)
+                return Number(real, source=source, symbolic=self.sizes.number(real, source))
             else:
                 source.check(("equals", real))
             return Constant(real, source=source)
@@ -215,9 +217,10 @@ class Outside:
         found = [quirk for quirk in quirks if _says(real, quirk)]
         if real.layout is not torch.strided or found:
             raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
-        device, shape, stride = real.device, tuple(real.shape), tuple(real.stride())
-        source.check(("tensor", kind, real.dtype, device, shape, stride, real.requires_grad))
-        return self.tape.input(real, source)
+        shape, stride = self.sizes.layout(real, source)
+        sizes = (guarded(shape), guarded(stride))
+        source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
+        return self.tape.input(real, source, shape, stride)
 
     def _method(self, real: types.MethodType, source: Source) -> Value:
         function = self.value(real.__func__, source.attribute("__func__"))

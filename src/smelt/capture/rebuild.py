@@ -22,6 +22,7 @@ from smelt import _native
 from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
+from smelt.capture.sizes import read_size, value_at_run
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Cell,
@@ -126,6 +127,8 @@ class Rebuilder:
     def _make(self, value: Any) -> Operand:
         if isinstance(value, Null):
             return self.constant(_native.NULL)
+        if isinstance(value, Number) and value.symbolic is not None:
+            return self._symbolic(value)
         if isinstance(value, Number) and not value.settled:
             return self._number(value)
         if isinstance(value, Constant):
@@ -138,6 +141,13 @@ class Rebuilder:
         if maker is None or (self._replaying and isinstance(value, Iterator | Joined)):
             raise Abandoned(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
+
+    def _symbolic(self, value: Number) -> Operand:
+        """A number computed from sizes is computed again from the sizes of what came in."""
+        if value.source is not None:
+            return self._input(value.source)
+        compute, origins = value_at_run(value.symbolic)
+        return self.step(compute, *[self.step(read_size(origin), self._input(origin[0])) for origin in origins])
 
     def _number(self, value: Number) -> Operand:
         if value.source is not None:

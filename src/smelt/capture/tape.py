@@ -13,15 +13,30 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.symbols import Expression, Symbol
+from smelt.base.symint import Formula, is_symbolic
 from smelt.capture.bounds import decided
 from smelt.capture.breaks import Unsupported
 from smelt.capture.source import Source
-from smelt.capture.values import Constant, Mapping, Object, Pending, Sequence, Slice, Tensor, Value, is_constant
+from smelt.capture.values import (
+    Constant,
+    Mapping,
+    Number,
+    Object,
+    Pending,
+    Sequence,
+    Slice,
+    Tensor,
+    Value,
+    is_constant,
+    of_number,
+)
 from smelt.ir.ambient import Ambient, forget_casts, set_autocast
 from smelt.ir.computed import computed
 from smelt.ir.effects import is_random
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
+from smelt.ir.numbers import NumberWriter
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
 
 
 class Tape:
@@ -42,6 +57,8 @@ class Tape:
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
+        self._places: dict[Source, fx.Node] = {}
+        self._numbers = NumberWriter(self.graph, self._number, lambda node: self._added.append(node))
         self._added: list[fx.Node] = []
         self._rewritten: list[tuple[Tensor, fx.Node]] = []
 
@@ -57,12 +74,12 @@ class Tape:
             value.node = before
         for node in reversed(self._added):
             self.graph.erase_node(node)
+        self._numbers.forget(self._added)
         self._added.clear()
         ambient, self._heeded = self._before
         self.become(ambient)
 
-    def input(self, tensor: torch.Tensor, source: Source) -> Tensor:
-        """A tensor from outside becomes a placeholder."""
+    def _input(self, source: Source) -> fx.Node:
         first = next(iter(self.graph.nodes), None)
         name = "".join(letter if letter.isalnum() else "_" for letter in source.text).strip("_") or "input"
         after = self._last_input
@@ -70,9 +87,28 @@ class Tape:
             node = self.graph.placeholder(name)
             node.target = node.name  # self.a.b and self.a_b are two inputs
         self._last_input = node
-        spec = TensorSpec.of(tensor)
-        set_spec(node, spec)
         self.inputs[node] = source
+        self._places[source] = node
+        return node
+
+    def _number(self, leaf: Symbol | Formula) -> fx.Node:
+        """The node of a size of an input, or the placeholder of a number from outside."""
+        source, what, dim = leaf.origin
+        if what == "size":
+            node = self.graph.call_method("size", (self._places[source], dim))
+            self._added.append(node)
+            return node
+        if source not in self._places:
+            set_spec(self._input(source), NumberSpec(Expression.of(leaf) if isinstance(leaf, Symbol) else leaf))
+        return self._places[source]
+
+    def input(
+        self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]
+    ) -> Tensor:
+        """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
+        node = self._input(source)
+        spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
+        set_spec(node, spec)
         ghost: Any = GhostTensor(spec)
         if spec.requires_grad and not tensor.is_leaf:
             ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
@@ -96,8 +132,10 @@ class Tape:
             return known  # x.contiguous() of a contiguous x is x
         if not written and is_constant(result) and result is not None:
             return Constant(result)
+        if not written and is_symbolic(result):
+            return of_number(result)
         if not written and isinstance(result, torch.Size):
-            return Sequence(torch.Size, [Constant(size) for size in result])
+            return Sequence(torch.Size, [of_number(size) for size in result])
         if result is None and not written:
             raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
         node = self._record(opcode, target, args, kwargs, result)
@@ -168,14 +206,19 @@ class Tape:
     def _record(
         self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
     ) -> fx.Node:
-        nodes = tuple(_node_of(value) for value in args)
-        named = {name: _node_of(value) for name, value in kwargs.items()}
+        nodes = tuple(self._node_of(value) for value in args)
+        named = {name: self._node_of(value) for name, value in kwargs.items()}
         self.heed(self.ambient)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place
         set_spec(node, spec_of_value(result))
         self._added.append(node)
         return node
+
+    def _node_of(self, value: Value) -> Any:
+        return _convert(
+            value, lambda each: each.node if isinstance(each, Tensor) else self._numbers.write(each.symbolic)
+        )
 
     def _wrap(self, result: Any, node: fx.Node) -> Value:
         if isinstance(result, GhostTensor):
@@ -190,8 +233,8 @@ class Tape:
         if isinstance(result, tuple | list):
             items = [self._item(item, node, position) for position, item in enumerate(result)]
             return Sequence(type(result), items)
-        if is_constant(result):
-            return Constant(result)
+        if is_constant(result) or is_symbolic(result):
+            return of_number(result)
         raise Unsupported("B017", f"{_name_of(node.target)} yields a {type(result).__qualname__}")
 
     def _item(self, item: Any, node: fx.Node, position: int) -> Value:
@@ -231,15 +274,13 @@ def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
 
 
 def _ghost_of(value: Value) -> Any:
-    return _convert(value, lambda tensor: tensor.ghost)
-
-
-def _node_of(value: Value) -> Any:
-    return _convert(value, lambda tensor: tensor.node)
+    return _convert(value, lambda each: each.ghost if isinstance(each, Tensor) else each.symbolic)
 
 
 def _convert(value: Any, of_tensor: Any) -> Any:
-    """A value as a graph argument: plain Python all the way down, tensors as `of_tensor` says."""
+    """A value as a graph argument: plain Python all the way down, tensors and symbols as `of_tensor` says."""
+    if isinstance(value, Number) and value.symbolic is not None:
+        return of_tensor(value)
     if isinstance(value, Constant):
         return value.value
     if isinstance(value, Tensor):

@@ -26,6 +26,7 @@ from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Pla
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.replay import replay
+from smelt.capture.sizes import History, Sizes
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
@@ -55,12 +56,20 @@ class Captured:
     saw_tensors: bool
 
 
-def capture(frames: list[LiveFrame], compile_graph: GraphCompiler, *, fullgraph: bool) -> Captured:
+def capture(
+    frames: list[LiveFrame],
+    compile_graph: GraphCompiler,
+    *,
+    fullgraph: bool,
+    dynamic: bool | None = False,
+    history: History | None = None,
+) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
+    history = history or History()
     try:
-        return _capture_in_mode(frames, compile_graph, fullgraph, True)
+        return _capture_in_mode(frames, compile_graph, fullgraph, True, Sizes(dynamic, history))
     except _Unfinished:  # a running generator cannot be rebuilt: break where it is made instead
-        return _capture_in_mode(frames, compile_graph, fullgraph, False)
+        return _capture_in_mode(frames, compile_graph, fullgraph, False, Sizes(dynamic, history))
 
 
 class _Unfinished(Exception):
@@ -68,7 +77,7 @@ class _Unfinished(Exception):
 
 
 def _capture_in_mode(
-    frames: list[LiveFrame], compile_graph: GraphCompiler, fullgraph: bool, follow_generators: bool
+    frames: list[LiveFrame], compile_graph: GraphCompiler, fullgraph: bool, follow_generators: bool, sizes: Sizes
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
@@ -76,7 +85,7 @@ def _capture_in_mode(
     with torch.inference_mode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
         try:
-            return _capture(frames, Outside(tree, tape), compile_graph, fullgraph, entry, follow_generators)
+            return _capture(frames, Outside(tree, tape, sizes), compile_graph, fullgraph, entry, follow_generators)
         finally:
             tree.release()
 
@@ -217,13 +226,17 @@ class _Closing:
         self.inference = bool(inferred)
         self._close_graph()
         self._collect_entrance()
-        roots, collected = self.interp.tree.build()
-        guards = _native.Guards(roots)
-        self._check_guards(guards)
+        _, collected = self.interp.tree.build()
         arguments = self._order_inputs()
         computation = self._computation(arguments, len(collected))
+        sizes = self.interp.outside.sizes  # compiling may have decided something about them
+        sizes.settle_given()
+        roots, _ = self.interp.tree.build()
+        facts = sizes.facts()
+        guards = _native.Guards(roots, False, facts)
+        self._check_guards(guards)
         if wanted("guards"):
-            emit("guards", format_guards(roots), roots)
+            emit("guards", format_guards(roots, facts), roots)
         if record is not None:
             count("graph_breaks")
             emit("breaks", str(record), record)
@@ -406,13 +419,14 @@ def apart(run: GraphRun, traced: Traced) -> GraphRun:
     """
     plainly: list[GraphRun] = []
 
-    def checked(*tensors: torch.Tensor) -> Any:
+    def checked(*inputs: Any) -> Any:
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
         places = {tensor.untyped_storage()._cdata for tensor in tensors}
         if len(places) == len(tensors):
-            return run(*tensors)
+            return run(*inputs)
         if not plainly:
             plainly.append(traced.to_module().forward)
-        return plainly[0](*tensors)
+        return plainly[0](*inputs)
 
     return checked
 

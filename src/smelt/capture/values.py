@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.bytecode import CodeInfo, Instruction
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
@@ -58,17 +59,28 @@ class Number(Constant):
 
     Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
     written back stays free, and is computed again when the graph has run (`made`: function and operands).
+
+    A number that is known to differ from call to call has a `symbolic` form, which graphs compute with.
     """
 
-    __slots__ = ("known", "made", "settled")
+    __slots__ = ("known", "made", "settled", "symbolic")
 
-    def __init__(self, known: Any, made: tuple[Any, ...] | None = None, *, source: Source | None = None) -> None:
-        self.known, self.made, self.source, self.settled = known, made, source, False
+    def __init__(
+        self,
+        known: Any,
+        made: tuple[Any, ...] | None = None,
+        *,
+        source: Source | None = None,
+        symbolic: Any = None,
+    ) -> None:
+        self.known, self.made, self.source, self.settled, self.symbolic = known, made, source, False, symbolic
         if source is not None:
             source.check(("type", type(known)))
 
     @property
     def value(self) -> Any:
+        if self.symbolic is not None:
+            return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
         if not self.settled:
             self.settled = True
             if self.source is not None:
@@ -330,6 +342,11 @@ class Null(Value):
 
 
 NULL = Null()
+
+
+def of_number(number: Any) -> Constant:
+    """A number that came out of an operator: a size, or something computed from sizes."""
+    return Number(example_of(number), symbolic=number) if is_symbolic(number) else Constant(number)
 
 
 def is_constant(value: object) -> bool:

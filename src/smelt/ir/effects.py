@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.ir.tensorspec import spec_of
+from smelt.ir.tensorspec import TensorSpec, spec_of
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ def uses_default_generator(node: fx.Node) -> bool:
         return False
     found = spec_of(node)
     specs = found if isinstance(found, tuple) else (found,)
-    return all(spec is None or spec.device.type == "cpu" for spec in specs)
+    return all(not isinstance(spec, TensorSpec) or spec.device.type == "cpu" for spec in specs)
 
 
 def is_random(target: torch._ops.OpOverload) -> bool:

@@ -22,8 +22,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt.base.symbols import Expression
+from smelt.base.symint import Formula, is_symbolic, surely_equal
+from smelt.ir.numbers import NumberWriter
 from smelt.ir.specrules import describe
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of_value
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -116,7 +119,10 @@ _KNOWN_LIMIT = 10_000  # a process that sees ever new shapes starts over instead
 
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree."""
-    key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
+    try:
+        key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
+    except _Symbolic:
+        return _ask_in_symbols(func, args, kwargs)
     template = _known.get(key)
     if template is None:
         template = _ask_meta_kernel(func, args, kwargs)
@@ -124,6 +130,27 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dev
             _known.clear()
         _known[key] = template
     return template
+
+
+def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The meta kernel's answer in terms of symbols. One that cannot do that is told the sizes, which settles them."""
+    try:
+        return _ask_meta_kernel(func, args, kwargs)
+    except (RuntimeError, TypeError, ImportError):
+        return _ask_meta_kernel(func, _settled(args), {name: _settled(value) for name, value in kwargs.items()})
+
+
+def _settled(value: Any) -> Any:
+    """The same with every size relied on."""
+    if isinstance(value, torch.Tensor):
+        spec = TensorSpec.of(value)
+        shape, stride = tuple(map(int, spec.shape)), tuple(map(int, spec.stride))
+        return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, int(spec.offset)))
+    if isinstance(value, tuple | list):
+        return type(value)(_settled(item) for item in value)
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else value
 
 
 def forget() -> None:
@@ -135,9 +162,17 @@ def _ghost(spec: TensorSpec, device: torch.device) -> GhostTensor:
     return GhostTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device, spec.offset))
 
 
+class _Symbolic(Exception):
+    """A size that differs from call to call."""
+
+
 def _freeze(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        if value._has_symbolic_sizes_strides:
+            raise _Symbolic
         return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device)
+    if is_symbolic(value):
+        raise _Symbolic
     if isinstance(value, tuple | list):
         return tuple(_freeze(item) for item in value)
     if type(value) is float:
@@ -189,7 +224,7 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     except NotImplementedError as missing:
         raise GhostError(f"{func} has no result that can be known without data") from missing
     after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
-    if before != after:
+    if any(not _same_layout(one, other) for one, other in zip(before, after, strict=True)):
         raise GhostError(f"{func} changes the shape of its argument in place")
     if isinstance(result, torch.Tensor):
         return TensorSpec.of(result)
@@ -199,6 +234,10 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
         raise GhostError(f"{func} yields a number that depends on data")
     return result
+
+
+def _same_layout(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return len(one[0]) == len(other[0]) and all(map(surely_equal, (*one[0], *one[1]), (*other[0], *other[1])))
 
 
 def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -236,14 +275,27 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self._constant_nodes: dict[int, fx.Node] = {}
         self._decompositions = decompositions or {}
         self._last_input: fx.Node | None = None
+        self._given: dict[Any, fx.Node] = {}
+        self._numbers = NumberWriter(self.graph, self._given.__getitem__)
+
+    def number(self, name: str, what: Expression | Formula) -> fx.Node:
+        """A new graph input that is a number: a symbol, or a float given at each call."""
+        node = self._input(name)
+        set_spec(node, NumberSpec(what))
+        self._given[what.symbol if isinstance(what, Expression) else what] = node
+        return node
 
     def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
         """A new graph input, after those there are and before everything else."""
+        node = self._input(name)
+        set_spec(node, spec)
+        return GhostTensor(spec, node)
+
+    def _input(self, name: str) -> fx.Node:
         after = self._last_input
         with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(None):
             node = self._last_input = self.graph.placeholder(name)
-        set_spec(node, spec)
-        return GhostTensor(spec, node)
+        return node
 
     def constant(self, tensor: torch.Tensor) -> GhostTensor:
         """A ghost of a real tensor, which the graph refers to by name."""
@@ -259,7 +311,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             return self._constant(value)
         if isinstance(value, tuple | list):
             return type(value)(self.node_of(item) for item in value)
-        return value
+        return self._numbers.write(value) if is_symbolic(value) else value
 
     def output(self, values: Sequence[Any]) -> None:
         """Close the graph."""

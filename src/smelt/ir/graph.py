@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from smelt.base.errors import SpecError
-from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 
 class Level(Enum):
@@ -72,8 +72,8 @@ def _rule_no_writes(node: fx.Node) -> str | None:
 
 
 def _rule_placeholder_spec(node: fx.Node) -> str | None:
-    if node.op == "placeholder" and not isinstance(spec_of(node), TensorSpec):
-        return "is an input without a tensor's spec"
+    if node.op == "placeholder" and not isinstance(spec_of(node), TensorSpec | NumberSpec):
+        return "is an input without the spec of a tensor or a number"
     return None
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from smelt.base.sizes import Shape, Size, contiguous_stride, product
+from smelt.base.symbols import Expression
+from smelt.base.symint import Formula, surely_equal
 
 _SPEC = "smelt_spec"
 
@@ -53,7 +55,7 @@ class TensorSpec:
             tuple(tensor.stride()),
             tensor.dtype,
             tensor.device,
-            int(tensor.storage_offset()),
+            tensor.storage_offset(),  # type: ignore[arg-type]  # a SymInt is a Size
             tensor.requires_grad,
         )
 
@@ -75,11 +77,27 @@ class TensorSpec:
 
     def __str__(self) -> str:
         text = f"{short_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
-        return text if self.is_contiguous else f"{text}:({', '.join(map(str, self.stride))})"
+        wanted = contiguous_stride(self.shape)
+        plain = any(surely_equal(size, 0) for size in self.shape) or all(
+            surely_equal(size, 1) or surely_equal(have, want)  # deciding nothing: text is no reason to
+            for size, have, want in zip(self.shape, self.stride, wanted, strict=True)
+        )
+        return text if plain else f"{text}:({', '.join(map(str, self.stride))})"
 
 
-# What a node yields: one tensor, several (None where an operator returns no tensor there), or something else entirely.
-NodeSpec = TensorSpec | tuple["TensorSpec | None", ...] | None
+@dataclass(frozen=True, slots=True)
+class NumberSpec:
+    """A number that a graph is given or computes at each call: a size, or a float."""
+
+    what: Expression | Formula
+
+    def __str__(self) -> str:
+        return f"number {self.what.text if isinstance(self.what, Formula) else self.what}"
+
+
+# What a node yields: one tensor, several (None where an operator returns no tensor there), a number, or something else
+# entirely.
+NodeSpec = TensorSpec | tuple["TensorSpec | None", ...] | NumberSpec | None
 
 
 def spec_of(node: fx.Node) -> NodeSpec:

@@ -14,9 +14,10 @@ from torch import fx
 
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
+from smelt.base.symint import Formula
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
-from smelt.ir.tensorspec import tensor_spec
+from smelt.ir.tensorspec import NumberSpec, spec_of, tensor_spec
 from smelt.pipeline.stages import compile_aot_eager, compile_llvm
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -90,13 +91,20 @@ def _from_entry_point(name: str) -> CustomBackend | None:
 
 def _custom(backend: CustomBackend) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
-        examples = [GhostTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
+        examples = [_example(node) for node in placeholders(traced.graph)]
         compiled = backend(traced.to_module(), examples)
         if not callable(compiled):
             raise SmeltError("SM002", f"backend {backend!r} returned {type(compiled).__name__}, not a callable")
         return _as_tuple(compiled)
 
     return compile_graph
+
+
+def _example(node: fx.Node) -> Any:
+    spec = spec_of(node)
+    if isinstance(spec, NumberSpec):
+        return spec.what.example if isinstance(spec.what, Formula) else spec.what.evaluate(lambda each: each.example)
+    return GhostTensor(tensor_spec(node))
 
 
 def _as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[object, ...]]:

@@ -26,9 +26,10 @@ from smelt.fuse import build_program
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import spec_of, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.pipeline.sized import SizedGraph, is_sized
 from smelt.runtime.launch import Executable, launcher
 from smelt.runtime.wrap import Flat, join
 from smelt.simplify import PASSES, SimplifyPass
@@ -196,7 +197,7 @@ def _why_not_generate(traced: Traced) -> str | None:
     for node in traced.graph.nodes:
         found = spec_of(node)
         for spec in found if isinstance(found, tuple) else (found,):
-            if spec is not None and spec.device.type != "cpu":
+            if isinstance(spec, TensorSpec) and spec.device.type != "cpu":
                 return f"{node.name} is on {spec.device.type}, and kernels are made for the CPU only"
     return None
 
@@ -208,6 +209,8 @@ def _compile(
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Flat:
+    if is_sized(traced):
+        return SizedGraph(traced, lambda static: _compile(static, options, lower, decompositions, why_not)).__call__
     number = next(_numbers)
     context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:

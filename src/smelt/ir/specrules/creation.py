@@ -68,11 +68,12 @@ def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, layout: Any 
 
 
 def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, layout: Any) -> Any:
-    if any(type(number) not in (int, float) or not math.isfinite(number) for number in (start, end, step)):
+    numbers = (start, end, step)
+    whole = all(type(number) in (int, torch.SymInt) for number in numbers)
+    if not whole and any(type(number) not in (int, float) or not math.isfinite(number) for number in numbers):
         return NotImplemented
     if step == 0 or (end - start) * step < 0 or not _plain(layout):
         return NotImplemented
-    whole = type(start) is int and type(end) is int and type(step) is int
     dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
     if dtype not in KNOWN - {torch.bool} or (not whole and dtype not in FLOATS):
         return NotImplemented

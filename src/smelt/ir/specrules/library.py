@@ -269,7 +269,7 @@ def _max_pool2d(
 
 
 def _pair(given: Any) -> tuple[int, int]:
-    values = (given,) if isinstance(given, int) else tuple(given)
+    values = (given,) if isinstance(given, int | torch.SymInt) else tuple(given)
     return (values[0], values[-1])
 
 

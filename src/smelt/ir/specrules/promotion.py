@@ -59,11 +59,11 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
 def number_dtype(value: Any) -> torch.dtype | None:
     """What a Python number counts as: bool, int64, or the default float dtype."""
     kind = type(value)
-    if kind is float:
+    if kind is float or kind is torch.SymFloat:
         return torch.get_default_dtype()
     if kind is bool:
         return torch.bool
-    if kind is int:
+    if kind is int or kind is torch.SymInt:
         return torch.int64
     return None
 

@@ -4,12 +4,13 @@ aten.permute(f32[2, 3], [1, 0])     → f32[3, 2]:(1, 3)
 aten.expand(f32[3], [2, 3])         → f32[2, 3]:(0, 1)
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from smelt.base.sizes import contiguous_stride, product
+from smelt.base.sizes import product
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
@@ -100,11 +101,20 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
         return NotImplemented
     at = dim % rank
     shape, stride = list(value.shape), list(value.stride())
-    first, last, _ = slice(start, end).indices(shape[at])
+    first, last = _clamped(start, 0, shape[at]), _clamped(end, shape[at], shape[at])
     move = first * stride[at]
     shape[at] = max(0, (last - first + step - 1) // step)
     stride[at] *= step
     return _view_of(value, shape, stride, move)
+
+
+def _clamped(place: int | None, otherwise: int, size: int) -> int:
+    """A bound of a slice as a place from 0 to `size`."""
+    if place is None or (type(place) is int and place == sys.maxsize):
+        return otherwise if place is None else size
+    if place < 0:
+        place = place + size
+    return 0 if place < 0 else size if place > size else place
 
 
 def _squeeze(value: Any, dim: int) -> Any:
@@ -119,11 +129,11 @@ def _squeeze(value: Any, dim: int) -> Any:
 
 
 def _view(value: Any, size: Sequence[int]) -> Any:
-    """Of a contiguous tensor with elements; PyTorch knows about the rest."""
-    shape = list(size)
-    if not value.is_contiguous() or 0 in value.shape:
+    """Of a tensor with elements; PyTorch knows about the rest, and what to say where no view is possible."""
+    shape, old = list(size), tuple(value.shape)
+    if 0 in old:
         return NotImplemented
-    count = product(value.shape)
+    count = product(old)
     if shape.count(-1) == 1:
         known = -product(shape)
         if known <= 0 or count % known:
@@ -131,9 +141,60 @@ def _view(value: Any, size: Sequence[int]) -> Any:
         shape[shape.index(-1)] = count // known
     if any(extent < 0 for extent in shape) or product(shape) != count:
         return NotImplemented
-    if tuple(value.stride()) != contiguous_stride(value.shape):
-        return NotImplemented  # extents of one with odd strides, which a view may keep
-    return _view_of(value, shape, contiguous_stride(shape))
+    stride = _strides_of_view(old, tuple(value.stride()), shape)
+    return NotImplemented if stride is None else _view_of(value, shape, stride)
+
+
+def _strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
+    """Dimensions that lie one after the other in memory form a block; each block is split anew on its own."""
+    found: list[int] = [1] * len(new)
+    if not old:
+        return found
+    place = len(new) - 1
+    step, elements, covered = stride[-1], 1, 1
+    for dim in range(len(old) - 1, -1, -1):
+        elements = elements * old[dim]
+        if dim > 0 and (old[dim - 1] == 1 or stride[dim - 1] == elements * step):
+            continue
+        while place >= 0 and (covered < elements or new[place] == 1):
+            found[place] = covered * step
+            covered = covered * new[place]
+            place -= 1
+        if covered != elements:
+            return None
+        if dim > 0:
+            step, elements, covered = stride[dim - 1], 1, 1
+    return found if place < 0 else None
+
+
+def _reshape_alias(value: Any, size: Sequence[int], stride: Sequence[int]) -> Any:
+    return _view_of(value, list(size), list(stride))
+
+
+def _split_with_sizes(value: Any, sizes: Sequence[int], dim: int = 0) -> Any:
+    rank = value.dim()
+    if rank == 0 or not -rank <= dim < rank or any(size < 0 for size in sizes):
+        return NotImplemented
+    at = dim % rank
+    shape, stride = list(value.shape), list(value.stride())
+    if sum(sizes) != shape[at]:
+        return NotImplemented
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(_view_of(value, [*shape[:at], size, *shape[at + 1 :]], stride, start * stride[at]))
+        start = start + size
+    return parts
+
+
+def _split(value: Any, size: int, dim: int = 0) -> Any:
+    rank = value.dim()
+    if rank == 0 or not -rank <= dim < rank or size < 1:
+        return NotImplemented
+    extent = value.shape[dim]
+    count = int((extent + size - 1) // size)  # how many tensors come out is settled
+    if count == 0:
+        return NotImplemented
+    return _split_with_sizes(value, [*[size] * (count - 1), extent - size * (count - 1)], dim)
 
 
 RULES: dict[Any, Any] = {
@@ -147,7 +208,10 @@ RULES: dict[Any, Any] = {
     aten.unsqueeze.default: _unsqueeze,
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_with_sizes,
     aten.squeeze.dim: _squeeze,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
+    aten._reshape_alias.default: _reshape_alias,
 }

@@ -1,0 +1,73 @@
+"""Python's functions of numbers, on numbers that differ from call to call.
+
+int(n) → n    math.sqrt(n) → computed at each call    min(n, 8) → n or 8, and which of them is guarded
+
+What is not listed here looks at the numbers themselves, which are compiled in.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.base.symint import apply
+from smelt.capture.interpret import Interpreter
+from smelt.capture.iterate import drain
+from smelt.capture.operators import binary, holds_symbols
+from smelt.capture.values import Constant, Number, Sequence, Value, of_number, python_type
+
+# Functions of one number that yield a float, and mean the same for whatever number comes.
+_OF_ONE = frozenset({math.sqrt, math.exp, math.log, math.log2, math.log10, math.sin, math.cos, math.tanh})
+
+
+def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+    """What a function yields in terms of symbols; None if it has to be told the numbers, or there are no symbols."""
+    if kwargs or not any(map(holds_symbols, args)):
+        return None
+    rule = _RULES.get(function)
+    if rule is not None:
+        return rule(interp, args)
+    if function in _OF_ONE and len(args) == 1 and isinstance(args[0], Number):
+        return of_number(apply(function, args[0].symbolic))
+    return None
+
+
+def _int(interp: Interpreter, args: list[Value]) -> Value | None:
+    return args[0] if len(args) == 1 and python_type(args[0]) is int else None
+
+
+def _float(interp: Interpreter, args: list[Value]) -> Value | None:
+    if len(args) != 1 or not isinstance(args[0], Number):
+        return None
+    return args[0] if python_type(args[0]) is float else of_number(apply(float, args[0].symbolic))
+
+
+def _divmod(interp: Interpreter, args: list[Value]) -> Value | None:
+    if len(args) != 2:
+        return None
+    return Sequence(tuple, [binary(interp, "//", *args), binary(interp, "%", *args)])
+
+
+def _prod(interp: Interpreter, args: list[Value]) -> Value | None:
+    if len(args) != 1 or not isinstance(args[0], Sequence):
+        return None
+    total: Value = Constant(1)
+    for item in drain(interp, args[0]):
+        total = binary(interp, "*", total, item)
+    return total
+
+
+def _size(interp: Interpreter, args: list[Value]) -> Value | None:
+    if len(args) != 1 or not isinstance(args[0], Sequence):
+        return None
+    return Sequence(torch.Size, list(interp.outside.items(args[0])))
+
+
+_RULES: dict[Any, Callable[[Interpreter, list[Value]], Value | None]] = {
+    int: _int,
+    float: _float,
+    divmod: _divmod,
+    math.prod: _prod,
+    torch.Size: _size,
+}

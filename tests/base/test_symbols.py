@@ -1,0 +1,126 @@
+"""Symbolic integers: normal form, bounds, facts, and PyTorch's view of them."""
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smelt.base.symbols import FUNCTIONS, RELATIONS, Expression, World
+from smelt.base.symint import as_number, example_of, is_symbolic, meaning, surely_equal
+
+
+def numbers(world: World, *examples: int) -> list[Any]:
+    return [
+        as_number(world, Expression.of(world.symbol(f"s{place}", each))) for place, each in enumerate(examples)
+    ]
+
+
+def test_equal_expressions_are_equal_objects() -> None:
+    world = World()
+    a, b = numbers(world, 7, 5)
+    assert meaning((a + 1) * (b + 1)) == meaning(a * b + a + b + 1)
+    assert meaning((a * b * 6) // (2 * b)) == meaning(a * 3)
+    assert meaning((a * 6) % 3 + a) == meaning(a)
+    assert (a - a) == 0 and type(a - a) is int
+    assert not world.facts
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (lambda a, b: a > 1, True),
+        (lambda a, b: a == 1, False),
+        (lambda a, b: a * b >= a, True),
+        (lambda a, b: a * b - a > 1, True),
+        (lambda a, b: a + b > 3, True),
+        (lambda a, b: -a < -1, True),
+        (lambda a, b: a // 2 >= 1, True),
+        (lambda a, b: a % b >= 0, True),
+        (lambda a, b: torch.sym_max(a, 4) >= 4, True),
+        (lambda a, b: a + 1 != a, True),
+    ],
+)
+def test_what_bounds_decide_is_no_fact(question: Any, answer: bool) -> None:
+    world = World()
+    assert bool(question(*numbers(world, 7, 5))) is answer
+    assert not world.facts
+
+
+def test_what_the_example_decides_is_a_fact() -> None:
+    world = World()
+    a, b = numbers(world, 7, 5)
+    assert a > b
+    assert a != 9
+    assert [str(fact) for fact in world.facts] == ["s0 - s1 > 0", "s0 - 9 != 0"]
+    assert a > b and a != 9
+    assert len(world.facts) == 2
+
+
+def test_equal_symbols_become_one() -> None:
+    world = World()
+    a, b = numbers(world, 7, 7)
+    c = a * b
+    assert a == b
+    assert meaning(c) == meaning(a * a)
+    assert surely_equal(b + 1, a + 1)
+    assert int(b) == 7
+    assert meaning(a) == Expression.of(7)
+    assert not is_symbolic(a + 0)
+
+
+def test_after_the_guards_nothing_is_decided() -> None:
+    world = World()
+    (a,) = numbers(world, 7)
+    world.closed = True
+    assert a >= 2
+    with pytest.raises(RuntimeError, match="after the guards were made"):
+        int(a)
+
+
+def test_division_by_zero_is_pythons() -> None:
+    world = World()
+    a, b = numbers(world, 7, 7)
+    with pytest.raises(ZeroDivisionError):
+        a // (a - b)
+
+
+EXPRESSIONS = st.recursive(
+    st.sampled_from(["a", "b", "c"]) | st.integers(-4, 9),
+    lambda inner: st.tuples(st.sampled_from(["+", "-", "*", "//", "%", "max", "min"]), inner, inner),
+    max_leaves=8,
+)
+PLAIN = {"+": operator.add, "-": operator.sub, "*": operator.mul, **FUNCTIONS}
+IN_SYMBOLS = {**PLAIN, "max": torch.sym_max, "min": torch.sym_min}
+
+
+def evaluate(tree: Any, names: dict[str, Any], functions: dict[str, Any]) -> Any:
+    if isinstance(tree, tuple):
+        return functions[tree[0]](*(evaluate(part, names, functions) for part in tree[1:]))
+    return names[tree] if isinstance(tree, str) else tree
+
+
+@settings(max_examples=400, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, st.tuples(*[st.integers(2, 9)] * 6), st.sampled_from(sorted(RELATIONS)))
+def test_symbols_compute_as_numbers_do(left: Any, right: Any, values: tuple[int, ...], relation: str) -> None:
+    """On the example always; on other values of the symbols wherever the facts hold."""
+    world = World()
+    examples, others = dict(zip("abc", values[:3], strict=True)), dict(zip("abc", values[3:], strict=True))
+    symbols = dict(zip("abc", numbers(world, *values[:3]), strict=True))
+    try:
+        one, other = evaluate(left, symbols, IN_SYMBOLS), evaluate(right, symbols, IN_SYMBOLS)
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            evaluate(left, examples, PLAIN)
+            evaluate(right, examples, PLAIN)
+        return
+    assert example_of(one) == evaluate(left, examples, PLAIN)
+    answer = bool(RELATIONS[relation](one, other))
+    assert answer == RELATIONS[relation](evaluate(left, examples, PLAIN), evaluate(right, examples, PLAIN))
+    given_values = {symbol: others["abc"[place]] for place, symbol in enumerate(world.symbols)}
+    if all(RELATIONS[fact.relation](fact.expression.evaluate(given_values.__getitem__), 0) for fact in world.facts):
+        assert answer == RELATIONS[relation](evaluate(left, others, PLAIN), evaluate(right, others, PLAIN))
+        if is_symbolic(one):
+            assert meaning(one).evaluate(given_values.__getitem__) == evaluate(left, others, PLAIN)
