@@ -275,6 +275,8 @@ def _creations() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             yield aten.cat.default, ([x, x], -1), {}
             yield aten.cat.default, ([x, _filled(shape, dtype)],), {}
             yield aten.cat.default, ([x, _filled(shape, torch.float32)],), {}
+            yield aten.stack.default, ([x, x, x], -1), {}
+            yield aten.stack.default, ([x, _filled(shape, torch.float32)], 1), {}
 
 
 def _view_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:

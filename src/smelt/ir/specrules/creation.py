@@ -174,6 +174,21 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     return TensorSpec(out, stride, dtype, CPU)
 
 
+def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Row-major; where channels-last could be meant, PyTorch is asked."""
+    dtype = result_dtype(tensors)
+    if not tensors or dtype is None:
+        return NotImplemented
+    shape: Shape = tuple(tensors[0].shape)
+    if any(tuple(tensor.shape) != shape for tensor in tensors) or not -len(shape) - 1 <= dim <= len(shape):
+        return NotImplemented
+    if len(shape) > 2 and any(tensor.stride() != contiguous_stride(shape) or 1 in shape for tensor in tensors):
+        return NotImplemented
+    axis = dim % (len(shape) + 1)
+    out = (*shape[:axis], len(tensors), *shape[axis:])
+    return TensorSpec(out, contiguous_stride(out), dtype, CPU)
+
+
 RULES: dict[Any, Any] = {
     aten.empty.memory_format: _sized,
     aten.zeros.default: _sized,
@@ -205,4 +220,5 @@ RULES: dict[Any, Any] = {
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
     aten.cat.default: _cat,
+    aten.stack.default: _stack,
 }
