@@ -110,11 +110,16 @@ def _one_step(plan: Stop) -> Action:
 
 
 def _store_result(frame: LiveFrame) -> None:
-    """Put a result where it goes: on the stack the next capture would look at it, and guard what nobody reads."""
-    while frame.instruction.name in ("POP_TOP", "STORE_FAST", "NOP"):
+    """Put a result where it goes: on the stack the next capture would look at it, and guard what nobody reads.
+
+    Jumps are followed: the two ends of a loop that Python compiles with its test twice are one place to go on from.
+    """
+    while frame.instruction.name in ("POP_TOP", "STORE_FAST", "NOP", "JUMP"):
         instruction = frame.instruction
         frame.index += 1
-        if instruction.name == "POP_TOP":
+        if instruction.name == "JUMP":
+            frame.jump(instruction.target)
+        elif instruction.name == "POP_TOP":
             frame.stack.pop()
         elif instruction.name == "STORE_FAST":
             frame.slots[instruction.arg] = frame.stack.pop()

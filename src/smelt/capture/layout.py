@@ -135,8 +135,10 @@ def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int
     """The bits of each word that are the same in tensors alike; the others are never written."""
     masks = [(1 << 64) - 1] * (end - first)
     pattern: list[int] | None = None
+    one = torch.empty(2, 3)
+    size = usable(one._cdata)  # while it lives: of a freed block nobody may ask
     for fill in _FILLS:
-        _fill_free_memory(usable(torch.empty(2, 3)._cdata), fill)
+        _fill_free_memory(size, fill)
         alike = [torch.empty(2, 3) for _ in range(6)]
         for tensor in alike:
             words = _words(tensor._cdata, end)[first:]

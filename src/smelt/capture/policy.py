@@ -83,7 +83,14 @@ ANSWERED_TRUE: frozenset[str] = frozenset(
 
 # What it sees as false: smelt captures to run, never to ship the graph elsewhere, and not under modes but a default
 # device, which is followed without one.
-ANSWERED_FALSE: frozenset[str] = frozenset({"torch.compiler.is_exporting", "torch._C._is_torch_function_mode_enabled"})
+# Nothing compiled runs under a dispatch mode, and so under no tracer that is one.
+ANSWERED_FALSE: frozenset[str] = frozenset(
+    {
+        "torch.compiler.is_exporting",
+        "torch._C._is_torch_function_mode_enabled",
+        "torch.nn.modules.activation._is_make_fx_tracing",
+    }
+)
 
 # torch callables that look like tensor operators and are not to be recorded as such.
 NEVER_LEAVES: frozenset[str] = frozenset(
