@@ -29,3 +29,14 @@ def test_a_dropped_generator_runs_its_finally() -> None:
     for call in range(3):
         assert runner(program, X)[1] == call
         assert len(events) == call + 1
+
+
+def test_the_arguments_of_an_exception_are_one_tuple() -> None:
+    def program(x: torch.Tensor) -> Any:
+        try:
+            raise KeyError(3, x + 1)
+        except KeyError as error:
+            return error, error.args
+
+    error, args = Captured()(program, X)
+    assert error.args is args

@@ -306,7 +306,12 @@ def _instance(build: Rebuilder, value: Instance) -> Operand:
 def _failure(build: Rebuilder, value: Failure) -> Operand:
     kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
     made = build.early(value, build.step(lambda: base.__new__(kind)))
-    build.step(lambda real, args: base.__init__(real, *args), made, build.operand(value.args))
+
+    def initialise(real: Any, args: Any) -> None:
+        base.__init__(real, *args)
+        real.args = args  # that very tuple, which the program may have taken
+
+    build.step(initialise, made, build.operand(value.args))
     names, details = tuple(value.attributes), tuple(value.details)
     operands = map(build.operand, (*value.attributes.values(), *value.details.values()))
 
