@@ -100,6 +100,7 @@ def _set_grad_mode(interp: Interpreter, args: list[Any]) -> Value:
 
 
 def _grad_mode(interp: Interpreter, args: list[Any]) -> Value:
+    interp.tape.rely_on_grad_mode()
     return Constant(interp.tape.ambient.grad)
 
 

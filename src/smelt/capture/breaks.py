@@ -42,6 +42,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "{} of a tensor made in inference mode, outside of it",
         "clone it first, or use torch.no_grad in place of torch.inference_mode",
     ),
+    "B022": (
+        "a torch.autograd.Function that cannot be captured whole: {}",
+        "hand what backward needs over in ctx, and leave effects and grad modes out of forward and backward",
+    ),
 }
 
 

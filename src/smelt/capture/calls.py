@@ -23,6 +23,7 @@ from smelt.capture.construct import GETTERS, call_class, make_object
 from smelt.capture.container_calls import container_method
 from smelt.capture.copies import COPIES
 from smelt.capture.failures import method_of
+from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
@@ -110,7 +111,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)
-    block: Builtin | None = _hashable_get(BLOCKS, real)
+    block: Builtin | None = _hashable_get(BLOCKS, real) or _hashable_get(FUNCTION_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
     polyfill = _hashable_get(POLYFILLS, real)
@@ -124,6 +125,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_torch_leaf(real):
         interp.outside.pin(function)
         return _call_torch(interp, real, args, kwargs)
+    if isinstance(real, types.FunctionType) and real.__code__ is ONCE:
+        interp.tape.once = True
+        return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)  # type: ignore[attr-defined]
     if isinstance(real, types.FunctionType):
         return _inline(interp, function, args, kwargs)
     if isinstance(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):

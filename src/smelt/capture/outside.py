@@ -5,6 +5,7 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 """
 
 import enum
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -62,6 +63,21 @@ _SHARED = (
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops)
+
+
+def _of_library(source: Source) -> bool:
+    """Whether what lies below is a part of torch or of the standard library: it is what it is."""
+    real = source.accessor[1] if source.accessor[0] == "value" else getattr(source.value, "value", None)
+    if isinstance(real, torch.finfo | torch.iinfo):
+        return True
+    if not isinstance(real, types.ModuleType | types.FunctionType | dict):
+        return False
+    names = real if isinstance(real, dict) else getattr(real, "__globals__", real.__dict__)
+    top = str(names.get("__name__")).partition(".")[0]
+    return top == "torch" or top in sys.stdlib_module_names
+
+
 class Outside:
     """Reads the world on behalf of one capture, and keeps what the captured code writes to it."""
 
@@ -72,12 +88,26 @@ class Outside:
         self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}
+        self.closed = False  # whether code is followed that runs later, when data may be other than it is now
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
+        if self.closed:
+            self._refuse_data(real, source)
         if source.value is None:
             source.value = self._shared_value(real, source) if type(real) in _SHARED else self._wrap(real, source)
         return source.value
+
+    def _refuse_data(self, real: Any, source: Source) -> None:
+        """Code that runs later may use functions, classes, modules, defaults, and constants of the libraries."""
+        if isinstance(real, (*_IDENTIFIED, types.FunctionType, types.CellType, *_OPERATORS)):
+            return
+        place: Source | None = source
+        while place is not None:
+            if place.accessor == ("attr", "__defaults__") or _of_library(place):
+                return
+            place = place.parent
+        raise Unsupported("B017", f"{source.text}, which may be another when the backward runs")
 
     def _shared_value(self, real: Any, source: Source) -> Value:
         found: Value | None = self.shared(real)
@@ -104,6 +134,8 @@ class Outside:
 
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
+        if self.closed:
+            raise Unsupported("B005", describe(value))
         if not isinstance(value, Cell | Mapping | Set) and not (isinstance(value, Sequence) and value.kind is list):
             raise Unsupported("B005", describe(value))
         if isinstance(value, Set) and value.kind is not set:
@@ -257,6 +289,8 @@ class Outside:
 
     def cell_contents(self, cell: Cell) -> Value | None:
         """What a cell holds, or None if it is empty."""
+        if self.closed and cell.real is not None and cell.source is not None:
+            self._refuse_data(cell.real.cell_contents, cell.source)
         if cell.contents is None and cell.real is not None and cell.source is not None:
             inside = cell.source.child(("cell",), cell.source.text)
             try:

@@ -33,6 +33,7 @@ from smelt.capture.values import (
 )
 from smelt.ir.ambient import Ambient, forget_casts, set_autocast
 from smelt.ir.computed import computed
+from smelt.ir.derivative import Derivative
 from smelt.ir.effects import is_random
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
@@ -54,6 +55,7 @@ class Tape:
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
         self._heeded = self.ambient  # what the nodes so far have made of it
         self._before = (self.ambient, self.ambient)
+        self.once = False  # whether what is captured says of itself that it cannot be differentiated
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
@@ -79,14 +81,19 @@ class Tape:
         ambient, self._heeded = self._before
         self.become(ambient)
 
-    def _input(self, source: Source) -> fx.Node:
+    def _placeholder(self, text: str) -> fx.Node:
+        """A new input of the graph, behind those there are."""
         first = next(iter(self.graph.nodes), None)
-        name = "".join(letter if letter.isalnum() else "_" for letter in source.text).strip("_") or "input"
+        name = "".join(letter if letter.isalnum() else "_" for letter in text).strip("_") or "input"
         after = self._last_input
         with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(first):
             node = self.graph.placeholder(name)
             node.target = node.name  # self.a.b and self.a_b are two inputs
         self._last_input = node
+        return node
+
+    def _input(self, source: Source) -> fx.Node:
+        node = self._placeholder(source.text)
         self.inputs[node] = source
         self._places[source] = node
         return node
@@ -102,9 +109,7 @@ class Tape:
             set_spec(self._input(source), NumberSpec(Expression.of(leaf) if isinstance(leaf, Symbol) else leaf))
         return self._places[source]
 
-    def input(
-        self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]
-    ) -> Tensor:
+    def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
         node = self._input(source)
         spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
@@ -118,8 +123,8 @@ class Tape:
 
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
-        ghosts = [_ghost_of(value) for value in args]
-        named = {name: _ghost_of(value) for name, value in kwargs.items()}
+        ghosts = [_convert(value, self._ghost) for value in args]
+        named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
         result = self._run(opcode, target, ghosts, named)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
@@ -142,9 +147,36 @@ class Tape:
         for value in written:
             self.writes = True
             if value.ghost is result:
-                self._rewritten.append((value, value.node))
-                value.node = node
+                self._yield_from(value, node)
         return self._wrap(result, node)
+
+    def tie(
+        self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]
+    ) -> None:
+        """From here on the outputs are what `target` yields: the same objects, known to autograd."""
+        args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
+        result = self._run("call_function", target, [_convert(value, self._ghost) for value in args], {})
+        node = self._record("call_function", target, args, {}, result)
+        for position, value in enumerate(outputs):
+            if isinstance(value, Tensor):
+                part = self.graph.call_function(operator.getitem, (node, position))
+                set_spec(part, spec_of_value(value.ghost))
+                self._added.append(part)
+                self._yield_from(value, part)
+
+    def _yield_from(self, value: Tensor, node: fx.Node) -> None:
+        self._rewritten.append((value, value.node))
+        if value.node in self.inferred:
+            self.inferred.add(node)
+        value.node = node
+
+    def _ghost(self, value: Tensor | Number) -> Any:
+        """What stands for a tensor, or for a number that may change, where an operator is run for its metadata."""
+        return value.ghost if isinstance(value, Tensor) else value.symbolic
+
+    def _node(self, value: Tensor | Number) -> fx.Node:
+        """The node of this graph that yields it."""
+        return value.node if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
 
     def decided(self, value: Tensor) -> bool | None:
         """The truth of a tensor if it does not depend on what running will yield."""
@@ -160,6 +192,9 @@ class Tape:
         if ambient != self.ambient:
             self.ambient = ambient
             replace(ambient, grad=ambient.records).impose()
+
+    def rely_on_grad_mode(self) -> None:
+        """The grad mode is read; it is guarded."""
 
     def _is_inferred(self, ghost: GhostTensor) -> bool:
         """Whether a new tensor is one of inference mode: made in it, and no view of one that was not."""
@@ -206,19 +241,14 @@ class Tape:
     def _record(
         self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
     ) -> fx.Node:
-        nodes = tuple(self._node_of(value) for value in args)
-        named = {name: self._node_of(value) for name, value in kwargs.items()}
+        nodes = tuple(_convert(value, self._node) for value in args)
+        named = {name: _convert(value, self._node) for name, value in kwargs.items()}
         self.heed(self.ambient)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place
         set_spec(node, spec_of_value(result))
         self._added.append(node)
         return node
-
-    def _node_of(self, value: Value) -> Any:
-        return _convert(
-            value, lambda each: each.node if isinstance(each, Tensor) else self._numbers.write(each.symbolic)
-        )
 
     def _wrap(self, result: Any, node: fx.Node) -> Value:
         if isinstance(result, GhostTensor):
@@ -271,10 +301,6 @@ def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from _ghosts_in(tuple(value))
-
-
-def _ghost_of(value: Value) -> Any:
-    return _convert(value, lambda each: each.ghost if isinstance(each, Tensor) else each.symbolic)
 
 
 def _convert(value: Any, of_tensor: Any) -> Any:
