@@ -4,6 +4,7 @@ import math
 import pathlib
 import traceback
 import warnings
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_break_in_a_loop_compiles_a_fixed_number_of_graphs() -> None:
     runner = compare(f, X, 3)
     graphs = len(runner.graphs)
     compare(f, X, 3, runner=runner)
-    assert len(runner.graphs) == graphs <= 3
+    assert len(runner.graphs) == graphs <= 4
 
 
 def test_break_in_nested_loops_and_zips() -> None:
@@ -462,6 +463,62 @@ def test_disabled_functions_run_in_python() -> None:
     assert runner.break_codes == ["B010"]
     assert len(runner.graphs) == 2
     assert seen[0] is torch.Tensor
+
+
+def test_a_loop_goes_on_in_one_graph_behind_a_break() -> None:
+    def f(x):
+        for number, (name, scale) in enumerate(zip("abcd", {"p": 2, "q": 3, "r": 4, "s": 5}.values(), strict=True)):
+            if number == 1:
+                print(name)
+            x = x * scale + number
+        return [x * step if step != 1 else print("inside") for step in reversed([1, 2, 3])]
+
+    runner = compare(f, X)
+    assert runner.break_codes == ["B002", "B002"]
+    assert len(runner.graphs) == 2
+
+
+def test_a_loop_that_breaks_every_time_is_not_captured_for_every_position() -> None:
+    def f(x, parts):
+        for part in parts:
+            x = x + part
+            print("turn")
+        return x
+
+    runner = compare(f, X, list(torch.arange(12.0)))
+    assert "B023" in runner.break_codes
+    assert len(runner.graphs) <= 4
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_dict_may_not_grow_while_it_is_iterated(breaks: bool, ordered: bool) -> None:
+    def f(x, table):
+        for key in table:
+            x = x + table[key]
+            if breaks:
+                print(key)
+            table["new"] = 1
+        return x
+
+    make = OrderedDict if ordered else dict
+    for _ in range(2):
+        expected, found = observe(lambda: f(X, make(a=1, b=2))), observe(lambda: Captured()(f, X, make(a=1, b=2)))
+        assert isinstance(expected.error, RuntimeError)
+        assert (type(found.error), str(found.error)) == (RuntimeError, str(expected.error))
+        assert found.printed == expected.printed
+
+
+def test_an_iterator_the_program_holds_stays_pythons_own() -> None:
+    def f(x):
+        source = iter([1, 2, 3, 4, 5])
+        for item in source:
+            x = x * item
+            if item == 1:
+                print(next(source))
+        return x, type(source).__name__, list(source)
+
+    compare(f, X)
 
 
 def test_backward_inside() -> None:

@@ -8,6 +8,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
+from smelt.base.events import collect
+from smelt.capture import BreakRecord
 
 
 class Dispatched(TorchDispatchMode):
@@ -78,3 +80,30 @@ def test_a_mode_entered_inside() -> None:
     compiled = smelt.compile(model)
     for _ in range(2):
         assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+@pytest.mark.parametrize("known", [False, True], ids=["cold", "warm"])
+def test_transforms_see_every_operator(backend: str, known: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).sum(0) + x.size(0)
+
+    x, compiled = torch.randn(3, 4), smelt.compile(f, backend=backend)
+    if known:
+        compiled(x[0])
+    for transformed in (torch.vmap, torch.func.grad, lambda g: torch.vmap(torch.func.grad(g))):
+        given = x[0] if transformed is torch.func.grad else x
+        torch.testing.assert_close(transformed(compiled)(given), transformed(f)(given))
+    for one, other in zip(*(torch.func.jvp(g, (x,), (x + 1,)) for g in (compiled, f)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_transforms_inside_are_one_break_each() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        gradient = torch.func.grad(lambda y: (y**2).sum())
+        return gradient(x * 2) + torch.vmap(lambda y: y * 3)(x)
+
+    compiled = smelt.compile(f, backend="eager")
+    with collect() as events:
+        torch.testing.assert_close(compiled(torch.ones(2, 3)), f(torch.ones(2, 3)))
+    assert [event.subject.code for event in events if isinstance(event.subject, BreakRecord)] == ["B002"] * 4

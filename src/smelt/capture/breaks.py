@@ -46,6 +46,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "a torch.autograd.Function that cannot be captured whole: {}",
         "hand what backward needs over in ctx, and leave effects and grad modes out of forward and backward",
     ),
+    "B023": (
+        "a loop goes on from where an earlier break left it",
+        "mend the break inside the loop, and this one goes with it",
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
 from smelt.capture.drive import drive, recover, run_eagerly
 from smelt.capture.layout import teach_guards
+from smelt.capture.loops import PLACE
 from smelt.capture.marks import DISABLED
 from smelt.capture.plan import Plan, Return, quick_run
 from smelt.capture.policy import frame_is_worth_capturing
@@ -67,11 +68,12 @@ class Engine:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
         call = self.native.call
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+        transforms = torch._C._functorch.peek_interpreter_stack
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
             try:
-                if dispatch_modes() or function_modes():
+                if dispatch_modes() or function_modes() or transforms() is not None:
                     return _under_modes(function, args, kwargs)
                 return call(function, *args, **kwargs)
             except BaseException as error:
@@ -152,9 +154,10 @@ class Engine:
         return None
 
     def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
-        name = frames[-1].info.code.co_qualname
+        name, follow_loops = frames[-1].info.code.co_qualname, True
         if known:
             reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
+            follow_loops = PLACE not in reason and len(known) < 2
             count("recompiles")
             emit("recompiles", f"{name}: {reason}", reason)
             if len(known) >= config.cache_size_limit:
@@ -168,7 +171,12 @@ class Engine:
             with paused(), timed("capture and compile"):
                 history = self._histories.setdefault(key, History())
                 captured = capture(
-                    frames, self.compile_graph, fullgraph=self.fullgraph, dynamic=self.dynamic, history=history
+                    frames,
+                    self.compile_graph,
+                    fullgraph=self.fullgraph,
+                    dynamic=self.dynamic,
+                    history=history,
+                    follow_loops=follow_loops,
                 )
         except Abandoned as reason:
             self._settled.add(key)
@@ -222,13 +230,15 @@ def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     """Call in plain Python, and say so: `torch.set_default_device` is such a mode, and lasts."""
     count("calls_under_modes")
     name = getattr(function, "__qualname__", repr(function))
-    emit("breaks", f"{name} runs in Python: a torch function or dispatch mode is active (hint: compile outside it)")
+    what = "a torch function or dispatch mode, or a transform of torch.func, is active"
+    emit("breaks", f"{name} runs in Python: {what} (hint: compile outside it)")
     return _native.suspended(function, *args, **kwargs)
 
 
 def _watched() -> bool:
-    """Whether a torch function or dispatch mode is to see, and may change, every operator: kernels would go past it."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+    """Whether a mode or a transform is to see, and may change, every operator: kernels would go past it."""
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    return modes > 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _may_compute(frame: LiveFrame) -> bool:

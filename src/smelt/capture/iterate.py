@@ -11,6 +11,7 @@ from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import stop_iteration
 from smelt.capture.interpret import Interpreter
+from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.values import (
     Constant,
     DictView,
@@ -38,10 +39,10 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return Iterator(value, "forward")
     if isinstance(value, Mapping):
         interp.outside.complete(value)
-        return Iterator(value, "keys")
+        return Iterator(value, "keys", size=len(value.items))
     if isinstance(value, DictView):
         interp.outside.complete(value.mapping)
-        return Iterator(value.mapping, value.part)
+        return Iterator(value.mapping, value.part, size=len(value.mapping.items))
     if isinstance(value, Constant) and isinstance(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
@@ -80,6 +81,8 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
 def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
     """The next item of an object whose class defines `__next__`."""
     kind = python_type(value)
+    if kind in (Paused, PausedJoined):
+        raise Unsupported("B023")
     found = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
     if not isinstance(found, types.FunctionType):
         raise Unsupported("B009", describe(value))
@@ -103,6 +106,8 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
             return None
         return Constant(over.value[position if value.part == "forward" else len(over.value) - 1 - position])
     assert isinstance(over, Mapping)
+    if value.size is not None and value.size != len(over.items):
+        raise Raised.of(RuntimeError(CHANGED.get(over.kind, CHANGED[dict])))
     if position >= len(over.items):
         return None
     key = list(over.items)[position]

@@ -15,6 +15,7 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import GuardTree
+from smelt.capture.loops import PLACE, Paused, PausedJoined
 from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
 from smelt.capture.tape import Tape
@@ -22,6 +23,8 @@ from smelt.capture.values import (
     Cell,
     Constant,
     Globals,
+    Iterator,
+    Joined,
     Mapping,
     Method,
     Number,
@@ -89,6 +92,7 @@ class Outside:
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}
         self.closed = False  # whether code is followed that runs later, when data may be other than it is now
+        self.follow_loops = True
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
@@ -222,6 +226,10 @@ class Outside:
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set(set(real), kind, frozenset(real), source=source)
+        if kind is Paused and self.follow_loops:
+            return self._paused(real, source)
+        if kind is PausedJoined and self.follow_loops:
+            return self._paused_joined(real, source)
         if kind is slice:
             parts = [self.value(getattr(real, name), source.attribute(name)) for name in ("start", "stop", "step")]
             return Slice(*parts, source=source)
@@ -253,6 +261,23 @@ class Outside:
         sizes = (guarded(shape), guarded(stride))
         source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
         return self.tape.input(real, source, shape, stride)
+
+    def _paused(self, real: Paused, source: Source) -> Value:
+        """An iterator that nobody but the interpreter holds: the captured code goes on with one of its own."""
+        for name in ("part", "position", "size"):
+            source.child(("attr", name), f"{source.text}, {PLACE}").check(("equals", getattr(real, name)))
+        over = self.value(real.over, source.attribute("over"))
+        if isinstance(over, Mapping):
+            self.complete(over)
+        return Iterator(over, real.part, real.position, real.size if isinstance(over, Mapping) else None)
+
+    def _paused_joined(self, real: PausedJoined, source: Source) -> Value:
+        source.attribute("kind").check(("is", real.kind))
+        source.attribute("strict").check(("is", real.strict))
+        source.child(("attr", "position"), f"{source.text}, {PLACE}").check(("equals", real.position))
+        parts: Any = self.value(real.parts, source.attribute("parts"))
+        function = None if real.function is None else self.value(real.function, source.attribute("function"))
+        return Joined(real.kind, self.items(parts), real.position, function, real.strict)
 
     def _method(self, real: types.MethodType, source: Source) -> Value:
         function = self.value(real.__func__, source.attribute("__func__"))

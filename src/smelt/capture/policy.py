@@ -45,6 +45,12 @@ _STDLIB_INLINE = (
     "typing.py",
 )
 
+# Code that tensors may pass through on their way, and that never starts anything.
+_FOLLOWED_ONLY = (
+    "<frozen _collections_abc>",
+    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", os.path.join("collections", ""))),
+)
+
 # Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
 # process-state guards (or the guards of their arguments) keep true.
 EVALUATED: frozenset[str] = frozenset(
@@ -169,6 +175,8 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE
     if file.startswith((_SMELT, "<smelt ", "<frozen")):
         return Treatment.BREAK
+    if _is_numpy(file):
+        return Treatment.BREAK  # its Python leads to C at once
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
         return Treatment.INLINE if inside in _STDLIB_INLINE else Treatment.BREAK
@@ -182,22 +190,30 @@ _ALONE_FILES = (
     _TORCH + "_tensor_str.py",
     _TORCH + "_tensor.py",
     _TORCH + os.path.join("autograd", "__init__.py"),
+    _TORCH + os.path.join("func", ""),
+    _TORCH + "_functorch" + os.sep,
+    _TORCH + "_higher_order_ops" + os.sep,
     _STDLIB + "logging" + os.sep,
     _STDLIB + "warnings.py",
 )
 
 
 def runs_alone(function: Any) -> bool:
-    """Whether a call that only Python can run is run with nothing captured inside: text, set-up, a backward pass.
+    """Whether a call that only Python can run is run with nothing captured inside: text, set-up, backward, transforms.
 
     Printing a tensor enters dozens of small frames that are called once each, and none is worth a graph; a backward
-    pass runs what was compiled before.
+    pass runs what was compiled before; under `torch.func.vmap` tensors are not what they look like.
     """
     if isinstance(function, types.MethodType):
         function = function.__func__
     if isinstance(function, types.FunctionType):
-        return function.__code__.co_filename.startswith(_ALONE_FILES)
+        file = function.__code__.co_filename
+        return file.startswith(_ALONE_FILES) or _is_numpy(file)
     return any(function is each for each in _ALONE_BUILTINS)
+
+
+def _is_numpy(file: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file
 
 
 def is_polyfill(code: types.CodeType) -> bool:
@@ -212,6 +228,8 @@ def frame_is_worth_capturing(code: types.CodeType) -> bool:
         return False
     if code.co_filename.startswith(_TORCH) and code.co_name.startswith("__"):
         return False  # entering no_grad, looking up a submodule: followed inside a graph, no graph of its own
+    if code.co_filename.startswith(_FOLLOWED_ONLY):
+        return False
     return treatment_of_code(code) is Treatment.INLINE
 
 

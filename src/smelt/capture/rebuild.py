@@ -16,12 +16,14 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from smelt import _native
 from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
+from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.sizes import read_size, value_at_run
 from smelt.capture.source import Source
 from smelt.capture.values import (
@@ -104,6 +106,19 @@ class Rebuilder:
         yield
         self._replaying = False
         self._writes = len(self._steps) > before
+
+    def paused(self, value: Value) -> Operand:
+        """The operand for a value of the interpreter's own: an iterator that nobody else holds says where it stands."""
+        if id(value) not in self._known and value.source is None:
+            if isinstance(value, Iterator) and _can_pause(value.over):
+                return self.early(value, self._keep(value, _paused))
+            if isinstance(value, Joined):
+                return self.early(value, self._keep(value, _paused_joined))
+        return self.operand(value)
+
+    def _keep(self, value: Value, make: "Callable[[Rebuilder, Any], Operand]") -> Operand:
+        self._kept.append(value)
+        return make(self, value)
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -251,6 +266,26 @@ def _joined(build: Rebuilder, value: Joined) -> Operand:
         return build.step(lambda *real: zip(*real, strict=strict), *parts)
     assert value.function is not None
     return build.step(map, build.operand(value.function), *parts)
+
+
+def _can_pause(over: Value) -> bool:
+    """Whether the items of a container can be counted off: no order of its own, no class of its own."""
+    if isinstance(over, Mapping):
+        return over.kind in CHANGED
+    return isinstance(over, Constant) or (isinstance(over, Sequence) and over.kind in (list, tuple, torch.Size))
+
+
+def _paused(build: Rebuilder, value: Iterator) -> Operand:
+    part, position = value.part, value.position
+    size = value.size
+    return build.step(lambda over: Paused(over, part, position, size), build.operand(value.over))
+
+
+def _paused_joined(build: Rebuilder, value: Joined) -> Operand:
+    kind, position, strict = value.kind, value.position, value.strict
+    parts = build.step(_tuple, *map(build.paused, value.parts))
+    function = build.constant(None) if value.function is None else build.operand(value.function)
+    return build.step(lambda parts, real: PausedJoined(kind, parts, position, real, strict), parts, function)
 
 
 def _method(build: Rebuilder, value: Method) -> Operand:

@@ -32,7 +32,7 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
-from smelt.capture.values import NULL, Cell, Generator, Globals, Mapping, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Generator, Globals, Iterator, Joined, Mapping, Object, Pending, Value
 from smelt.ir.ambient import Ambient, restored
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
@@ -63,13 +63,17 @@ def capture(
     fullgraph: bool,
     dynamic: bool | None = False,
     history: History | None = None,
+    follow_loops: bool = True,
 ) -> Captured:
-    """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython."""
+    """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython.
+
+    `follow_loops`: whether loops that a break left in the middle are unrolled from there.
+    """
     history = history or History()
     try:
-        return _capture_in_mode(frames, compile_graph, fullgraph, True, Sizes(dynamic, history))
+        return _capture_in_mode(frames, compile_graph, fullgraph, True, Sizes(dynamic, history), follow_loops)
     except _Unfinished:  # a running generator cannot be rebuilt: break where it is made instead
-        return _capture_in_mode(frames, compile_graph, fullgraph, False, Sizes(dynamic, history))
+        return _capture_in_mode(frames, compile_graph, fullgraph, False, Sizes(dynamic, history), follow_loops)
 
 
 class _Unfinished(Exception):
@@ -77,15 +81,22 @@ class _Unfinished(Exception):
 
 
 def _capture_in_mode(
-    frames: list[LiveFrame], compile_graph: GraphCompiler, fullgraph: bool, follow_generators: bool, sizes: Sizes
+    frames: list[LiveFrame],
+    compile_graph: GraphCompiler,
+    fullgraph: bool,
+    follow_generators: bool,
+    sizes: Sizes,
+    follow_loops: bool,
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
     with torch.inference_mode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
+        outside = Outside(tree, tape, sizes)
+        outside.follow_loops = follow_loops
         try:
-            return _capture(frames, Outside(tree, tape, sizes), compile_graph, fullgraph, entry, follow_generators)
+            return _capture(frames, outside, compile_graph, fullgraph, entry, follow_generators)
         finally:
             tree.release()
 
@@ -323,13 +334,21 @@ class _Closing:
         if isinstance(self.ending, Returned):
             return self.build.operand(self.ending.value)
         null = self.build.constant(_native.NULL)
+        frames = self.interp.frames
+        for frame in frames:  # first all that the program itself may hold
+            for number, value in enumerate(frame.slots):
+                if value is not None and frame.info.is_live(frame.index, number) and not _is_own(frame, number):
+                    self.build.operand(value)
+            for value in frame.stack:
+                if not isinstance(value, Iterator | Joined):
+                    self.build.operand(value)
         found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
-        for frame in self.interp.frames:
+        for frame in frames:
             slots = [
-                self.build.operand(value) if value is not None and frame.info.is_live(frame.index, number) else null
+                self.build.paused(value) if value is not None and frame.info.is_live(frame.index, number) else null
                 for number, value in enumerate(frame.slots)
             ]
-            stack = [self.build.operand(value) for value in frame.stack]
+            stack = [self.build.paused(value) for value in frame.stack]
             handled = None if frame.handled is None else self.build.operand(frame.handled)
             found.append((frame, self.build.operand(frame.function), slots, stack, handled))
         return found
@@ -429,6 +448,11 @@ def apart(run: GraphRun, traced: Traced) -> GraphRun:
         return plainly[0](*inputs)
 
     return checked
+
+
+def _is_own(frame: Frame, slot: int) -> bool:
+    """Whether a slot is no variable of the program: the iterator that a comprehension is given."""
+    return frame.info.slot_names[slot] == ".0"
 
 
 def _among(value: Any, known: frozenset[Any]) -> bool:

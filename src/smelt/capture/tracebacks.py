@@ -7,7 +7,9 @@ from smelt import _native
 from smelt.capture.state import LiveFrame
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_STEPS = os.path.join(os.path.dirname(__file__), "step.py")  # raises some of Python's own errors on the user's behalf
+_ON_BEHALF = tuple(  # they raise some of Python's own errors for the user
+    os.path.join(os.path.dirname(__file__), name) for name in ("step.py", "loops.py")
+)
 
 
 def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -19,7 +21,7 @@ def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | No
             kept.append(trace)
         innermost = trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
-    if innermost.startswith(_HERE) and innermost != _STEPS:
+    if innermost.startswith(_HERE) and innermost not in _ON_BEHALF:
         return whole
     result: types.TracebackType | None = None
     for entry in reversed(kept):

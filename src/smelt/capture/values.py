@@ -187,6 +187,7 @@ class Iterator(Value):
     over: Value
     part: str
     position: int = 0
+    size: int | None = None  # of a dict when the loop began: it may not change
 
 
 @dataclass(slots=True, eq=False)
