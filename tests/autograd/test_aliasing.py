@@ -227,9 +227,18 @@ def test_batch_norm_says_what_it_writes() -> None:
     assert all(node.target is not torch.ops.aten.native_batch_norm.default for node in joint.traced.graph.nodes)
 
 
-def test_running_statistics_written_behind_the_scenes_are_refused() -> None:
+def test_instance_norm_says_what_it_writes() -> None:
     def function(x: Any, m: Any, v: Any) -> Any:
         return torch.instance_norm(x, None, None, m, v, True, 0.1, 1e-5, False)
+
+    joint = joint_of(function, g(2, 3, 4), c(3), c(3))
+    assert (joint.plan.written, joint.plan.writes) == ((1, 2), (1, 1))
+    compare(function, [g(2, 3, 4), c(3), c(3).abs()])
+
+
+def test_running_statistics_written_behind_the_scenes_are_refused() -> None:
+    def function(x: Any, m: Any, v: Any) -> Any:
+        return torch.ops.aten.native_batch_norm.default(x, None, None, m, v, True, 0.1, 1e-5)[0]
 
     with pytest.raises(CannotTrace, match="writes running statistics"):
         trace_joint(captured(function, [g(2, 3, 4), c(3), c(3)]), {})

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+import smelt
 from smelt.autograd import partition
 from smelt.autograd.aot import aot_function
 from smelt.autograd.joint import Source, trace_joint
@@ -64,6 +65,52 @@ def test_saved_tensors_are_freed_after_backward() -> None:
     out.backward()
     gc.collect()
     assert all(ref() is None for ref in kept)
+
+
+_seen: list[weakref.ref[Any]] = []
+_alive: list[bool] = []
+
+
+@torch.library.custom_op("smelt_tests::seen", mutates_args=())
+def _see(x: torch.Tensor) -> torch.Tensor:
+    out = x.clone()
+    _seen[:] = [weakref.ref(out)]
+    return out
+
+
+@torch.library.custom_op("smelt_tests::looked", mutates_args=())
+def _look(x: torch.Tensor) -> torch.Tensor:
+    _alive.extend(ref() is not None for ref in _seen)
+    return x.clone()
+
+
+@torch.library.custom_op("smelt_tests::early", mutates_args=())
+def _early(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+for _op in (_see, _look, _early):
+    _op.register_fake(torch.empty_like)
+_see.register_autograd(lambda ctx, gradient: gradient)
+_early.register_autograd(lambda ctx, gradient: _look(gradient))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_saved_tensors_are_freed_as_the_backward_consumes_them(backend: str) -> None:
+    """What the last steps of the forward saved is gone when the backward comes to the first."""
+
+    def function(x: Any) -> Any:
+        seen = _see(_early(x) * 2)
+        return seen * seen
+
+    compiled = smelt.compile(function, backend=backend)
+    for retain, expected in ((True, True), (False, False)):
+        _alive.clear()
+        x = g(3)
+        out = compiled(x).sum()
+        out.backward(retain_graph=retain)
+        torch.testing.assert_close(x.grad, 8 * x.detach())
+        assert _alive == [expected]
 
 
 def test_accumulation_and_parts_of_it() -> None:

@@ -1,6 +1,7 @@
 """The rules of the two graph levels: one broken graph per rule, and the text that shows where."""
 
 import operator
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -156,3 +157,19 @@ def test_a_module_made_of_a_graph_runs_with_its_constants() -> None:
     module = Traced(graph, Level.PURE, {"constant0": value}).to_module()
     given = torch.randn(2, 3)
     assert torch.equal(module(given)[0], given * value)
+
+
+def test_a_consuming_graph_lets_go_of_its_inputs() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    sine = graph.call_function(torch.sin, (x,))
+    alive: list[bool] = []
+    looked = graph.call_function(lambda value: (alive.extend(ref() is not None for ref in refs), value)[1], (sine,))
+    graph.output((graph.call_function(torch.mul, (looked, y)), None))
+    traced = Traced(graph, Level.TORCH)
+    given = [torch.ones(2), torch.full((2,), 3.0)]
+    refs = [weakref.ref(tensor) for tensor in given]
+    product, nothing = traced.to_consuming()(given)
+    torch.testing.assert_close(product, 3 * torch.ones(2).sin())
+    assert (alive, given, nothing) == ([False, True], [], None)
+    assert torch.equal(traced.to_module()(torch.zeros(2), torch.ones(2))[0], torch.zeros(2))  # unchanged otherwise

@@ -121,7 +121,8 @@ def _tangent(out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     made = torch.randn(out.shape, generator=generator, dtype=torch.complex64 if out.dtype.is_complex else torch.float32)
     if not out.dtype.is_complex:
         made = made.to(torch.bfloat16)
-    return made.to(dtype).to(out.dtype)
+    # In the layout of what it belongs to: one that comes otherwise is laid out so, and libraries round by layout.
+    return torch.empty_like(out, requires_grad=False).copy_(made.to(dtype))
 
 
 def compare(
@@ -133,8 +134,10 @@ def compare(
     values: bool = True,
     random: bool = False,
     second: bool = False,
+    ulps: int = 0,
 ) -> Found:
-    """Eager and compiled side by side. Without `values` only metadata is looked at."""
+    """Eager and compiled side by side. Without `values` only metadata is looked at; where numbers must be eager's own,
+    they may be off by `ulps` of the tensor's largest."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
@@ -150,12 +153,19 @@ def compare(
     fallbacks = [event.text for event in seen if event.channel == "breaks" or "is run by PyTorch" in event.text]
     if eager.error is not None or mine.error is not None:
         return Found(_errors(mine, eager, exact=exact), fallbacks)
-    found = _calls(mine, eager, exact=exact)
     reference = None
     if values and not exact and not random:
         reference = Outcome(call, rebuilt((args, copy.copy(kwargs)), in_float64), second=second)
         if reference.error is not None or len(reference.outputs) != len(eager.outputs):
             reference = None
+    found = [*_calls(mine, eager, exact=exact), *_tensors(mine, eager, reference, values, exact, ulps)]
+    return Found(found, fallbacks)
+
+
+def _tensors(
+    mine: Outcome, eager: Outcome, reference: Outcome | None, values: bool, exact: bool, ulps: int
+) -> list[str]:
+    found: list[str] = []
     for what in ("outputs", "inputs", "gradients", "seconds"):
         expected, got = getattr(eager, what), getattr(mine, what)
         if len(got) != len(expected):
@@ -163,11 +173,11 @@ def compare(
             continue
         precise: Sequence[Any] = getattr(reference, what) if reference is not None else ()
         precise = precise if len(precise) == len(expected) else [None] * len(expected)
+        own = what in ("outputs", "inputs")
         for number, (one, other, true) in enumerate(zip(got, expected, precise, strict=True)):
-            own = what in ("outputs", "inputs")
-            wrong = difference(one, other, true, values=values, strides=own, exact=exact)
+            wrong = difference(one, other, true, values=values, strides=own, exact=exact, ulps=ulps)
             found += [f"{what[:-1]} {number}: {text}" for text in wrong]
-    return Found(found, fallbacks)
+    return found
 
 
 def _errors(mine: Outcome, eager: Outcome, *, exact: bool) -> list[str]:
@@ -210,6 +220,7 @@ def difference(
     values: bool = True,
     strides: bool = True,
     exact: bool = False,
+    ulps: int = 0,
 ) -> list[str]:
     """How a tensor differs from eager's, in metadata or by more than the rule allows; with `exact`, at all.
 
@@ -220,7 +231,7 @@ def difference(
     if mine.layout is not torch.strided or eager.layout is not torch.strided:
         if mine.layout is not eager.layout:
             return [f"layout {mine.layout}, eager {eager.layout}"]
-        return difference(mine.to_dense(), eager.to_dense(), None, values=values, exact=exact)
+        return difference(mine.to_dense(), eager.to_dense(), None, values=values, exact=exact, ulps=ulps)
     found = [
         f"{name} {one}, eager has {other}"
         for name, one, other in (
@@ -242,18 +253,21 @@ def difference(
     if not (eager.dtype.is_floating_point or eager.dtype.is_complex):
         return [] if torch.equal(mine, eager) else [f"is {mine.flatten()[:8]}, eager {eager.flatten()[:8]}"]
     if exact:
-        return _bits(mine, eager)
+        return _bits(mine, eager, ulps)
     return _numbers(mine, eager, precise.detach() if precise is not None else None, cancelling=not strides)
 
 
-def _bits(mine: torch.Tensor, eager: torch.Tensor) -> list[str]:
+def _bits(mine: torch.Tensor, eager: torch.Tensor, ulps: int) -> list[str]:
     """Equal numbers; any NaN is as good as another. Zeros may differ in their sign."""
     if eager.dtype.is_complex:
         mine, eager = torch.view_as_real(mine), torch.view_as_real(eager)
+    epsilon = torch.finfo(eager.dtype).eps
     wrong = (mine != eager) & ~(torch.isnan(mine) & torch.isnan(eager))
+    if ulps and wrong.any():
+        usual = torch.isfinite(mine) & torch.isfinite(eager)
+        wrong &= ~usual | ((mine - eager).abs() > ulps * epsilon * eager[usual].abs().max())
     if not wrong.any():
         return []
-    epsilon = torch.finfo(eager.dtype).eps
     off = ((mine - eager).abs() / (eager.abs() * epsilon)).nan_to_num(torch.inf).masked_fill(~wrong, -1)
     pick = [values.flatten()[off.argmax()].item() for values in (mine, eager, off)]
     return [f"{int(wrong.sum())} of {wrong.numel()} differ, worst: {pick[0]!r}, eager {pick[1]!r}, {pick[2]:.2g} eps"]

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import weakref
 
 import pytest
 import torch
@@ -62,6 +63,21 @@ def test_steps_run_in_order_on_planned_memory() -> None:
     torch.testing.assert_close(transposed, out.t())
     assert transposed.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
     assert nothing is None
+
+
+def test_a_consuming_program_lets_go_of_its_inputs() -> None:
+    alive: list[bool] = []
+
+    def watch(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        alive.extend(ref() is not None for ref in refs)
+        torch.neg(source, out=target)
+
+    executable = Executable(mm_then_negate(), {"k0": watch}, consuming=True)
+    given = [torch.ones(2, 3), torch.ones(4, 3)]
+    refs = [weakref.ref(tensor) for tensor in given]
+    out, _, _ = executable.run(given)
+    assert torch.equal(out, torch.full((2, 4), -3.0))
+    assert given == [] and alive == [False, False]
 
 
 def test_outputs_of_two_calls_do_not_share_memory() -> None:

@@ -34,7 +34,7 @@ from smelt.base import events
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.ambient import restored, without_autocast
 from smelt.ir.computed import computed
-from smelt.ir.effects import draws, uses_default_generator, why_not_drop
+from smelt.ir.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, phase_of
@@ -163,6 +163,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         wanted = [result.tensor.requires_grad for result in arrangement.results]
         wanted += [write.rebased for write in written]
         differentiable = [position for position, needed in enumerate(wanted) if needed]
+        _refuse_checked(run)
         recorder.phase = Phase.BACKWARD
         tangents, gradients = _backward(run, [values[position] for position in differentiable])
         recorder.output([*(node for node, _ in values), *gradients.values()])
@@ -217,10 +218,21 @@ def _written(source: Source, run: _Run) -> list[_Write]:
         if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
-            raise CannotTrace(f"input {name} changes its shape or layout in place")
+            gaps = "" if _is_dense(spec) else ", which lies in memory with gaps,"
+            raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
         rebased = tensor.grad_fn is not run.histories[index]
         found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
     return found
+
+
+def _refuse_checked(run: _Run) -> None:
+    """Refuse what autograd differentiates by looking at the data: on ghosts it does not look, and would not refuse."""
+    late = {node for node, leaf in zip(run.primals, run.leaves, strict=True) if leaf.requires_grad}
+    for node in run.recorder.graph.nodes:
+        if node not in late and any(source in late for source in node.all_input_nodes):
+            late.add(node)
+            if checks_in_backward(node):
+                raise CannotTrace(f"{node.target} refuses some losses in its backward, which takes their data to tell")
 
 
 def _backward(

@@ -75,10 +75,67 @@ def _torch_batch_norm(
     return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
+def _native_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training or running_mean is None or running_var is None:
+        return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    norm = _uncounted(aten._native_batch_norm_legit.default)
+    return norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
+def _instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Batch norm of one batch with a channel for each sample's, as PyTorch does it, whose mean is what is kept."""
+    if not use_input_stats or running_mean is None or running_var is None:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+    count, channels, *spatial = input.shape
+    mean, var = running_mean.repeat(count), running_var.repeat(count)
+    weight, bias = (None if each is None else each.repeat(count) for each in (weight, bias))
+    flat = input.contiguous().view(1, count * channels, *spatial)
+    normed = _batch_norm(flat, mean, var, weight, bias, True, momentum, eps)
+    running_mean.copy_(mean.view(count, channels).mean(0))
+    running_var.copy_(var.view(count, channels).mean(0))
+    return normed.view(input.shape)
+
+
+def _torch_instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
+    torch.native_batch_norm: _native_batch_norm,
+    F.instance_norm: _instance_norm,
+    torch.instance_norm: _torch_instance_norm,
     **{
         norm: _uncounted(norm)
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)

@@ -55,6 +55,18 @@ def draws(node: fx.Node) -> bool:
     return why_not_drop(node) == RANDOM
 
 
+def checks_in_backward(node: fx.Node) -> bool:
+    """Whether the derivative of a call raises for some gradients, depending on their values: eigenvectors and singular
+    vectors are known but for a factor, and a loss must not depend on it. Real ones are known but for their sign."""
+    if node.target is aten.linalg_eig.default:
+        return True
+    if node.target not in (aten._linalg_eigh.default, aten._linalg_svd.default):
+        return False
+    (value,) = node.all_input_nodes
+    spec = spec_of(value)
+    return not isinstance(spec, tuple) and spec is not None and spec.dtype.is_complex
+
+
 def uses_default_generator(node: fx.Node) -> bool:
     """Whether the random numbers of a call are those that `torch.manual_seed` fixes for the CPU."""
     given = [*node.args, *node.kwargs.values()]

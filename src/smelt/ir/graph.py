@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,6 +37,22 @@ class Traced:
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return fx.GraphModule(root, self.graph)
+
+    def to_consuming(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """The graph as a function that takes its inputs out of a list, so that each is let go after its last use."""
+        self.graph.set_codegen(_Consuming())
+        forward: Callable[[list[Any]], tuple[Any, ...]] = self.to_module().forward
+        self.graph.set_codegen(fx.graph.CodeGen())
+        return forward
+
+
+class _Consuming(fx.graph.CodeGen):
+    """Python code whose only argument is a list, which it empties."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        names = [name.split(":")[0].strip() for name in free_vars if name != "self"]
+        taken = f"({', '.join(names)},) = smelt_given; " if names else ""
+        return f"def forward(self, smelt_given){maybe_return_annotation}:\n    {taken}smelt_given.clear()"
 
 
 # What capture and autograd are handed to compile a graph with: flat tensor inputs to flat outputs.

@@ -54,6 +54,7 @@ class Context:
     name: str
     fuel: Fuel
     decompositions: Decompositions = field(default_factory=dict)
+    consuming: bool = False  # whether inputs come in a list, to be let go after their last use
 
     @property
     def check_specs(self) -> bool:
@@ -101,7 +102,8 @@ def _generate(program: Program, context: Context) -> Executable:
         name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
         for name, kernel in built.items()
     }
-    return Executable(program, kernels, context.options.threads, keep_alive=tuple(built.values()))
+    owners = tuple(built.values())
+    return Executable(program, kernels, context.options.threads, owners, consuming=context.consuming)
 
 
 # A graph whose gradients nobody needs.
@@ -175,8 +177,8 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     """The whole way, for one torch-level graph."""
     fuel = Fuel(options.fuel)
 
-    def lower(half: Traced, name: str) -> Flat:
-        context = Context(options, name, fuel)
+    def lower(half: Traced, name: str, consuming: bool) -> Flat:
+        context = Context(options, name, fuel, consuming=consuming)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
@@ -186,8 +188,8 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     """Through autograd, then run by PyTorch: whole operators, so that what comes out is eager's to the last bit."""
 
-    def lower(half: Traced, name: str) -> Flat:
-        return half.to_module().forward
+    def lower(half: Traced, name: str, consuming: bool) -> Flat:
+        return half.to_consuming() if consuming else half.to_module().forward
 
     return _compile(traced, options, lower, {})
 
@@ -205,7 +207,7 @@ def _why_not_generate(traced: Traced) -> str | None:
 def _compile(
     traced: Traced,
     options: Options,
-    lower: Callable[[Traced, str], Flat],
+    lower: Callable[[Traced, str, bool], Flat],
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Flat:
@@ -219,7 +221,7 @@ def _compile(
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
             _refuse(why_not(pure.traced))
-            return join(lower(pure.traced, f"forward{number}"), None, pure.plan, eager=pure.eager)
+            return join(lower(pure.traced, f"forward{number}", False), None, pure.plan, eager=pure.eager)
         halves: Halves = run_passes(traced, TRACE_JOINT, context)
         _refuse(why_not(halves.forward))
         if halves.backward is not None:
@@ -228,9 +230,9 @@ def _compile(
         events.count("eager_graphs")
         events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
         return _run_by_pytorch(traced)
-    forward = lower(halves.forward, f"forward{number}")
-    backward = lower(halves.backward, f"backward{number}") if halves.backward is not None else None
-    return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager)
+    forward = lower(halves.forward, f"forward{number}", False)
+    backward = lower(halves.backward, f"backward{number}", True) if halves.backward is not None else None
+    return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager, consuming=True)
 
 
 def _refuse(reason: str | None) -> None:

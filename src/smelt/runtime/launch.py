@@ -53,14 +53,23 @@ def launcher(address: int, buffers: int, fixed_workspace: int, per_thread_worksp
 
 
 class Executable:
-    """A program bound to its kernels; call it with the program's inputs, in order."""
+    """A program bound to its kernels; call `run` with the program's inputs, in order.
+
+    If it is `consuming`, `run` takes them in a list instead, which it empties, and lets each go after its last use.
+    """
 
     def __init__(
-        self, program: Program, kernels: Mapping[str, BuiltKernel], threads: int = 0, keep_alive: object = None
+        self,
+        program: Program,
+        kernels: Mapping[str, BuiltKernel],
+        threads: int = 0,
+        keep_alive: object = None,
+        *,
+        consuming: bool = False,
     ) -> None:
         self.program = program
         self.keep_alive = keep_alive  # owns the machine code
-        writer = _Writer(program)
+        writer = _Writer(program, consuming)
         self.source = writer.source()
         names = dict(writer.names)
         names.update({P + kernel.name: kernels[kernel.name] for kernel in program.kernels})
@@ -118,8 +127,9 @@ def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
 class _Writer:
     """Writes the steps of one program as Python source, collecting the objects the source names."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, consuming: bool) -> None:
         self.program = program
+        self.consuming = consuming
         self.buffers: dict[str, ProgramBuffer] = {buffer.name: buffer for buffer in program.buffers}
         self.names: dict[str, Any] = {
             P + "empty_strided": torch.empty_strided,
@@ -152,11 +162,16 @@ class _Writer:
             body = [f"{P}arena = {P}take()", "try:", *inside, "finally:", f"    {P}give({P}arena)"]
         else:
             body.append(returned)
-        lines = [f"def {P}run({', '.join(program.inputs)}):", *(f"    {line}" for line in body)]
+        if self.consuming:
+            taken = [f"({', '.join(program.inputs)},) = {P}given"] if program.inputs else []
+            body = [*taken, f"{P}given.clear()", *body]
+        taking = f"{P}given" if self.consuming else ", ".join(program.inputs)
+        lines = [f"def {P}run({taking}):", *(f"    {line}" for line in body)]
         return "\n".join(lines) + "\n"
 
     def _is_local(self, name: str) -> bool:
-        return self.buffers[name].place in (Place.FRESH, Place.LIBRARY)
+        place = self.buffers[name].place
+        return place in (Place.FRESH, Place.LIBRARY) or (place is Place.INPUT and self.consuming)
 
     def _allocate(self, name: str) -> list[str]:
         buffer = self.buffers[name]

@@ -33,8 +33,10 @@ def join(
     *,
     replay: Replay | str = "no graph to compute the results from again was kept",
     eager: Flat | None = None,
+    consuming: bool = False,
 ) -> Flat:
-    """A callable from flat input tensors to flat outputs.
+    """A callable from flat input tensors to flat outputs. A `consuming` backward takes its inputs in a list, out of
+    which it takes them, so that memory is free again as soon as it has been read.
 
     `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
     share memory, under `torch.func` transforms, in forward-mode differentiation, inside `torch.utils.checkpoint`, and
@@ -44,7 +46,7 @@ def join(
         return _Forward(forward, plan, eager).__call__
     if backward is None:
         raise ValueError("a plan with tangents needs a backward")
-    return _Differentiable(forward, backward, plan, replay, eager).__call__
+    return _Differentiable(forward, backward, plan, replay, eager, consuming).__call__
 
 
 def lazily(make: Callable[[], Flat]) -> Flat:
@@ -98,12 +100,15 @@ class _Forward:
 class _Differentiable:
     """A compiled forward and backward."""
 
-    def __init__(self, forward: Flat, backward: Flat, plan: Plan, replay: Replay | str, eager: Flat | None) -> None:
+    def __init__(
+        self, forward: Flat, backward: Flat, plan: Plan, replay: Replay | str, eager: Flat | None, consuming: bool
+    ) -> None:
         self.forward = forward
         self.backward = backward
         self.plan = plan
         self.replay = replay
         self.eager = eager
+        self.consuming = consuming
         self.finish = _finisher(plan)
         # Where each saved tensor comes from: an input's number, or a position among the forward's values.
         self.kept = tuple(
@@ -217,18 +222,16 @@ class _Joined(torch.autograd.Function):
             inputs = state.saved_inputs(ctx.saved_tensors, others, versions)
             gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
         else:
-            saved: Sequence[Any] = ctx.saved_tensors
+            given = list(ctx.saved_tensors)
+            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
             if state.recalled:
-                saved = saved[: -len(state.recalled)]
+                del given[-len(state.recalled) :]
             if hooked:
-                saved = [_fit(tensor, kept.spec) for tensor, kept in zip(saved, state.plan.saved, strict=True)]
-            given = [
-                tangent
-                if tangent is not None and _is_plain(tangent) and tangent.stride() == stride
-                else _fit(tangent, spec)
-                for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True)
-            ]
-            gradients = _without_autocast(state.backward, (*saved, *given))
+                given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+            for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
+                plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
+                given.append(tangent if plain else _fit(tangent, spec))
+            gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
         placed: list[Any] = [None] * (state.plan.inputs + 1)
         for index, gradient in zip(state.plan.gradients, gradients, strict=True):
             placed[index + 1] = gradient

@@ -1,0 +1,61 @@
+"""Rules for operators that PyTorch describes wrongly or not at all, against what its CPU code yields."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smelt.ir.specrules import describe
+from smelt.ir.specrules.missing import RULES
+from smelt.ir.tensorspec import TensorSpec
+
+aten = torch.ops.aten
+SHAPES = [(5, 3), (3, 5), (4, 4), (2, 5, 3), (2, 3, 5), (2, 3, 4, 4), (0, 3), (3, 0), (2, 0, 3), (0, 4, 3), (1, 1)]
+
+
+def assert_described(op: Any, *args: Any, **kwargs: Any) -> None:
+    said, real = describe(op, args, kwargs, torch.device("cpu")), op(*args, **kwargs)
+    pairs = zip(said, real, strict=True) if isinstance(real, tuple) else [(said, real)]
+    for spec, tensor in pairs:
+        assert isinstance(spec, TensorSpec)
+        assert (spec.shape, spec.stride, spec.dtype) == (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_singular_values(dtype: torch.dtype, full: bool, vectors: bool) -> None:
+    for shape in SHAPES:
+        for value in (torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype).mT.contiguous().mT):
+            assert_described(aten._linalg_svd.default, value, full, vectors)
+
+
+def test_backward_of_losses_and_pools() -> None:
+    torch.manual_seed(0)
+    for value in (torch.randn(4, 5), torch.randn(5, 4).t()):
+        few, many = torch.randint(0, 5, (4,)), torch.randint(0, 5, (4, 5))
+        assert_described(aten.multi_margin_loss_backward.default, torch.ones(()), value, few, 1, 1.0, None, 1)
+        _, is_target = aten.multilabel_margin_loss_forward(value, many, 1)
+        assert_described(aten.multilabel_margin_loss_backward.default, torch.ones(()), value, many, 1, is_target)
+    for value in (torch.randn(2, 3, 6, 6, 6), torch.randn(2, 3, 6, 6, 6).transpose(2, 4)):
+        pooled, indices = aten.fractional_max_pool3d(value, [2, 2, 2], [3, 3, 3], torch.rand(2, 3, 3))
+        gradient = torch.ones_like(pooled)
+        assert_described(
+            aten.fractional_max_pool3d_backward.default, gradient, value, [2, 2, 2], [3, 3, 3], indices
+        )
+    for value in (torch.randn(6, 2, 5), torch.randn(6, 5, 2).transpose(1, 2)):
+        logs, targets = F.log_softmax(value, -1), torch.randint(1, 5, (2, 3))
+        loss, alpha = aten._ctc_loss(logs, targets, [6, 6], [3, 3], 0, False)
+        gradient = torch.ones(2)
+        assert_described(
+            aten._ctc_loss_backward.default, gradient, logs, targets, [6, 6], [3, 3], loss, alpha, 0, False
+        )
+        lengths = torch.tensor([6, 6]), torch.tensor([3, 3])
+        assert_described(
+            aten._ctc_loss_backward.Tensor, gradient, logs, targets, *lengths, loss, alpha, 0, False
+        )
+
+
+def test_every_rule_is_tried_here() -> None:
+    assert len(RULES) == 6
