@@ -2,6 +2,7 @@
 # make test    the test suite            (ARGS="-k fuse" to choose)
 # make test-ops  every operator of PyTorch's database against eager, some minutes (ARGS="--only softmax" to choose)
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
+# make test-programs  50,000 generated programs against plain Python, an hour or so (ARGS="--start 7 --count 1000")
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
 # make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
@@ -16,7 +17,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-models test-leaks lint bench clean
+.PHONY: demo test test-ops test-models test-programs test-leaks lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -30,6 +31,9 @@ test-ops: $(VENV)/dev
 
 test-models: $(VENV)/dev
 	@$(PY) -m pytest -q -m 'slow or not slow' tests/models $(ARGS)
+
+test-programs: $(VENV)/dev
+	@$(PY) -m tests.capture.generated.campaign $(ARGS)
 
 test-leaks: $(VENV)/dev
 	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/test_leaks.py $(ARGS)

@@ -1,0 +1,134 @@
+"""Many generated programs against plain Python: `make test-programs`, or
+
+    python -m tests.capture.generated.campaign --count 50000 --start 7 --keep failures/
+
+Programs are numbered; a campaign without `--start` begins at a number of its own and prints it, and every report says
+how to go on from there. A worker process runs them, so that a crash or a hang is a failure with a number too. For each
+failure a stand-alone script is printed, made small, and with `--keep` also saved.
+"""
+
+import argparse
+import json
+import random
+import selectors
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smelt.base.options import config
+from tests.capture.generated.grammar import Program, program_of
+from tests.capture.generated.repro import repro
+from tests.capture.generated.running import verdict
+from tests.capture.generated.shrink import shrunk
+
+_WORKER = (sys.executable, "-m", "tests.capture.generated.campaign", "--worker")
+_PATIENCE = 300
+"""Seconds without a word from the worker after which its program is taken to hang."""
+_SHIFT = 500
+"""Programs after which a new worker takes over, so that none grows old."""
+
+
+def failure_of(program: Program) -> str | None:
+    """What is wrong with `program`, in words; None if nothing is."""
+    try:
+        return verdict(program).failure
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def report(program: Program, failure: str, name: str) -> str:
+    """A failure with its smallest script."""
+    kind = failure.startswith("call ")  # a difference; else smelt raised an error of its own
+    small = shrunk(program, lambda each: (found := failure_of(each)) is not None and found.startswith("call ") == kind)
+    return f"{name}: {failure}\n\n{repro(small)}"
+
+
+def work(start: int, count: int) -> None:
+    """The worker: a line before each program and one after it."""
+    config.suppress_errors = False
+    for seed in range(start, start + count):
+        print(json.dumps({"seed": seed}), flush=True)
+        program = program_of(seed)
+        found: dict[str, Any] = {"seed": seed, "calls": len(program.calls)}
+        try:
+            outcome = verdict(program)
+            found |= {"graphs": outcome.graphs, "breaks": outcome.breaks, "recompiles": outcome.recompiles}
+            failure = outcome.failure
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        found["failure"] = failure and report(program, failure, f"program {seed}")
+        print(json.dumps(found), flush=True)
+
+
+def outcomes(start: int, count: int) -> Iterator[dict[str, Any]]:
+    """What workers say of the programs, in order."""
+    seed, end = start, start + count
+    while seed < end:
+        shift = min(_SHIFT, end - seed)
+        for found in _shift(seed, shift):
+            yield found
+            seed = found["seed"] + 1
+
+
+def _shift(start: int, count: int) -> Iterator[dict[str, Any]]:
+    """One worker's programs; ends early, with a failure, where it crashes or hangs."""
+    command = [*_WORKER, "--start", str(start), "--count", str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        waiting = selectors.DefaultSelector()
+        waiting.register(worker.stdout, selectors.EVENT_READ)
+        seed, done = start, 0
+        while done < count:
+            line = worker.stdout.readline() if waiting.select(_PATIENCE) else ""
+            if not line:
+                worker.kill()
+                how = "hangs" if worker.poll() is None else f"ends the process with status {worker.wait()}"
+                yield {"seed": seed, "failure": f"program {seed} {how}:\n\n{repro(program_of(seed))}"}
+                return
+            found = json.loads(line)
+            seed = found["seed"]
+            if "failure" in found:
+                done += 1
+                yield found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="generated programs against plain Python")
+    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--start", type=int, default=random.SystemRandom().randrange(2**40), help="the first number")
+    parser.add_argument("--keep", type=Path, help="a folder for the scripts of failures")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        work(given.start, given.count)
+        return 0
+    totals: Counter[str] = Counter()
+    began = time.monotonic()
+    print(f"{given.count} programs from {given.start}", flush=True)
+    for done, found in enumerate(outcomes(given.start, given.count), 1):
+        totals.update({name: found.get(name, 0) for name in ("calls", "graphs", "breaks", "recompiles")})
+        if found["failure"]:
+            totals["failures"] += 1
+            print(found["failure"], flush=True)
+            if given.keep:
+                given.keep.mkdir(parents=True, exist_ok=True)
+                (given.keep / f"program_{found['seed']}.py").write_text(_commented(found["failure"]))
+        if done % 1000 == 0 or done == given.count:
+            counted = ", ".join(f"{totals[name]} {name}" for name in ("calls", "graphs", "breaks", "recompiles"))
+            went = f"{done} programs ({counted}) in {time.monotonic() - began:.0f} s: {totals['failures']} failed"
+            print(f"{went}; go on with --start {found['seed'] + 1} --count {given.count - done}", flush=True)
+    return 1 if totals["failures"] else 0
+
+
+def _commented(text: str) -> str:
+    """The script, with what stands before it as comments."""
+    head, _, script = text.partition("\n\n")
+    return "".join(f"# {line}\n" for line in head.splitlines()) + script
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,425 @@
+"""What generated programs find around them: classes, functions and state, read as text and executed once per run.
+
+Plain Python and smelt each get a world of their own, so nothing that one of them writes can reach the other.
+`STATE` names what a program may change; it is compared after every call.
+"""
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import enum
+import functools
+import inspect
+import itertools
+import logging
+import math
+import operator
+import types
+import warnings
+
+import numpy as np
+import torch
+
+import smelt
+
+__all__ = ["copy", "inspect", "itertools", "math", "np", "warnings"]  # for the programs
+
+
+class Fault(Exception):
+    def __init__(self, text, code=0):
+        super().__init__(text)
+        self.code = code
+
+
+class Deeper(Fault):
+    def __str__(self):
+        return f"deeper {self.code}"
+
+
+class Manager:
+    def __init__(self, log, k):
+        self.log, self.k = log, k
+
+    def __enter__(self):
+        self.log.append("enter")
+        return self.k
+
+    def __exit__(self, kind, error, trace):
+        self.log.append(("exit", None if kind is None else kind.__name__))
+        return self.k == 3
+
+
+class Switch(contextlib.ContextDecorator):
+    on = 0
+
+    def __enter__(self):
+        Switch.on += 1
+        return self
+
+    def __exit__(self, *error):
+        Switch.on -= 1
+        return False
+
+
+@contextlib.contextmanager
+def logged(log):
+    log.append("in")
+    try:
+        yield len(log)
+    except KeyError as error:
+        log.append(repr(error))
+        raise Fault("from logged") from error
+    finally:
+        log.append("out")
+
+
+@contextlib.contextmanager
+def breaking():
+    print("before")
+    yield
+    smelt.graph_break()
+
+
+@dataclasses.dataclass
+class Point:
+    x: object
+    k: int = 1
+    marks: list = dataclasses.field(default_factory=list)
+
+    def total(self):
+        return self.x + self.k
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Pair:
+    left: int
+    right: int
+
+
+Named = collections.namedtuple("Named", "first second", defaults=(7,))
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+    @property
+    def twice(self):
+        return self.value * 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 3
+
+
+class Meta(type):
+    made = 0
+
+    def __call__(cls, *args, **kwargs):
+        Meta.made += 1
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(cls, name):
+        if name == "origin":
+            return cls.__name__
+        raise AttributeError(name)
+
+
+class Tracked(metaclass=Meta):
+    def __init__(self, k):
+        self.k = k
+
+    def __getattr__(self, name):
+        if name.startswith("no"):
+            raise AttributeError(name)
+        return (name, self.k)
+
+
+class Clamped:
+    def __set_name__(self, owner, name):
+        self.name = "_" + name
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else getattr(instance, self.name, 0)
+
+    def __set__(self, instance, value):
+        setattr(instance, self.name, min(value, 5))
+
+
+class Slotted:
+    __slots__ = ("k", "t")
+
+    def __init__(self, t, k):
+        self.t, self.k = t, k
+
+
+class Box:
+    kind = "box"
+    shared = []  # noqa: RUF012
+    level = Clamped()
+
+    def __init__(self, n=0, t=None):
+        self.n, self.last, self.items, self.table = n, t, [], {}
+
+    @property
+    def double(self):
+        return self.n * 2
+
+    @double.setter
+    def double(self, value):
+        self.n = value // 2
+
+    @classmethod
+    def fresh(cls, n):
+        return cls(n)
+
+    @staticmethod
+    def scaled(t, k):
+        return t * k
+
+    @functools.cached_property
+    def summary(self):
+        return f"{self.kind}:{self.n}"
+
+    def __call__(self, t, *rest, k=1, **more):
+        return t * k + len(rest) + len(more)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __bool__(self):
+        return self.n > 0
+
+    def __iter__(self):
+        return iter((self.n, 1))
+
+    def __contains__(self, item):
+        return item == self.n
+
+    def __eq__(self, other):
+        return isinstance(other, Box) and self.n == other.n
+
+    def __hash__(self):
+        return 5
+
+    def __getitem__(self, key):
+        return self.table[key]
+
+    def __setitem__(self, key, value):
+        self.table[key] = value
+
+    def __delitem__(self, key):
+        del self.table[key]
+
+    def walk(self, k):
+        for item in range(k):
+            self.n += 1
+            yield item + self.n
+
+
+class Child(Box):
+    kind = "child"
+
+    def __init__(self, n=0, t=None):
+        super().__init__(n + 1, t)
+        self.name = "kid"
+
+    @property
+    def double(self):
+        return super().double + 1
+
+    def __call__(self, t, *rest, k=1, **more):
+        return super().__call__(t, *rest, k=k + 1, **more) - 1
+
+    def __getattr__(self, name):
+        if name == "extra":
+            return 3
+        raise AttributeError(name)
+
+
+class Vector:
+    def __init__(self, t):
+        self.t = t
+
+    def __add__(self, other):
+        return Vector(self.t + (other.t if isinstance(other, Vector) else other))
+
+    def __radd__(self, other):
+        return Vector(other - self.t)
+
+    def __iadd__(self, other):
+        self.t = self.t + 1 + other
+        return self
+
+    def __matmul__(self, other):
+        return (self.t * other).sum()
+
+    def __lt__(self, other):
+        return bool(self.t.sum() < other.t.sum())
+
+    def __neg__(self):
+        return Vector(-self.t)
+
+    def __repr__(self):
+        return f"Vector{tuple(self.t.shape)}"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("steps", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, t):
+        self.calls += 1
+        self.steps += 1
+        return t * self.scale + self.steps
+
+
+def gen(count):
+    for i in range(count):
+        yield i
+        if i == 2:
+            raise Fault("in gen")
+
+
+def echo(start):
+    got = start
+    try:
+        while got is not None:
+            got = yield got * 2
+    except Fault:  # when a dropped generator is closed is not to be seen: an exception's traceback may keep it alive
+        seen.append("fault")
+    return "done"
+
+
+def relay(k):
+    result = yield from echo(k)
+    seen.append(result)
+    yield -1
+
+
+def helper(a, b=None, *rest, k=1, **more):
+    if k > 2:
+        print("helper", k, sorted(more))
+    return (a * k if b is None else a * k - b) + len(rest)
+
+
+def strict(a, /, b, *, c=2):
+    return a * c + b
+
+
+def noisy(t, k):
+    t = t + 1
+    print("noisy", k)
+    return t * k
+
+
+def item(t, k):
+    t = t * 2
+    return t + t.sum().item() * k
+
+
+def branchy(t, k):
+    global counter
+    t = t - 1
+    if t.sum() > k:
+        counter = counter + 1
+        return t.relu()
+    return t + k
+
+
+def guarded(t, k, log):
+    try:
+        with Manager(log, k):
+            t = t + 1
+            print("guarded")
+            if k == 2:
+                raise KeyError(k)
+            t = t * 2
+    except KeyError as error:
+        log.append(repr(error))
+        t = t - 1
+    finally:
+        log.append(k)
+    return t
+
+
+def looped(t, k):
+    for i in range(k):
+        t = t + i
+        if i == 1:
+            smelt.graph_break()
+        t = t * 2
+    return t
+
+
+def deep(t, k):
+    return branchy(noisy(t, k) + 1, k) * 2
+
+
+def apply(function, *args, **kwargs):
+    return function(*args, **kwargs)
+
+
+def counted(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        wrapper.calls += 1
+        return function(*args, **kwargs)
+
+    wrapper.calls = 0
+    return wrapper
+
+
+@counted
+def decorated(t, k=2):
+    return t * k
+
+
+@functools.cache
+def cached(k):
+    return k * 3 % 5
+
+
+@functools.singledispatch
+def describe(value):
+    return "thing"
+
+
+@describe.register
+def _(value: int):
+    return f"int {value}"
+
+
+@describe.register
+def _(value: Box):
+    return value.kind
+
+
+class Collector(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage()))
+
+
+collector = Collector()
+logger = logging.Logger("generated", logging.INFO)
+logger.addHandler(collector)
+
+counter = 0
+seen = []
+registry = {"k": 1}
+setting = types.SimpleNamespace(scale=2, deep=True)
+net = Net()
+pick = operator.itemgetter(1)
+
+STATE = {
+    "counter", "seen", "registry", "setting", "net", "collector", "Box", "Child", "Meta", "Switch", "decorated", "Point"
+}  # fmt: skip
