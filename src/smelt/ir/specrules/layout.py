@@ -20,11 +20,16 @@ from smelt.base.sizes import Shape, contiguous_stride
 Layout = tuple[Shape, Shape]
 
 
+def same_shape(shape: Shape, other: Shape) -> bool:
+    """Rank first: Python compares tuples of different lengths item by item, which would decide about symbols."""
+    return len(shape) == len(other) and shape == other
+
+
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     """The common shape, or None where there is none: `broadcast([(3, 1), (4,)]) == (3, 4)`."""
     common = shapes[0]
     for shape in shapes[1:]:
-        if shape == common or not shape:
+        if same_shape(shape, common) or not shape:
             continue
         if len(shape) > len(common):
             common, shape = shape, common
@@ -129,7 +134,7 @@ def formatted_stride(shape: Shape, stride: Shape, memory_format: torch.memory_fo
 
 def iterator_stride(shape: Shape, inputs: Sequence[Layout], *, scalars: bool = False) -> Shape:
     """Strides of an element-wise operator's output of `shape`; `scalars` says whether numbers took part."""
-    if not scalars and all(have == shape for have, _ in inputs):
+    if not scalars and all(same_shape(have, shape) for have, _ in inputs):
         if all(is_contiguous(shape, stride) for _, stride in inputs):
             return contiguous_stride(shape)
         if all(is_channels_last(shape, stride) for _, stride in inputs):
@@ -154,7 +159,7 @@ def iterator_stride(shape: Shape, inputs: Sequence[Layout], *, scalars: bool = F
 
 def _aligned(shape: Shape, have: Shape, stride: Shape) -> Shape:
     """Strides over the broadcast shape: zero where the input is repeated."""
-    if have == shape:
+    if same_shape(have, shape):
         return stride
     offset = len(shape) - len(have)
     own = [

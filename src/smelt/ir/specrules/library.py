@@ -391,15 +391,6 @@ def _index_select(value: Any, dim: int, index: Any) -> Any:
     return row_major((*shape[:axis], index.shape[0], *shape[axis + 1 :]), value.dtype)
 
 
-def _index(value: Any, indices: Sequence[Any]) -> Any:
-    """`value[rows]` with one integer index along the first dimension; anything richer goes to PyTorch."""
-    if len(indices) != 1 or indices[0] is None or indices[0].dtype is not torch.int64 or not value.is_contiguous():
-        return NotImplemented
-    if value.dim() == 0 or not indices[0].is_contiguous() or 0 in value.shape:
-        return NotImplemented
-    return row_major((*indices[0].shape, *value.shape[1:]), value.dtype)
-
-
 def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
     """`slice_backward`, `select_backward`: zeros of the whole, with the gradient in its place."""
     return row_major(tuple(sizes), grad.dtype)
@@ -454,7 +445,6 @@ RULES: dict[Any, Any] = {
     aten.native_dropout.default: _dropout,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
-    aten.index.Tensor: _index,
     aten.slice_backward.default: _padded,
     aten.select_backward.default: _padded,
 }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, contiguous_stride
-from smelt.ir.specrules.layout import Layout, broadcast, iterator_stride, like_stride
+from smelt.ir.specrules.layout import Layout, broadcast, iterator_stride, like_stride, same_shape
 from smelt.ir.specrules.promotion import FLOATS, KNOWN, float_result, result_dtype
 from smelt.ir.tensorspec import TensorSpec
 
@@ -32,7 +32,7 @@ def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) 
     shapes: list[Shape] = [tensor.shape for tensor in tensors]
     if (
         not numbers
-        and all(shape == shapes[0] for shape in shapes)
+        and all(same_shape(shape, shapes[0]) for shape in shapes)
         and all(tensor.is_contiguous() for tensor in tensors)
     ):
         shape = tuple(shapes[0])

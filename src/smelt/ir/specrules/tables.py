@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from smelt.ir.specrules import creation, fourier, library, losses, missing, pointwise, reduction, views
+from smelt.ir.specrules import creation, fourier, indexing, library, losses, missing, pointwise, reduction, views
 from smelt.ir.tensorspec import TensorSpec
 
 RULES: dict[Any, Any] = {**pointwise.RULES, **reduction.RULES, **creation.RULES, **views.RULES}
-CPU_RULES: dict[Any, Any] = {**RULES, **library.RULES, **losses.RULES, **fourier.RULES, **missing.RULES}
+CPU_RULES: dict[Any, Any] = {**RULES, **library.RULES, **indexing.RULES, **losses.RULES, **fourier.RULES, **missing.RULES}
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:

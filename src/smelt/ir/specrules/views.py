@@ -141,11 +141,11 @@ def _view(value: Any, size: Sequence[int]) -> Any:
         shape[shape.index(-1)] = count // known
     if any(extent < 0 for extent in shape) or product(shape) != count:
         return NotImplemented
-    stride = _strides_of_view(old, tuple(value.stride()), shape)
+    stride = strides_of_view(old, tuple(value.stride()), shape)
     return NotImplemented if stride is None else _view_of(value, shape, stride)
 
 
-def _strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
+def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
     """Dimensions that lie one after the other in memory form a block; each block is split anew on its own."""
     found: list[int] = [1] * len(new)
     if not old:

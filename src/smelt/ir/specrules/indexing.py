@@ -1,0 +1,46 @@
+"""Indexing by tensors: where the indexed dimensions go and how the result lies in memory.
+
+aten.index(f32[5, 6, 7], [None, i64[2, 1], i64[3]])   →   f32[5, 2, 3]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import contiguous_stride
+from smelt.ir.specrules.layout import broadcast, iterator_stride
+from smelt.ir.specrules.views import strides_of_view
+from smelt.ir.tensorspec import TensorSpec
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+def _index(value: Any, indices: Sequence[Any]) -> Any:
+    """By integers; masks need data. The result is computed like an element-wise operator's, repeated where indexed."""
+    rank = value.dim()
+    given = [*indices, *[None] * (rank - len(indices))]
+    places = [dim for dim, index in enumerate(given) if index is not None]
+    chosen = [given[dim] for dim in places]
+    if len(given) != rank or not chosen or any(each.dtype not in (torch.int64, torch.int32) for each in chosen):
+        return NotImplemented
+    if 0 in value.shape or any(0 in each.shape or each.device != value.device for each in chosen):
+        return NotImplemented
+    taken = broadcast([tuple(each.shape) for each in chosen])
+    if taken is None:
+        return NotImplemented
+    together = places == list(range(places[0], places[-1] + 1))
+    before = [dim for dim in range(places[0])] if together else []
+    after = [dim for dim in range(rank) if dim not in places and dim not in before]
+    shape = (*(value.shape[dim] for dim in before), *taken, *(value.shape[dim] for dim in after))
+    steps = (*(value.stride(dim) for dim in before), *[0] * len(taken), *(value.stride(dim) for dim in after))
+    layouts = [(shape, steps)]
+    for each in chosen:
+        ones = (*[1] * len(before), *taken, *[1] * len(after))
+        steps = strides_of_view(taken, each.expand(taken).stride(), ones) or contiguous_stride(ones)
+        layouts.append((ones, tuple(steps)))
+    return TensorSpec(shape, iterator_stride(shape, layouts), value.dtype, CPU)
+
+
+RULES: dict[Any, Any] = {aten.index.Tensor: _index}
