@@ -1,6 +1,9 @@
 # make demo    train a small transformer eagerly and through smelt, side by side (PEER=1 adds torch.compile)
 # make test    the test suite            (ARGS="-k fuse" to choose)
-# make test-ops  every operator of PyTorch's database against eager, some minutes (ARGS="--only softmax" to choose)
+# make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
+#              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
+# make test-ops-second  the same for derivatives of second order
+# make test-ops-llvm    the same through generated code, a few samples each, some minutes
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make test-programs  50,000 generated programs against plain Python, an hour or so (ARGS="--start 7 --count 1000")
 # make test-leaks  a million calls, after which nothing may have stayed behind
@@ -17,7 +20,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-models test-programs test-leaks lint bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-programs test-leaks lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -27,6 +30,12 @@ test: $(VENV)/dev
 	@$(PY) -m pytest -q $(ARGS)
 
 test-ops: $(VENV)/dev
+	@$(PY) -m tests.ops_db.sweep --backend aot_eager --samples 0 --dtypes float32,float64 $(ARGS)
+
+test-ops-second: $(VENV)/dev
+	@$(PY) -m tests.ops_db.sweep --backend aot_eager --second --dtypes float32,float64 $(ARGS)
+
+test-ops-llvm: $(VENV)/dev
 	@$(PY) -m tests.ops_db.sweep $(ARGS)
 
 test-models: $(VENV)/dev

@@ -421,6 +421,15 @@ def test_second_derivative_with_a_generator_of_its_own_is_refused() -> None:
     assert isinstance(joint.replay, str) and "CPU generator" in joint.replay
 
 
+def test_second_derivative_of_what_no_gradient_flows_to() -> None:
+    """Reflections of nothing: PyTorch's formula has no gradient for them at all."""
+    x, tau = torch.zeros(0, 0, requires_grad=True), torch.zeros(0, requires_grad=True)
+    for run in (aot(torch.linalg.householder_product), torch.linalg.householder_product):
+        out = run(x, tau)
+        grads = torch.autograd.grad(out, [x, tau], torch.zeros(0, 0), create_graph=True, allow_unused=True)
+        assert grads == (None, None)
+
+
 def test_second_derivative_without_the_input_is_an_error() -> None:
     """Inputs that the backward does not need are not kept alive for a derivative nobody may ask for."""
     x = g(4)

@@ -264,6 +264,8 @@ def _differentiable_backward(
         written = state.plan.written
         given = [tensor.clone() if index in written else tensor for index, tensor in enumerate(inputs)]
         results = state.replay(given)
+    if not state.plan.gradients:
+        return ()
     pairs = [(result, tangent) for result, tangent in zip(results, tangents, strict=True) if tangent is not None]
     return torch.autograd.grad(
         [result for result, _ in pairs],
