@@ -1,5 +1,6 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,3 +41,22 @@ def test_the_arguments_of_an_exception_are_one_tuple() -> None:
 
     error, args = Captured()(program, X)
     assert error.args is args
+
+
+def test_iterators_that_the_program_takes_are_pythons_own() -> None:
+    """Where a break comes while an iterator is on its way into an object, a list or a call."""
+    box = types.SimpleNamespace()
+
+    def program(x: torch.Tensor) -> Any:
+        box.__dict__["pairs"] = zip([1, 2], [x, x], strict=True)
+        vars(box).update(half=iter([x, x]))
+        made = [iter((1, 2)), print("break"), enumerate([x])]
+        for item in (walk := iter([1, 2])):
+            made += [walk, print(item)]
+            break
+        return made
+
+    made = Captured()(program, X)
+    kinds = [type(each).__name__ for each in (box.pairs, box.half, made[0], made[2], made[3])]
+    assert kinds == ["zip", "list_iterator", "tuple_iterator", "enumerate", "list_iterator"]
+    assert list(made[3]) == [2]

@@ -32,6 +32,8 @@ from smelt.capture.values import (
     Constant,
     Function,
     Generator,
+    Iterator,
+    Joined,
     Mapping,
     Null,
     Sequence,
@@ -492,7 +494,10 @@ def _get_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> No
 
 @handles("FOR_ITER")
 def _for_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    item = advance(interp, frame.stack[-1])
+    source = frame.stack[-1]
+    if isinstance(source, Iterator | Joined):
+        source.looped = True
+    item = advance(interp, source)
     if item is None:
         frame.stack.pop()
         frame.jump(instruction.target)

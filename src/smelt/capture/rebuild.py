@@ -108,7 +108,14 @@ class Rebuilder:
         self._writes = len(self._steps) > before
 
     def paused(self, value: Value) -> Operand:
-        """The operand for a value of the interpreter's own: an iterator that nobody else holds says where it stands."""
+        """The operand for a value of the interpreter's own: the iterator of a loop says where it stands.
+
+        Not so one that the program holds, or is about to take: that is made before, by `operand`.
+        """
+        return self.counted(value) if isinstance(value, Iterator | Joined) and value.looped else self.operand(value)
+
+    def counted(self, value: Value) -> Operand:
+        """The operand for the iterator of a loop, or for one that it goes through."""
         if id(value) not in self._known and value.source is None:
             if isinstance(value, Iterator) and _can_pause(value.over):
                 return self.early(value, self._keep(value, _paused))
@@ -283,7 +290,7 @@ def _paused(build: Rebuilder, value: Iterator) -> Operand:
 
 def _paused_joined(build: Rebuilder, value: Joined) -> Operand:
     kind, position, strict = value.kind, value.position, value.strict
-    parts = build.step(_tuple, *map(build.paused, value.parts))
+    parts = build.step(_tuple, *map(build.counted, value.parts))
     function = build.constant(None) if value.function is None else build.operand(value.function)
     return build.step(lambda parts, real: PausedJoined(kind, parts, position, real, strict), parts, function)
 

@@ -340,7 +340,7 @@ class _Closing:
                 if value is not None and frame.info.is_live(frame.index, number) and not _is_own(frame, number):
                     self.build.operand(value)
             for value in frame.stack:
-                if not isinstance(value, Iterator | Joined):
+                if not isinstance(value, Iterator | Joined) or frame.stack.count(value) > 1:
                     self.build.operand(value)
         found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
         for frame in frames:

@@ -188,6 +188,7 @@ class Iterator(Value):
     part: str
     position: int = 0
     size: int | None = None  # of a dict when the loop began: it may not change
+    looped: bool = False  # whether a loop takes its items
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +200,7 @@ class Joined(Value):
     position: int = 0
     function: Value | None = None
     strict: bool = False
+    looped: bool = False
 
 
 @dataclass(slots=True, eq=False)
