@@ -4,6 +4,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 from tests.capture.programs import Captured
@@ -60,3 +61,16 @@ def test_iterators_that_the_program_takes_are_pythons_own() -> None:
     kinds = [type(each).__name__ for each in (box.pairs, box.half, made[0], made[2], made[3])]
     assert kinds == ["zip", "list_iterator", "tuple_iterator", "enumerate", "list_iterator"]
     assert list(made[3]) == [2]
+
+
+def test_an_error_before_the_first_write_comes_from_the_programs_line() -> None:
+    def program(x: torch.Tensor) -> None:
+        x += x
+
+    runner = Captured()
+    runner(program, X.clone())
+    leaf = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable") as caught:
+        runner(program, leaf.view(2, 3))
+    assert caught.traceback[-1].name == "program"
+    assert caught.value.__context__ is None

@@ -30,6 +30,14 @@ class GraphFailed(Exception):
         self.writes = writes
 
 
+class Unwritten(Exception):
+    """A graph that writes its inputs raised `error` before it had written any."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(frozen=True, slots=True)
 class Computation:
     """The graph's part of a plan: `run` is None if there was nothing to compute.
@@ -58,7 +66,9 @@ class Computation:
     def failed(self, error: Exception) -> GraphFailed:
         """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
         self.entry.impose()
-        return GraphFailed(error if self.writes else error.with_traceback(None), self.writes)
+        if self.writes and not isinstance(error, Unwritten):
+            return GraphFailed(error, True)
+        return GraphFailed((error.error if isinstance(error, Unwritten) else error).with_traceback(None), False)
 
     def registers(self, collected: tuple[Any, ...]) -> list[Any]:
         """Run the graph, then rebuild objects."""

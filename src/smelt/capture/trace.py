@@ -22,7 +22,7 @@ from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.outside import Outside
-from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop
+from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop, Unwritten
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.replay import replay
@@ -386,8 +386,8 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             run = self.compile_graph(traced)
-            if self.tape.writes_inputs and len(arguments) > 1:
-                run = apart(run, traced)
+            if self.tape.writes_inputs:
+                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run)
             if self.inference:
                 run = torch.inference_mode()(run)
         final = self.final if self.final != self.entry else None
@@ -448,6 +448,25 @@ def apart(run: GraphRun, traced: Traced) -> GraphRun:
         return plainly[0](*inputs)
 
     return checked
+
+
+def noting_writes(run: GraphRun) -> GraphRun:
+    """Run a graph that writes its inputs; what it raises before it has written any is `Unwritten`."""
+
+    def versions(inputs: tuple[Any, ...]) -> list[int]:
+        return [each._version for each in inputs if isinstance(each, torch.Tensor) and not each.is_inference()]
+
+    def noted(*inputs: Any) -> Any:
+        before = versions(inputs)
+        try:
+            return run(*inputs)
+        except Exception as error:
+            tracked = len(before) == sum(isinstance(each, torch.Tensor) for each in inputs)
+            if tracked and versions(inputs) == before:
+                raise Unwritten(error) from None
+            raise
+
+    return noted
 
 
 def _is_own(frame: Frame, slot: int) -> bool:
