@@ -45,6 +45,9 @@ class Options:
     check_specs: bool = option(False, "check the rules of each level after every pass", in_key=False)
     threads: int = option(0, "threads of generated loops; 0 follows torch.get_num_threads()", in_key=False)
     recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
+    eager_random: bool = option(
+        False, "draw the random numbers eager draws, bit for bit; else at least of the same distribution", in_key=True
+    )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod
