@@ -3,7 +3,7 @@
 import pytest
 
 import smelt
-from examples import edit_graph, explain_breaks
+from examples import edit_graph, explain_breaks, second_derivatives
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +28,11 @@ def test_edit_graph_replaces_relu_removes_dropout_and_trains(capsys: pytest.Capt
     code = "\n".join(line for line in lines if " = torch." in line)
     assert "gelu" in code and "torch.relu" not in code and "dropout(" not in code
     assert lines[-1] == "output (4, 5) as expected, and the edited model trains"
+
+
+def test_second_derivatives_prints_each_training_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    second_derivatives.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[::2]] == list(second_derivatives.TRAININGS)
+    for line in lines[1::2]:
+        assert float(line.split(": ")[1]) < 1e-2
