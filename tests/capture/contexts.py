@@ -28,7 +28,11 @@ def gradients(result: Any, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor 
         return []
     torch.manual_seed(1)
     weights = [torch.randn(tensor.shape, dtype=tensor.dtype) for tensor in outputs]
-    return list(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+    torch.autograd.backward(outputs, weights)
+    found = [tensor.grad for tensor in wanted]
+    for tensor in wanted:
+        tensor.grad = None
+    return found
 
 
 def same(

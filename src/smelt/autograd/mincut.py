@@ -19,7 +19,7 @@ from smelt.autograd.joint import Joint
 from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import recomputable
 from smelt.ir.graph import outputs, placeholders
-from smelt.ir.joint import Phase, phase_of
+from smelt.ir.joint import Phase, Wish, phase_of, wish_of
 from smelt.ir.tensorspec import TensorSpec, spec_of
 
 # Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
@@ -63,9 +63,14 @@ class Problem:
         return frozenset([*placeholders(graph), *outputs(graph)[: self.joint.plan.results]])
 
     def price(self, node: fx.Node) -> int:
-        """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base."""
+        """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base.
+
+        What the program checkpoints is not saved either.
+        """
         if node in self.free:
             return 1
+        if wish_of(node) is Wish.AGAIN and recomputable(node) is None:
+            return INFINITE
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
             return INFINITE

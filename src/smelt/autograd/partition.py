@@ -9,7 +9,7 @@ which cheap operators (`recompute.recomputable`) yield all of that, by a minimum
     x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -24,7 +24,7 @@ from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
-from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
+from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
 from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
 
 _CLONE = torch.ops.aten.clone.default
@@ -59,6 +59,7 @@ def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_out
     late = depending_on(tangents_of(joint))
     # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
     own = {node for node in traced.graph.nodes if node in late or phase_of(node) is not Phase.FORWARD or is_view(node)}
+    own |= {node for node in traced.graph.nodes if wish_of(node) is Wish.AGAIN and recomputable(node) is None}
     needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
     saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]
     return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
@@ -117,7 +118,9 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     backward = None
     if plan.tangents:
         also = [node for node in kept if node in late]
-        backward = _extract(joint.traced, [*saved, *tangents_of(joint)], gradients_of(joint), also=also)
+        again = [node for node in joint.traced.graph.nodes if node not in late]
+        given = [*saved, *tangents_of(joint)]
+        backward = _extract(joint.traced, given, gradients_of(joint), also=also, when_needed=frozenset(again))
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
     )
@@ -134,9 +137,11 @@ def _extract(
     also: Sequence[fx.Node],
     copied: Collection[fx.Node] = (),
     first_copied: int = 0,
+    when_needed: Collection[fx.Node] = (),
 ) -> Traced:
     """The part of a graph that computes `wanted` from `inputs`, and `also` the nodes that run for their effect.
 
+    Nodes of `when_needed` stand before the first that reads them, the others in the graph's order.
     From position `first_copied` on, a node of `copied` is returned as a copy: its own memory is about to be written.
     """
     graph = fx.Graph()
@@ -147,11 +152,10 @@ def _extract(
     nodes = [node for node in wanted if isinstance(node, fx.Node)]
     needed = needed_for([*nodes, *also], stop=lambda node: node in made)
     constants = {}
-    for node in traced.graph.nodes:
-        if node in needed and node not in made:
-            made[node] = graph.node_copy(node, made.__getitem__)
-            if node.op == "get_attr":
-                constants[str(node.target)] = traced.constants[str(node.target)]
+    for node in _in_order(traced.graph, needed, made, when_needed):
+        made[node] = graph.node_copy(node, made.__getitem__)
+        if node.op == "get_attr":
+            constants[str(node.target)] = traced.constants[str(node.target)]
     returned: list[object] = []
     for position, value in enumerate(wanted):
         if not isinstance(value, fx.Node):
@@ -164,6 +168,29 @@ def _extract(
         returned.append(node)
     graph.output(tuple(returned))  # type: ignore[arg-type]
     return Traced(graph, Level.PURE, constants)
+
+
+def _in_order(
+    graph: fx.Graph, needed: Collection[fx.Node], made: Collection[fx.Node], when_needed: Collection[fx.Node]
+) -> Iterator[fx.Node]:
+    """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
+
+    What the backward computes again would otherwise be there from its beginning, all of it at once.
+    """
+    done = set(made)
+    nodes = [node for node in graph.nodes if node in needed]
+    for wanted in (*(node for node in nodes if node not in when_needed), *nodes):
+        pending = [wanted]
+        while pending:
+            node = pending[-1]
+            before = [] if node in done else [each for each in node.all_input_nodes if each not in done]
+            if before:
+                pending.extend(reversed(before))
+                continue
+            pending.pop()
+            if node not in done:
+                done.add(node)
+                yield node
 
 
 def _report(halves: Halves) -> None:

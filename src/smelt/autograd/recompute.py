@@ -20,7 +20,7 @@ from torch import fx
 from smelt.autograd.aliasing import is_view
 from smelt.ir.effects import draws
 from smelt.ir.graph import Level, Traced
-from smelt.ir.joint import Phase, set_phase
+from smelt.ir.joint import Phase, Wish, set_phase, wish_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
 
 aten = torch.ops.aten
@@ -48,6 +48,9 @@ def recomputable(node: fx.Node) -> str | None:
         return "an input of the graph" if node.op == "placeholder" else "not an operator"
     if draws(node):
         return "draws random numbers"
+    wish = wish_of(node)
+    if wish is not None:
+        return None if wish is Wish.AGAIN else "kept by its checkpoint"
     if op.namespace != "aten":
         return "an operator whose cost is unknown"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.coins import toss
 from smelt.base.errors import SmeltError
+from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostTensor, Recorder
 from smelt.ir.graph import Traced, output_node
-from smelt.ir.joint import Phase, phase_of, set_phase
+from smelt.ir.joint import Phase, Wish, phase_of, set_phase, set_wish
 from smelt.ir.tensorspec import TensorSpec
 
 aten = torch.ops.aten
@@ -50,6 +52,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, decompositions: Decompositions | None = None) -> None:
         super().__init__({aten.bernoulli.p: toss, **(decompositions or {})})
         self.phase = Phase.FORWARD
+        self._wish: Wish | None = None  # for what is recorded now
+        self._policy: Policy | None = None
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -72,11 +76,50 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
         made = [part for part in parts if part is not None]
         for node in made:
-            set_phase(node, self.phase)
-            if node.target is operator.getitem:
-                set_phase(node.all_input_nodes[0], self.phase)
+            for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
+                set_phase(each, self.phase)
+                if self._wish is not None and self.phase is Phase.FORWARD:
+                    set_wish(each, self._wish)
         if key is not None:
             self._calls[key] = parts
+
+    def region(self, checkpoint: Checkpoint, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run what the program checkpoints.
+
+        Its results are not computed again: that would take the whole region, and the one before it, and so on.
+        """
+        before = self._wish, self._policy
+        self._wish, self._policy = Wish.AGAIN, checkpoint.policy
+        try:
+            results = interpret(checkpoint.body, inputs, {})
+        finally:
+            self._wish, self._policy = before
+        for result in results:
+            if isinstance(result, torch.Tensor):
+                self._wish_for_result(settled(result).node)
+        return tuple(results)
+
+    def _wish_for_result(self, node: fx.Node | None) -> None:
+        """For a region's result, and for the value it is a view of."""
+        while node is not None and node.op == "call_function":
+            set_wish(node, self._wish or Wish.SAVED)
+            parent = node.args[0] if is_view(node.target) or node.target is operator.getitem else None
+            node = parent if isinstance(parent, fx.Node) else None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._policy is None or self.phase is not Phase.FORWARD:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        policy, wish = self._policy, self._wish
+        self._policy = None  # what the operator is made of shares its fate
+        try:
+            chosen = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **(kwargs or {}))
+            again = chosen is False or "RECOMPUTE" in str(chosen)
+            self._wish = Wish.AGAIN if again else Wish.SAVED
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._policy, self._wish = policy, wish
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if tensor.requires_grad:

@@ -50,6 +50,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "a loop goes on from where an earlier break left it",
         "mend the break inside the loop, and this one goes with it",
     ),
+    "B024": (
+        "torch.utils.checkpoint of what cannot be captured whole: {}",
+        "checkpoint a function without effects, with use_reentrant=False and plain options",
+    ),
 }
 
 

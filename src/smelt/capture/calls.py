@@ -19,6 +19,7 @@ from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
+from smelt.capture.checkpoints import CHECKPOINTS
 from smelt.capture.construct import GETTERS, call_class, make_object
 from smelt.capture.container_calls import container_method
 from smelt.capture.copies import COPIES
@@ -62,6 +63,7 @@ from smelt.capture.values import (
     describe,
 )
 
+CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS}
 _GENERATOR = 0x20
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
 _COROUTINE = 0x80 | 0x100 | 0x200
@@ -111,7 +113,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in EVALUATED:
         interp.outside.pin(function)
         return _evaluate(interp, real, args, kwargs)
-    block: Builtin | None = _hashable_get(BLOCKS, real) or _hashable_get(FUNCTION_CALLS, real)
+    block: Builtin | None = _hashable_get(CONTEXT_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
     polyfill = _hashable_get(POLYFILLS, real)
@@ -214,6 +216,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     """A method of a C type, called with its receiver first."""
     real, receiver = function.value, args[0] if args else None
     if isinstance(receiver, Tensor):
+        if real.__name__ == "requires_grad_" and _asks_nothing(receiver, args[1:], kwargs):
+            return receiver
         if real.__name__ in TENSOR_BREAKS:
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
@@ -234,6 +238,12 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if answer is not None:
             return answer
     raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
+
+
+def _asks_nothing(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> bool:
+    """Whether `requires_grad_` finds the tensor as it wants it."""
+    asked = [*args, *kwargs.values()] or [Constant(True)]
+    return len(asked) == 1 and isinstance(asked[0], Constant) and asked[0].value is tensor.ghost.requires_grad
 
 
 def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -337,6 +337,8 @@ class Interpreter:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
         if value.source is not None:
             self.outside.write(value, self._undo)
+        elif self.outside.sealed:
+            self.outside.touched.append(value)
         if isinstance(value, Generator):
             frame, done = value.frame, value.done
             index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled

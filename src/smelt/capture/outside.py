@@ -91,6 +91,8 @@ class Outside:
         self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}
+        self.sealed = False  # whether code is followed that runs more than once, and so may write nothing
+        self.touched: list[Any] = []  # what it changed all the same, of what the captured code made
         self.closed = False  # whether code is followed that runs later, when data may be other than it is now
         self.follow_loops = True
 
@@ -138,7 +140,7 @@ class Outside:
 
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
-        if self.closed:
+        if self.closed or self.sealed:
             raise Unsupported("B005", describe(value))
         if not isinstance(value, Cell | Mapping | Set) and not (isinstance(value, Sequence) and value.kind is list):
             raise Unsupported("B005", describe(value))

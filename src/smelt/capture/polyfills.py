@@ -13,6 +13,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
 _MISSING: Any = object()
 
 
@@ -242,7 +245,33 @@ def greatest(*args: Any, key: Any = None, default: Any = _MISSING) -> Any:
     return max(()) if default is _MISSING else default
 
 
+def checkpointed_sequence(
+    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, preserve_rng_state: bool = True
+) -> Any:
+    def segment(part: list[Any]) -> Callable[[Any], Any]:
+        def forward(input: Any) -> Any:
+            for function in part:
+                input = function(input)
+            return input
+
+        return forward
+
+    parts = functions
+    if isinstance(functions, torch.nn.Sequential):
+        parts = []
+        for module in functions._modules.values():  # as `children` does: each once
+            if not any(module is part for part in parts):
+                parts.append(module)
+    size, end = len(parts) // segments, 0
+    for start in range(0, size * (segments - 1), size):
+        end = start + size
+        part = segment(parts[start:end])
+        input = checkpoint(part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+    return segment(parts[end:])(input)
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
+    checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
     dict.__dict__["fromkeys"]: fromkeys,

@@ -79,7 +79,8 @@ class Recipe:
 class Rebuilder:
     """Collects what must be rebuilt; `operand(value)` says where it will be found."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Callable[[Tensor], fx.Node]) -> None:
+        self.home = home
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -201,7 +202,7 @@ class Rebuilder:
 
 
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
-    return build._output(value.node)
+    return build._output(build.home(value))
 
 
 def _sequence(build: Rebuilder, value: Sequence) -> Operand:

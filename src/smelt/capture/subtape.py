@@ -29,7 +29,6 @@ class Subtape(Tape):
 
     def __init__(self, ambient: Ambient) -> None:
         super().__init__(ambient)
-        self.lifted: dict[Any, Tensor | Number] = {}
         self._inner: dict[Any, fx.Node] = {}
 
     def argument(self, name: str, spec: TensorSpec) -> Tensor:
@@ -45,13 +44,12 @@ class Subtape(Tape):
         raise Unsupported("B017", f"{source.text}, a tensor that only it uses")
 
     def _ghost(self, value: Tensor | Number) -> Any:
-        if isinstance(value, Tensor) and value.node.graph is not self.graph:
-            self._by_ghost[id(value.ghost)] = value
+        if isinstance(value, Tensor) and self.home(value).graph is not self.graph:
             self._lift(value)
         return super()._ghost(value)
 
     def _node(self, value: Tensor | Number) -> fx.Node:
-        return value.node if isinstance(value, Tensor) and value.node.graph is self.graph else self._lift(value)
+        return value.node if isinstance(value, Tensor) and self.home(value).graph is self.graph else self._lift(value)
 
     def _lift(self, value: Tensor | Number) -> fx.Node:
         key: Any = id(value) if isinstance(value, Tensor) else meaning(value.symbolic)
@@ -83,3 +81,15 @@ class LaterTape(Subtape):
 
     def rely_on_grad_mode(self) -> None:
         raise Unsupported("B013", "a grad mode")
+
+
+class RegionTape(Subtape):
+    """For code that runs where it stands, and perhaps once more."""
+
+    def __init__(self, outer: Tape) -> None:
+        super().__init__(outer.ambient)
+        self._outer = outer
+        self.regions = outer.regions
+
+    def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
+        return self._outer.input(tensor, source, shape, stride)

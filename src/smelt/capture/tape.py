@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator as Iterating
 from collections.abc import Mapping as Mapped
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,12 +32,13 @@ from smelt.capture.values import (
     of_number,
 )
 from smelt.ir.ambient import Ambient, forget_casts, set_autocast
+from smelt.ir.checkpoint import Checkpoint
 from smelt.ir.computed import computed
 from smelt.ir.derivative import Derivative
 from smelt.ir.effects import is_random
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
 
 
 class Tape:
@@ -55,6 +56,8 @@ class Tape:
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
         self._heeded = self.ambient  # what the nodes so far have made of it
         self._before = (self.ambient, self.ambient)
+        self.regions: dict[fx.Graph, Region] = {}
+        self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
         self.once = False  # whether what is captured says of itself that it cannot be differentiated
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
@@ -164,6 +167,24 @@ class Tape:
                 self._added.append(part)
                 self._yield_from(value, part)
 
+    def region(self, target: Checkpoint, tape: "Tape") -> None:
+        """One node for what `tape` recorded. Which of its tensors the graph needs turns out as they are used."""
+        args = tuple(tape.lifted.values())
+        node = self._record("call_function", target, args, {}, ())
+        self.regions[tape.graph] = Region(self, node, tape.graph)
+
+    def home(self, value: Tensor) -> fx.Node:
+        """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
+        while value.node.graph is not self.graph and value.node.graph in self.regions:
+            region = self.regions[value.node.graph]
+            region.owner._yield_from(value, region.result(value.node))
+        return value.node
+
+    def close_regions(self) -> None:
+        """No more results will be asked for."""
+        for region in self.regions.values():
+            region.close()
+
     def _yield_from(self, value: Tensor, node: fx.Node) -> None:
         self._rewritten.append((value, value.node))
         if value.node in self.inferred:
@@ -172,11 +193,14 @@ class Tape:
 
     def _ghost(self, value: Tensor | Number) -> Any:
         """What stands for a tensor, or for a number that may change, where an operator is run for its metadata."""
-        return value.ghost if isinstance(value, Tensor) else value.symbolic
+        if not isinstance(value, Tensor):
+            return value.symbolic
+        self._by_ghost.setdefault(id(value.ghost), value)
+        return value.ghost
 
     def _node(self, value: Tensor | Number) -> fx.Node:
         """The node of this graph that yields it."""
-        return value.node if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
+        return self.home(value) if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
 
     def decided(self, value: Tensor) -> bool | None:
         """The truth of a tensor if it does not depend on what running will yield."""
@@ -274,6 +298,29 @@ class Tape:
         set_spec(part, spec_of_value(item))
         self._added.append(part)
         return self._wrap(item, part)
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """A node that runs a graph of its own, whose results are named one by one."""
+
+    owner: Tape
+    node: fx.Node
+    graph: fx.Graph
+    results: list[fx.Node] = field(default_factory=list)
+    last: fx.Node | None = None
+
+    def result(self, inner: fx.Node) -> fx.Node:
+        """A new node of the outer graph for one that the region computes."""
+        with self.owner.graph.inserting_after(self.last or self.node):
+            self.last = self.owner.graph.call_function(operator.getitem, (self.node, len(self.results)))
+        set_spec(self.last, spec_of(inner))
+        self.results.append(inner)
+        return self.last
+
+    def close(self) -> None:
+        self.graph.output(tuple(self.results))
+        set_spec(self.node, tuple(tensor_spec(node) for node in self.results))
 
 
 class Witness(GhostMode):  # type: ignore[no-untyped-call]

@@ -216,7 +216,7 @@ class _Closing:
         self.fullgraph = fullgraph
         self.entry = entry
         self.final = interp.tape.ambient
-        self.build = Rebuilder()
+        self.build = Rebuilder(interp.tape.home)
 
     def captured(self) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
@@ -356,6 +356,7 @@ class _Closing:
     def _close_graph(self) -> None:
         self.tape.heed(self.entry)
         self.tape.graph.output(tuple(self.build.outputs))
+        self.tape.close_regions()
         _drop_unused_parts(self.tape.graph)
         for node, source in list(self.tape.inputs.items()):
             if node.users:

@@ -9,7 +9,7 @@ containers `Pending` items that become values (and guards) when they are first t
 import enum
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -395,3 +395,37 @@ def python_type(value: Value) -> type | None:
         Partial: functools.partial,
     }
     return fixed.get(type(value))
+
+
+def reachable(roots: Iterable[Any]) -> dict[int, Any]:
+    """The values that `roots` are or hold, at whatever depth, by id."""
+    found: dict[int, Any] = {}
+    pending = list(roots)
+    while pending:
+        value = pending.pop()
+        if value is None or id(value) in found:
+            continue
+        found[id(value)] = value
+        for name in _PARTS.get(type(value), ()):
+            part = getattr(value, name)
+            if isinstance(part, dict):
+                pending.extend(part.values())
+            else:
+                pending.extend(part if isinstance(part, list | tuple) else (part,))
+    return found
+
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    Sequence: ("unseen",),
+    Mapping: ("items", "owner"),
+    Instance: ("members", "contents"),
+    Failure: ("members", "args"),
+    Cell: ("contents",),
+    Method: ("function", "receiver"),
+    Partial: ("function", "args", "keywords"),
+    Function: ("closure", "defaults", "keyword_defaults"),
+    Iterator: ("over",),
+    Joined: ("parts", "function"),
+    DictView: ("mapping",),
+    Super: ("receiver",),
+}

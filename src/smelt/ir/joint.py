@@ -22,6 +22,7 @@ from torch import fx
 from smelt.ir.tensorspec import TensorSpec
 
 _PHASE = "smelt_phase"
+_WISH = "smelt_wish"
 
 
 class Phase(Enum):
@@ -39,6 +40,21 @@ def phase_of(node: fx.Node) -> Phase:
 
 def set_phase(node: fx.Node, phase: Phase) -> None:
     node.meta[_PHASE] = phase
+
+
+class Wish(Enum):
+    """What the program asked for a value that the backward needs, by `torch.utils.checkpoint`."""
+
+    AGAIN = "computed again"
+    SAVED = "saved"
+
+
+def wish_of(node: fx.Node) -> Wish | None:
+    return node.meta.get(_WISH)
+
+
+def set_wish(node: fx.Node, wish: Wish | None) -> None:
+    node.meta[_WISH] = wish
 
 
 @dataclass(frozen=True, slots=True)
