@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.capture.programs import Captured
+from tests.capture.programs import Captured, compare
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -74,3 +74,15 @@ def test_an_error_before_the_first_write_comes_from_the_programs_line() -> None:
         runner(program, leaf.view(2, 3))
     assert caught.traceback[-1].name == "program"
     assert caught.value.__context__ is None
+
+
+def test_views_that_autograd_disowns_are_left_to_python() -> None:
+    def program(x: torch.Tensor) -> Any:
+        z = x * 2
+        for _ in z:
+            z.zero_()
+            print("turn")
+        return z
+
+    runner = compare(program, X.clone().requires_grad_())
+    assert "B011" in runner.break_codes

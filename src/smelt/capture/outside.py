@@ -259,6 +259,10 @@ class Outside:
         found = [quirk for quirk in quirks if _says(real, quirk)]
         if real.layout is not torch.strided or found:
             raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
+        try:
+            real.is_leaf  # noqa: B018
+        except RuntimeError:  # one of several views of a tensor that was then written to: autograd disowns it
+            raise Unsupported("B011", source.text) from None
         shape, stride = self.sizes.layout(real, source)
         sizes = (guarded(shape), guarded(stride))
         source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
