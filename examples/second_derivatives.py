@@ -6,6 +6,7 @@ Each trains twice from the same seed, eagerly and through `smelt.compile`, and t
 side. Nothing is said to the compiler: `create_graph=True` is all.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ STEPS = 20
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for ins, outs in zip(sizes, sizes[1:], strict=False):
+    for ins, outs in itertools.pairwise(sizes):
         layers += [nn.Linear(ins, outs), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 
@@ -114,7 +115,7 @@ def meta_learning(compiled: Compile, steps: int = STEPS) -> list[float]:
         for _task in range(4):
             amplitude, phase = torch.rand(1) * 4 + 1, torch.rand(1) * 3
             x, x_later = torch.randn(2, 10, 1)
-            weights = dict(net.named_parameters())
+            weights: dict[str, torch.Tensor] = dict(net.named_parameters())
             inner = F.mse_loss(functional_call(model, weights, (x,)), amplitude * torch.sin(x + phase))
             slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
             adapted = {name: w - 0.01 * g for (name, w), g in zip(weights.items(), slopes, strict=True)}
@@ -126,7 +127,7 @@ def meta_learning(compiled: Compile, steps: int = STEPS) -> list[float]:
 
 def stepped(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     return loss.item()
 

@@ -1,5 +1,6 @@
 """Random numbers in compiled training: eager's own, the same mask in forward and backward, the right distribution."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_dropout_is_dropout_in_distribution(backend: str) -> None:
     for mask in masks:
         assert abs(mask.mean() - 0.7) < 4 * (0.21 / mask.numel()) ** 0.5
         assert (mask.mean(0) - 0.7).abs().max() < 6 * (0.21 / 400) ** 0.5  # in every column
-    for one, other in zip(masks, masks[1:], strict=False):
+    for one, other in itertools.pairwise(masks):
         assert abs(((one - 0.7) * (other - 0.7)).mean()) < 4 * 0.21 / one.numel() ** 0.5
         assert abs(((one[:, 1:] - 0.7) * (one[:, :-1] - 0.7)).mean()) < 4 * 0.21 / one.numel() ** 0.5
 

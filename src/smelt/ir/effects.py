@@ -64,7 +64,7 @@ def checks_in_backward(node: fx.Node) -> bool:
         return False
     (value,) = node.all_input_nodes
     spec = spec_of(value)
-    return not isinstance(spec, tuple) and spec is not None and spec.dtype.is_complex
+    return isinstance(spec, TensorSpec) and spec.dtype.is_complex
 
 
 def uses_default_generator(node: fx.Node) -> bool:
