@@ -269,3 +269,52 @@ def test_the_reason_names_the_sizes() -> None:
             compiled(torch.ones(n), torch.ones(m))
     reasons = [event.subject for event in events if event.channel == "recompiles"]
     assert reasons[1] == "expected x.shape[0] == y.shape[0], got x.shape[0] = 5, y.shape[0] = 6"
+
+
+def descent(weight: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
+    return (weight - rate * gradient) / step + weight * (1 - rate**2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_numbers_stay_open_in_compiled_code(backend: str, requires_grad: bool) -> None:
+    smelt.reset()
+    compiled = smelt.compile(descent, backend=backend, fullgraph=True)
+    for step in range(2, 9):
+        weight, gradient = torch.randn(5, requires_grad=requires_grad), torch.randn(5)
+        wanted, got = descent(weight, gradient, 0.1 / step, step), compiled(weight, gradient, 0.1 / step, step)
+        torch.testing.assert_close(got, wanted)
+        if requires_grad:
+            (mine,) = torch.autograd.grad(got.square().sum(), weight)
+            (theirs,) = torch.autograd.grad(wanted.square().sum(), weight)
+            torch.testing.assert_close(mine, theirs)
+    assert smelt.counters["graphs"] == 2
+    assert smelt.counters["sizes_compiled"] == (0 if backend == "eager" else 1)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: torch.add(x, x, alpha=n),
+        lambda x, n: x.clamp(min=n),
+        lambda x, n: torch.where(x > 0, x, n),
+        lambda x, n: torch.nn.functional.leaky_relu(x, n),
+        lambda x, n: x.sum() * n,
+        lambda x, n: torch.arange(3) * n + x,
+        lambda x, n: x.masked_fill(x > n, n),
+        lambda x, n: x.abs() ** n,
+        lambda x, n: n / (x.abs() + 1) - n,
+        lambda x, n: torch.full((3,), n) + x,
+        lambda x, n: torch.nn.functional.layer_norm(x, (3,), eps=n),
+    ],
+)
+def test_a_float_wherever_an_operator_takes_one(function: Callable[..., Any], backend: str) -> None:
+    follow(function, [(torch.randn(3), n) for n in (0.5, 0.25, 0.125, 1.0, 0.0625)], backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_more_sizes_than_are_kept(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.pipeline.sized.LIMIT", 3)
+    with pytest.warns(SmeltWarning, match="SM012"):
+        follow(pointwise, rows(2, 3, 4, 5, 6, 7, 3, 6), backend)

@@ -12,7 +12,7 @@ The engine itself runs on ghosts, so every operator that eager can differentiate
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,19 +38,23 @@ from smelt.ir.effects import checks_in_backward, draws, uses_default_generator, 
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, phase_of
-from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 
 Eager = Callable[..., "tuple[object, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs."""
+    """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs.
+
+    `numbers`: inputs that the function takes as numbers, by position; compiled code takes tensors that hold them.
+    """
 
     specs: tuple[TensorSpec, ...]
     names: tuple[str, ...]
     call: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
     constants: Mapping[str, torch.Tensor]
+    numbers: Mapping[int, NumberSpec] = field(default_factory=dict)
 
     @classmethod
     def of_graph(cls, traced: Traced) -> "Source":
@@ -58,14 +62,23 @@ class Source:
             return interpret(traced, inputs, constants)
 
         nodes = placeholders(traced.graph)
-        specs, names = tuple(tensor_spec(node) for node in nodes), tuple(node.name for node in nodes)
-        return cls(specs, names, call, traced.constants)
+        found = [spec_of(node) for node in nodes]
+        numbers = {place: spec for place, spec in enumerate(found) if isinstance(spec, NumberSpec)}
+        specs = tuple(spec.as_tensor() if isinstance(spec, NumberSpec) else tensor_spec(node)
+                      for node, spec in zip(nodes, found, strict=True))  # fmt: skip
+        return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers)
+
+    def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Compiled code's inputs as the function takes them."""
+        if not self.numbers:
+            return inputs
+        return [each.item() if place in self.numbers else each for place, each in enumerate(inputs)]
 
     def eager(self) -> Eager:
         """The original as PyTorch runs it."""
 
         def run(*inputs: torch.Tensor) -> tuple[object, ...]:
-            return tuple(self.call(inputs, self.constants))
+            return tuple(self.call(self.given(inputs), self.constants))
 
         return run
 
@@ -193,7 +206,10 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
         with Substituting(), restored():
-            run.outputs = source.call(run.inputs, constants)
+            given = list(run.inputs)
+            for place, number_spec in source.numbers.items():
+                given[place] = recorder.number_in(run.primals[place], number_spec)
+            run.outputs = source.call(given, constants)
     except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, CannotTrace):
             raise
@@ -345,7 +361,7 @@ def _replay(
             return f"the graph draws random numbers ({node.target}) that no seed of PyTorch's own CPU generator fixes"
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        outputs = source.call(inputs, source.constants)
+        outputs = source.call(source.given(inputs), source.constants)
         shown = [outputs[one.shown]._base if one.beneath else outputs[one.shown] for one in results]
         shown += [inputs[write.index] for write in written]
         return [shown[position] for position in plan.differentiable]

@@ -25,7 +25,7 @@ from smelt.base.errors import SmeltError
 from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
-from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, set_spec, spec_of, tensor_spec
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -58,7 +58,14 @@ def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_out
     traced = joint.traced
     late = depending_on(tangents_of(joint))
     # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
-    own = {node for node in traced.graph.nodes if node in late or phase_of(node) is not Phase.FORWARD or is_view(node)}
+    own = {
+        node
+        for node in traced.graph.nodes
+        if node in late
+        or phase_of(node) is not Phase.FORWARD
+        or is_view(node)
+        or isinstance(spec_of(node), NumberSpec)
+    }
     own |= {node for node in traced.graph.nodes if wish_of(node) is Wish.AGAIN and recomputable(node) is None}
     needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
     saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]

@@ -21,7 +21,7 @@ from smelt.autograd.aliasing import is_view
 from smelt.ir.effects import draws
 from smelt.ir.graph import Level, Traced
 from smelt.ir.joint import Phase, Wish, set_phase, wish_of
-from smelt.ir.tensorspec import TensorSpec, set_spec, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ CREATION = frozenset(
 def recomputable(node: fx.Node) -> str | None:
     """None if the backward may compute `node` again for next to nothing, otherwise why it should not."""
     op = node.target
-    if node.op == "get_attr" or is_view(node):
+    if node.op == "get_attr" or is_view(node) or isinstance(spec_of(node), NumberSpec):
         return None
     if op is operator.getitem:
         source = node.args[0]

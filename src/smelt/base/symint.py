@@ -420,11 +420,13 @@ def meaning(number: Any) -> Any:
     return number.node.what if is_symbolic(number) else number
 
 
-def apply(function: Callable[..., Any], number: Any) -> Any:
-    """A function that yields a float, of a number: computed at each call."""
-    if not is_symbolic(number):
-        return function(number)
-    return torch.SymFloat(number.node._float(function))  # type: ignore[no-untyped-call]
+def apply(function: Callable[..., Any], number: Any, *others: Any) -> Any:
+    """A function that yields a float, of a symbolic number and others: computed at each call."""
+    operands = (meaning(number), *map(meaning, others))
+    world = number.node.world
+    example = function(*[_example(world, each) for each in operands])
+    made = Formula(function, operands, example, f"{function.__name__}(…)")
+    return torch.SymFloat(Node(world, made))  # type: ignore[no-untyped-call]
 
 
 def is_symbolic(number: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.symint import apply
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
@@ -168,8 +169,8 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
         value.symbolic if isinstance(value, Number) and value.symbolic is not None else interp.plain(value)
         for value in values
     ]
-    if function is operator.pow and not _is_natural_power(*values):
-        given = [interp.plain(value) for value in values]  # may turn out a float, an int or a complex number
+    if function is operator.pow:
+        return _power(interp, *values)
     try:
         result = function(*given)
     except Exception as error:
@@ -177,9 +178,16 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
     return of_number(bool(result) if isinstance(result, torch.SymBool) else result)
 
 
-def _is_natural_power(base: Value, exponent: Value) -> bool:
-    plain = isinstance(exponent, Constant) and not holds_symbols(exponent)
-    return plain and python_type(exponent) is int and exponent.value >= 0 and python_type(base) is int  # type: ignore[attr-defined]
+def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
+    """`base ** exponent` where the type of the result is certain; else it is computed here, and relied on."""
+    assert isinstance(base, Constant) and isinstance(exponent, Constant)
+    if isinstance(base, Number) and base.symbolic is not None and not holds_symbols(exponent):
+        whole = python_type(exponent) is int
+        if python_type(base) is int and whole and exponent.value >= 0:
+            return of_number(base.symbolic**exponent.value)
+        if python_type(base) is float and whole:  # a fraction of a negative number would be complex
+            return of_number(apply(operator.pow, base.symbolic, exponent.value))
+    return interp.compute(operator.pow, interp.plain(base), interp.plain(exponent))
 
 
 def _on_shapes(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:

@@ -22,8 +22,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smelt.base.symbols import Expression
-from smelt.base.symint import Formula, is_symbolic, surely_equal
+from smelt.base.symbols import Expression, World
+from smelt.base.symint import as_number, is_symbolic, surely_equal
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
@@ -278,12 +278,15 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self._given: dict[Any, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._given.__getitem__)
 
-    def number(self, name: str, what: Expression | Formula) -> fx.Node:
-        """A new graph input that is a number: a symbol, or a float given at each call."""
-        node = self._input(name)
-        set_spec(node, NumberSpec(what))
-        self._given[what.symbol if isinstance(what, Expression) else what] = node
-        return node
+    def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
+        """The number that a tensor of one element holds: a symbol, or a float given at each call."""
+        what, world = spec.what, World()
+        world.closed = True  # nothing may depend on what the number is
+        leaf = what.symbol if isinstance(what, Expression) else what
+        if leaf not in self._given:
+            node = self._given[leaf] = self.graph.call_function(torch.ops.aten._local_scalar_dense.default, (holder,))
+            set_spec(node, spec)
+        return as_number(world, what)
 
     def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
         """A new graph input, after those there are and before everything else."""

@@ -77,7 +77,7 @@ def _rule_has_spec(node: fx.Node) -> str | None:
 def _rule_aten(node: fx.Node) -> str | None:
     if node.op != "call_function" or node.target is operator.getitem:
         return None
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, torch._ops.OpOverload) or isinstance(spec_of(node), NumberSpec):
         return None
     return f"calls {node.target}, which is not an ATen operator"
 

@@ -91,6 +91,11 @@ class NumberSpec:
 
     what: Expression | Formula
 
+    def as_tensor(self) -> TensorSpec:
+        """A tensor that holds the number."""
+        dtype = torch.float64 if isinstance(self.what, Formula) else torch.int64
+        return TensorSpec((), (), dtype, torch.device("cpu"))
+
     def __str__(self) -> str:
         return f"number {self.what.text if isinstance(self.what, Formula) else self.what}"
 

@@ -1,21 +1,22 @@
 """A graph whose sizes differ from call to call, compiled once for each combination of sizes that comes.
 
-    graph over x: f32[s0, 4]   →   a call with f32[7, 4] compiles for 7; the next one with 7 finds that again
+    graph over x: f32[s0, 4], rate: float   →   a call with f32[7, 4] compiles for 7, whatever the rate is
 
-The graph itself was captured once. `LIMIT` combinations are kept; what comes after is run by PyTorch, operator by
-operator, with one warning.
+The graph itself was captured once. Numbers that are no sizes go into compiled code as tensors of one element, computed
+here at each call; where compiled code would have to know them, they count as sizes. `LIMIT` combinations are kept; what
+comes after is run by PyTorch, operator by operator, with one warning.
 """
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
+from smelt.autograd.trace import CannotTrace
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import count, timed
 from smelt.base.symbols import Expression, Symbol
@@ -26,68 +27,106 @@ from smelt.runtime.wrap import Flat
 
 LIMIT = 64
 
-Sizes = tuple[Any, ...]
+Leaf = Symbol | Formula
+Values = Mapping[Any, Any]
+Place = tuple[int, int]  # the number of an input, and of a dimension of it; -1 for an input that is a number itself
 
 
 def is_sized(traced: Traced) -> bool:
     """Whether a graph's inputs have sizes that differ from call to call, or are numbers."""
-    return any(_symbols_of(node) for node in placeholders(traced.graph))
+    return any(_told_by(node) for node in placeholders(traced.graph))
 
 
-def _symbols_of(node: fx.Node) -> list[tuple[Any, int]]:
-    """The symbols an input tells, with the dimension of each; -1 for an input that is a number itself."""
+def _told_by(node: fx.Node) -> list[tuple[Leaf, int]]:
+    """The symbols an input tells, with the dimension of each."""
     spec = spec_of(node)
     if isinstance(spec, NumberSpec):
-        return [(spec.what.symbol if isinstance(spec.what, Expression) else spec.what, -1)]
+        return [(_leaf(spec), -1)]
     assert isinstance(spec, TensorSpec)
-    told = [(_symbol(size), dim) for dim, size in enumerate(spec.shape)]
+    found = [meaning(size) for size in spec.shape]
+    told = [(what.symbol, dim) for dim, what in enumerate(found) if isinstance(what, Expression)]
     return [(symbol, dim) for symbol, dim in told if symbol is not None]
 
 
-def _symbol(size: Any) -> Symbol | None:
-    found = meaning(size)
-    return found.symbol if isinstance(found, Expression) else None
+def _leaf(spec: NumberSpec) -> Leaf:
+    found = spec.what if isinstance(spec.what, Formula) else spec.what.symbol
+    assert found is not None
+    return found
+
+
+def _leaves(spec: NumberSpec) -> set[Any]:
+    return set(spec.what.leaves() if isinstance(spec.what, Formula) else spec.what.symbols())
 
 
 class SizedGraph:
-    """Calls the version of a graph that was compiled for the sizes at hand."""
+    """Calls the version of a graph that was compiled for the sizes at hand.
+
+    `compile_graph` raises `CannotTrace` if numbers among the inputs cannot stay open.
+    """
 
     def __init__(self, traced: Traced, compile_graph: Callable[[Traced], Flat]) -> None:
         self._traced = traced
         self._compile = compile_graph
-        self._places: dict[Any, tuple[int, int]] = {}
+        self._places: dict[Leaf, Place] = {}
         for number, node in enumerate(placeholders(traced.graph)):
-            for symbol, dim in _symbols_of(node):
-                self._places.setdefault(symbol, (number, dim))
-        self._numbers = frozenset(place for place, dim in self._places.values() if dim < 0)
-        self._versions: dict[Sizes, Flat] = {}
+            for leaf, dim in _told_by(node):
+                self._places.setdefault(leaf, (number, dim))
+        self._inputs = {number for number, node in enumerate(placeholders(traced.graph)) if not _is_number(node)}
+        self._versions: dict[tuple[Any, ...], Flat] = {}
         self._lock = threading.Lock()
         self._plain: Flat | None = None
-        self._version(tuple(symbol.example for symbol in self._places))
+        example = {leaf: leaf.example for leaf in self._places}
+        self._leave_open(_open_numbers(traced))
+        try:
+            self._version(example)
+        except CannotTrace:
+            self._leave_open([])
+            self._version(example)
+
+    def _leave_open(self, numbers: list[fx.Node]) -> None:
+        """These numbers stay open; all others that the graph uses are compiled in."""
+        self._open = numbers
+        fixed: set[Any] = {leaf for leaf, (_, dim) in self._places.items() if dim >= 0}
+        for node in self._traced.graph.nodes:
+            if _is_number(node) and node not in numbers and not all(map(_is_number, node.users)):
+                spec = spec_of(node)
+                assert isinstance(spec, NumberSpec)
+                fixed |= _leaves(spec)
+        self._fixed = [leaf for leaf in self._places if leaf in fixed]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        sizes = tuple(
-            [inputs[place] if dim < 0 else inputs[place].shape[dim] for place, dim in self._places.values()]
-        )
-        run = self._versions.get(sizes) or self._version(sizes)
-        if self._numbers and run is not self._plain:
-            inputs = tuple([each for place, each in enumerate(inputs) if place not in self._numbers])
-        return run(*inputs)
+        values = {
+            leaf: inputs[place] if dim < 0 else inputs[place].shape[dim] for leaf, (place, dim) in self._places.items()
+        }
+        run = self._versions.get(self._key(values)) or self._version(values)
+        if run is self._plain:
+            return run(*inputs)
+        tensors = [each for place, each in enumerate(inputs) if place in self._inputs]
+        return run(*tensors, *[_holding(node, values) for node in self._open])
 
-    def _version(self, sizes: Sizes) -> Flat:
+    def _key(self, values: Values) -> tuple[Any, ...]:
+        key = [values[leaf] for leaf in self._fixed]
+        return tuple([each if type(each) is int else each.hex() for each in key])  # tells -0.0 from 0.0
+
+    def _version(self, values: Values) -> Flat:
         with self._lock:
-            run = self._versions.get(sizes)
-            if run is None:
-                run = self._make(sizes) if len(self._versions) < LIMIT else self._by_pytorch()
-        return run
+            key = self._key(values)
+            run = self._versions.get(key)
+            if run is None and len(self._versions) < LIMIT:
+                try:
+                    run = self._versions[key] = self._make(values)
+                except CannotTrace:
+                    if not self._versions:
+                        raise
+                    run = self._versions[key] = self._plainly()
+        return run or self._by_pytorch()
 
-    def _make(self, sizes: Sizes) -> Flat:
+    def _make(self, values: Values) -> Flat:
         count("sizes_compiled")
         grad = torch.is_grad_enabled()
         with timed("compile for new sizes"), torch.inference_mode(False):
             torch._C._set_grad_enabled(grad)
-            run = self._versions[sizes] = self._compile(self._at(dict(zip(self._places, sizes, strict=True))))
-        return run
+            return self._compile(self._at(values))
 
     def _by_pytorch(self) -> Flat:
         if self._plain is None:
@@ -97,33 +136,79 @@ class SizedGraph:
                 SmeltWarning,
                 stacklevel=2,
             )
+        return self._plainly()
+
+    def _plainly(self) -> Flat:
+        if self._plain is None:
             forward = self._traced.to_module().forward
             self._plain = lambda *inputs: tuple(forward(*inputs))
         return self._plain
 
-    def _at(self, values: dict[Any, Any]) -> Traced:
-        """The graph for these sizes: numbers are constants, inputs have plain shapes."""
+    def _at(self, values: Values) -> Traced:
+        """The graph for these sizes: inputs have plain shapes, numbers are open inputs or constants."""
         graph = fx.Graph()
         made: dict[fx.Node, Any] = {}
+        for node in placeholders(self._traced.graph):
+            spec = spec_of(node)
+            if isinstance(spec, TensorSpec):
+                made[node] = graph.node_copy(node, made.__getitem__)
+                set_spec(made[node], _spec_at(spec, values))
+        for node in self._open:
+            made[node] = graph.placeholder(node.name)
+            set_spec(made[node], _open_spec(node, values))
         for node in self._traced.graph.nodes:
+            if node in made:
+                continue
             spec = spec_of(node)
             if isinstance(spec, NumberSpec):
                 made[node] = spec.what.evaluate(values.__getitem__)
-                continue
-            copy = made[node] = graph.node_copy(node, lambda used: made[used])
-            if node.op == "output":
-                copy.args = map_arg(node.args, lambda used: made[used])
-            if node.op == "placeholder":
-                assert isinstance(spec, TensorSpec)
-                shape = tuple(_value(size, values) for size in spec.shape)
-                stride = tuple(_value(step, values) for step in spec.stride)
-                set_spec(copy, replace(spec, shape=shape, stride=stride, offset=_value(spec.offset, values)))
+            else:
+                made[node] = graph.node_copy(node, made.__getitem__)
         return Traced(graph, self._traced.level, self._traced.constants)
 
 
-def _value(size: Any, values: dict[Any, Any]) -> Any:
-    what = meaning(size)
-    if not is_symbolic(size):
-        return size
-    assert isinstance(what, Expression | Formula)
-    return what.evaluate(values.__getitem__)
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(spec_of(node), NumberSpec)
+
+
+def _open_numbers(traced: Traced) -> list[fx.Node]:
+    """Numbers that may stay open: floats, and integers from outside, which are never 0 or 1. Sizes are no such."""
+    found = []
+    for node in traced.graph.nodes:
+        spec = spec_of(node)
+        if isinstance(spec, NumberSpec) and not all(map(_is_number, node.users)):
+            integer = isinstance(spec.what, Expression)
+            if (integer and node.op == "placeholder") or (not integer and _depends_on_given(spec, traced)):
+                found.append(node)
+    return found
+
+
+def _depends_on_given(spec: NumberSpec, traced: Traced) -> bool:
+    given = {_leaf(each) for node in placeholders(traced.graph) if isinstance(each := spec_of(node), NumberSpec)}
+    return not given.isdisjoint(_leaves(spec))
+
+
+def _value(node: fx.Node, values: Values) -> Any:
+    spec = spec_of(node)
+    assert isinstance(spec, NumberSpec)
+    return spec.what.evaluate(values.__getitem__)
+
+
+def _holding(node: fx.Node, values: Values) -> torch.Tensor:
+    value = _value(node, values)
+    return torch.scalar_tensor(value, dtype=torch.int64 if type(value) is int else torch.float64)
+
+
+def _open_spec(node: fx.Node, values: Values) -> NumberSpec:
+    value = _value(node, values)
+    if type(value) is int:
+        return NumberSpec(Expression.of(Symbol(node.name, value)))
+    return NumberSpec(Formula(None, (), value, node.name))
+
+
+def _spec_at(spec: TensorSpec, values: Values) -> TensorSpec:
+    def plain(size: Any) -> Any:
+        return meaning(size).evaluate(values.__getitem__) if is_symbolic(size) else size
+
+    shape, stride = tuple(map(plain, spec.shape)), tuple(map(plain, spec.stride))
+    return replace(spec, shape=shape, stride=stride, offset=plain(spec.offset))

@@ -6,6 +6,7 @@
 Every pass names the form it takes and the form it gives; with `check_specs` the rules of that form are run after it.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,19 +21,20 @@ from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.base.symint import is_symbolic
 from smelt.codegen import compile_kernels
 from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.pipeline.sized import SizedGraph, is_sized
 from smelt.runtime.launch import Executable, launcher
 from smelt.runtime.wrap import Flat, join
-from smelt.simplify import PASSES, SimplifyPass
+from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
 
 class Form(Enum):
@@ -195,7 +197,10 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
 
 
 def _why_not_generate(traced: Traced) -> str | None:
-    """Why no kernels can be made for a pure graph: some of it lies where the CPU's code cannot reach."""
+    """Why no kernels can be made for a pure graph: numbers that are no operands, or the CPU's code cannot reach it."""
+    numbers = why_not_operands(traced)
+    if numbers is not None:
+        return numbers
     for node in traced.graph.nodes:
         found = spec_of(node)
         for spec in found if isinstance(found, tuple) else (found,):
@@ -211,8 +216,19 @@ def _compile(
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Flat:
-    if is_sized(traced):
-        return SizedGraph(traced, lambda static: _compile(static, options, lower, decompositions, why_not)).__call__
+    compile_static = functools.partial(
+        _compile_static, options=options, lower=lower, decompositions=decompositions, why_not=why_not
+    )
+    return SizedGraph(traced, compile_static).__call__ if is_sized(traced) else compile_static(traced)
+
+
+def _compile_static(
+    traced: Traced,
+    options: Options,
+    lower: Callable[[Traced, str, bool], Flat],
+    decompositions: Decompositions,
+    why_not: Callable[[Traced], str | None],
+) -> Flat:
     number = next(_numbers)
     context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:
@@ -220,19 +236,35 @@ def _compile(
     try:
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
-            _refuse(why_not(pure.traced))
+            _refuse(_why_not_open(pure.traced) or why_not(pure.traced))
             return join(lower(pure.traced, f"forward{number}", False), None, pure.plan, eager=pure.eager)
         halves: Halves = run_passes(traced, TRACE_JOINT, context)
-        _refuse(why_not(halves.forward))
+        _refuse(_why_not_open(halves.forward) or why_not(halves.forward))
         if halves.backward is not None:
             _refuse(why_not(halves.backward))
     except CannotTrace as refused:
+        if _has_numbers(traced):
+            raise  # told what they are, it may still work
         events.count("eager_graphs")
         events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
         return _run_by_pytorch(traced)
     forward = lower(halves.forward, f"forward{number}", False)
     backward = lower(halves.backward, f"backward{number}", True) if halves.backward is not None else None
     return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager, consuming=True)
+
+
+def _has_numbers(traced: Traced) -> bool:
+    return any(isinstance(spec_of(node), NumberSpec) for node in placeholders(traced.graph))
+
+
+def _why_not_open(traced: Traced) -> str | None:
+    """Why numbers among the inputs cannot stay open: they turned out to be sizes."""
+    for node in traced.graph.nodes:
+        found = spec_of(node)
+        for spec in found if isinstance(found, tuple) else (found,):
+            if isinstance(spec, TensorSpec) and any(map(is_symbolic, (*spec.shape, *spec.stride, spec.offset))):
+                return f"the size of {node.name} depends on a number"
+    return None
 
 
 def _refuse(reason: str | None) -> None:
@@ -242,7 +274,8 @@ def _refuse(reason: str | None) -> None:
 
 def _needs_gradients(traced: Traced) -> bool:
     """Whether a backward may follow: grad mode is on where the graph begins, and something in it requires gradients."""
-    if not any(tensor_spec(node).requires_grad for node in placeholders(traced.graph)):
+    specs = [spec_of(node) for node in placeholders(traced.graph)]
+    if not any(isinstance(spec, TensorSpec) and spec.requires_grad for spec in specs):
         return False
     if torch.is_grad_enabled():
         return True

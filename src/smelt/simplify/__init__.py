@@ -15,11 +15,13 @@ from smelt.simplify.common import share_common
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.dead import drop_dead
 from smelt.simplify.identities import fold_identities
+from smelt.simplify.numbers import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
 
 SimplifyPass = Callable[[Traced, Fuel], Traced]
 
 PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
+    ("numbers as operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
@@ -27,4 +29,14 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("drop dead", drop_dead, "last: the passes above leave what they replaced behind"),
 )
 
-__all__ = ["PASSES", "SimplifyPass", "compose_views", "drop_dead", "fold_constants", "fold_identities", "share_common"]
+__all__ = [
+    "PASSES",
+    "SimplifyPass",
+    "compose_views",
+    "drop_dead",
+    "fold_constants",
+    "fold_identities",
+    "numbers_as_operands",
+    "share_common",
+    "why_not_operands",
+]

@@ -31,15 +31,15 @@ def _index(value: Any, indices: Sequence[Any]) -> Any:
     if taken is None:
         return NotImplemented
     together = places == list(range(places[0], places[-1] + 1))
-    before = [dim for dim in range(places[0])] if together else []
+    before = list(range(places[0])) if together else []
     after = [dim for dim in range(rank) if dim not in places and dim not in before]
     shape = (*(value.shape[dim] for dim in before), *taken, *(value.shape[dim] for dim in after))
     steps = (*(value.stride(dim) for dim in before), *[0] * len(taken), *(value.stride(dim) for dim in after))
     layouts = [(shape, steps)]
     for each in chosen:
         ones = (*[1] * len(before), *taken, *[1] * len(after))
-        steps = strides_of_view(taken, each.expand(taken).stride(), ones) or contiguous_stride(ones)
-        layouts.append((ones, tuple(steps)))
+        spread = strides_of_view(taken, each.expand(taken).stride(), ones) or contiguous_stride(ones)
+        layouts.append((ones, tuple(spread)))
     return TensorSpec(shape, iterator_stride(shape, layouts), value.dtype, CPU)
 
 

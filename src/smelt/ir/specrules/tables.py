@@ -12,7 +12,8 @@ from smelt.ir.specrules import creation, fourier, indexing, library, losses, mis
 from smelt.ir.tensorspec import TensorSpec
 
 RULES: dict[Any, Any] = {**pointwise.RULES, **reduction.RULES, **creation.RULES, **views.RULES}
-CPU_RULES: dict[Any, Any] = {**RULES, **library.RULES, **indexing.RULES, **losses.RULES, **fourier.RULES, **missing.RULES}
+_LIBRARIES = (library, indexing, losses, fourier, missing)
+CPU_RULES: dict[Any, Any] = {**RULES, **{op: rule for each in _LIBRARIES for op, rule in each.RULES.items()}}
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
