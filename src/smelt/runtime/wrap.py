@@ -46,7 +46,8 @@ def join(
         return _Forward(forward, plan, eager).__call__
     if backward is None:
         raise ValueError("a plan with tangents needs a backward")
-    return _Differentiable(forward, backward, plan, replay, eager, consuming).__call__
+    state = _Differentiable(forward, backward, plan, replay, eager, consuming)
+    return _quick(state) if state.is_simple else state.__call__
 
 
 def lazily(make: Callable[[], Flat]) -> Flat:
@@ -125,6 +126,9 @@ class _Differentiable:
         self.only_results = plan.results == len(plan.differentiable) and not plan.written
         self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
+        # Nothing to be done but to compute: see `_quick`.
+        self.is_simple = self.only_values and self.finish is None and not (plan.copied or plan.recalled or plan.random)
+        self.tracked = tuple((index, index in self.wanted) for index in self.others)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -154,14 +158,14 @@ class _Differentiable:
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
         return result
 
-    def saved_inputs(self, saved: Sequence[Any], others: Sequence[Any], versions: Sequence[int]) -> list[torch.Tensor]:
+    def saved_inputs(self, saved: Sequence[Any], others: Sequence[tuple[Any, int]]) -> list[torch.Tensor]:
         """All inputs of the forward: those saved, and those it only kept track of. Of inputs that were written it does
         not matter what they were, or they are saved."""
         inputs: list[Any] = [None] * self.plan.inputs
         for (is_input, index), tensor in zip(self.kept, saved, strict=True):
             if is_input:
                 inputs[index] = tensor
-        for index, other, version in zip(self.others, others, versions, strict=True):
+        for index, (other, version) in zip(self.others, others, strict=True):
             tensor = other() if isinstance(other, TensorWeakRef) else other
             if tensor is None:
                 raise SmeltError(
@@ -197,45 +201,62 @@ class _Joined(torch.autograd.Function):
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         if len(plan.differentiable) > 1:  # a single result is never without its gradient, or it may as well be zeros
             ctx.set_materialize_grads(False)
-        others, versions = [], []
-        for index in state.others:
-            tensor = inputs[index]
-            # Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive.
-            others.append(tensor if index in state.wanted and tensor.is_leaf else TensorWeakRef(tensor))
-            versions.append(tensor._version)
-        ctx.joined = (state, others, versions, hooked, box[1])  # in one: every attribute of a context costs
+        ctx.joined = (state, _track(state, inputs), hooked, box[1])  # in one: every attribute of a context costs
         if not state.only_results:
             box.append(list(values[: plan.forward_outputs]))
-        # A result that is a view would make PyTorch forbid writes to it, as it does for views from a multi-output node.
-        if state.only_values and len(values) == 1:
-            (value,) = values
-            return (value.detach() if value._is_view() else value,)
-        results = [values[index] for index in plan.differentiable]
-        seen: set[int] = set()  # nor may it have two results that are one
-        return tuple([result.detach() if result._is_view() or _again(result, seen) else result for result in results])
+        return _results([values[index] for index in plan.differentiable])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        state: _Differentiable
-        state, others, versions, hooked, random = ctx.joined
-        if torch.is_grad_enabled():
-            inputs = state.saved_inputs(ctx.saved_tensors, others, versions)
-            gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
-        else:
-            given = list(ctx.saved_tensors)
-            ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
-            if state.recalled:
-                del given[-len(state.recalled) :]
-            if hooked:
-                given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
-            for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
-                plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
-                given.append(tangent if plain else _fit(tangent, spec))
-            gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
-        placed: list[Any] = [None] * (state.plan.inputs + 1)
-        for index, gradient in zip(state.plan.gradients, gradients, strict=True):
-            placed[index + 1] = gradient
-        return tuple(placed)
+        return (None, *_gradients(ctx, tangents, *ctx.joined))
+
+
+def _gradients(
+    ctx: Any,
+    tangents: Sequence[Any],
+    state: _Differentiable,
+    others: Sequence[tuple[Any, int]] = (),
+    hooked: bool = False,
+    random: torch.Tensor | None = None,
+) -> list[Any]:
+    """What flows into each input of the graph."""
+    if torch.is_grad_enabled():
+        inputs = state.saved_inputs(ctx.saved_tensors, others)
+        gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
+    else:
+        given = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
+        if state.recalled:
+            del given[-len(state.recalled) :]
+        if hooked:
+            given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+        for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
+            plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
+            given.append(tangent if plain else _fit(tangent, spec))
+        gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
+    placed: list[Any] = [None] * state.plan.inputs
+    for index, gradient in zip(state.plan.gradients, gradients, strict=True):
+        placed[index] = gradient
+    return placed
+
+
+def _track(state: _Differentiable, inputs: Sequence[Any]) -> list[tuple[Any, int]]:
+    """What is not saved, should it be wanted again, with its version.
+
+    Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive.
+    """
+    others: list[tuple[Any, int]] = []
+    for index, wanted in state.tracked:
+        tensor = inputs[index]
+        others.append((tensor if wanted and tensor.is_leaf else TensorWeakRef(tensor), tensor._version))
+    return others
+
+
+def _results(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values as a node may yield them: PyTorch would forbid writes to a view, as it does for those of a multi-output
+    node, and a node has no two results that are one."""
+    seen: set[int] = set()
+    return tuple([value.detach() if value._is_view() or _again(value, seen) else value for value in values])
 
 
 def _again(value: object, seen: set[int]) -> bool:
@@ -247,6 +268,48 @@ def _again(value: object, seen: set[int]) -> bool:
 
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
+
+
+def _quick(state: _Differentiable) -> Flat:
+    """How a graph is called of which the outputs are all that comes out, fresh and differentiable.
+
+    Most calls are of this kind, and a few steps in Python cost as much as a small kernel: so it has a
+    `torch.autograd.Function` of its own, with all that never changes bound beforehand.
+    """
+    compute, kept, tracked, count = state.forward, state.kept, state.tracked, state.plan.forward_outputs
+    in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
+    saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+    def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+        values = _without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
+        if kept:
+            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
+        if tracked:
+            ctx.others = _track(state, inputs)
+        if count == 1:
+            value = values[0]
+            return (value.detach() if value._is_view() else value,)
+        ctx.set_materialize_grads(False)
+        return _results(values[:count])
+
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        return tuple(_gradients(ctx, tangents, state, ctx.others if tracked else ()))
+
+    own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type("_Joined", (torch.autograd.Function,), own)
+    apply: Flat = super(torch.autograd.Function, function).apply
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        if in_transform() or saving_hooks(True) is not None or forward_ad._current_level >= 0:
+            return state(*inputs)
+        try:
+            return apply(*inputs)
+        except UnexpectedResult:
+            if state.eager is None:
+                raise
+            return state.eager(*inputs)
+
+    return call
 
 
 def _differentiable_backward(
