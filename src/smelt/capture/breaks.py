@@ -54,6 +54,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "torch.utils.checkpoint of what cannot be captured whole: {}",
         "checkpoint a function without effects, with use_reentrant=False and plain options",
     ),
+    "B025": (
+        "{} transforms a function of tensors while it runs",
+        "use torch.autograd.grad or batched operators in its place, or transform outside the compiled function",
+    ),
 }
 
 

@@ -41,6 +41,7 @@ from smelt.capture.policy import (
     Treatment,
     is_polyfill,
     is_torch_leaf,
+    is_transform,
     qualified_name,
     treatment_of_code,
 )
@@ -63,7 +64,7 @@ from smelt.capture.values import (
     describe,
 )
 
-CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS}
+CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
 _GENERATOR = 0x20
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
 _COROUTINE = 0x80 | 0x100 | 0x200
@@ -254,7 +255,7 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)
     if treatment_of_code(real.__code__) is not Treatment.INLINE:
-        raise Unsupported("B002", f"{real.__module__}.{real.__qualname__}")
+        raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")
     source = function.source
     if source is None:
         raise Unsupported("B002", real.__qualname__)

@@ -1,11 +1,19 @@
-"""Calling an `nn.Module`: straight to its `forward` when no hook could notice the difference."""
+"""Calling an `nn.Module`: straight to its `forward` when no hook could notice the difference.
+
+`torch.func.functional_call` is such a call between putting tensors in and putting the old ones back.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
 
 from smelt.capture.attributes import attribute_now
+from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Instance, Mapping, Object, Pending, Value
+from smelt.capture.polyfills import functional_call
+from smelt.capture.values import Constant, Instance, Mapping, Object, Pending, Sequence, Value
 
 _INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = (
@@ -63,3 +71,39 @@ def _forward_of_new(interp: Interpreter, value: Instance) -> Value | None:
         return None
     _no_global_hooks(interp)
     return attribute_now(interp, value, "forward")
+
+
+def _functional_call(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Followed for tensors that the module has by that name, none of which is two of its tensors."""
+    module, state = args[0], args[1] if len(args) > 1 else kwargs.get("parameter_and_buffer_dicts")
+    strict = kwargs.get("strict", Constant(False))
+    plain = isinstance(strict, Constant) and strict.value is False and "parameter_and_buffer_dicts" not in kwargs
+    if not plain or not isinstance(module, Object) or not isinstance(module.value, torch.nn.Module):
+        raise Unsupported("B025", "torch.func.functional_call")
+    dicts = interp.outside.items(state) if isinstance(state, Sequence) else [state]
+    if module.source is None or not all(isinstance(each, Mapping) for each in dicts) or not _are_apart(module.value):
+        raise Unsupported("B025", "torch.func.functional_call")
+    names = [name for each in dicts if isinstance(each, Mapping) for name in each.items]
+    if len(set(names)) < len(names) or not set(names) <= _names(module.value).keys():
+        raise Unsupported("B025", "torch.func.functional_call")
+    module.source.check(("predicate", _are_apart))
+    return interp.call(interp.outside.fixed(functional_call), args, kwargs)
+
+
+def _names(module: Any) -> dict[str, torch.Tensor]:
+    """Every tensor of a module by every name it has."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _are_apart(module: Any) -> bool:
+    """Whether each tensor of a module has one name."""
+    tensors = _names(module).values()
+    return len({id(tensor) for tensor in tensors}) == len(tensors)
+
+
+MODULE_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
+    torch.func.functional_call: _functional_call
+}

@@ -221,6 +221,11 @@ def is_polyfill(code: types.CodeType) -> bool:
     return code.co_filename == _POLYFILLS
 
 
+def is_transform(code: types.CodeType) -> bool:
+    """Whether the code is of `torch.func`: `grad`, `vmap`, and the functions they yield."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "_functorch"))
+
+
 def frame_is_worth_capturing(code: types.CodeType) -> bool:
     """Whether a frame met while a region is active is looked at at all."""
     generator = 0x20 | 0x80 | 0x100 | 0x200

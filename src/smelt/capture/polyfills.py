@@ -270,6 +270,29 @@ def checkpointed_sequence(
     return segment(parts[end:])(input)
 
 
+def functional_call(
+    module: Any, state: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
+) -> Any:
+    """For names that the module has, none of whose tensors is another's (`builtin_calls` sees to that)."""
+    given = state if isinstance(state, dict) else {name: each[name] for each in state for name in each}
+    places = []
+    for path in given:
+        *owners, name = path.split(".")
+        owner = module
+        for each in owners:
+            owner = owner._modules[each]
+        places.append((owner._parameters if name in owner._parameters else owner._buffers, name))
+    before = [registry[name] for registry, name in places]
+    positional = () if args is None else args if isinstance(args, tuple) else (args,)
+    try:
+        for (registry, name), tensor in zip(places, given.values(), strict=True):
+            registry[name] = tensor
+        return module(*positional, **(kwargs or {}))
+    finally:
+        for (registry, name), tensor in zip(places, before, strict=True):
+            registry[name] = tensor
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
