@@ -41,3 +41,27 @@ def _gradients(out: torch.Tensor, x: torch.Tensor, layer: nn.Linear) -> list[tor
     out.sum().backward()
     found = [tensor.grad for tensor in (x, layer.weight, layer.bias)]
     return [gradient for gradient in found if gradient is not None]
+
+
+RESHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "vector times matrix": lambda v, m: (v @ m).sin(),
+    "linear of a vector": lambda v, m: nn.functional.linear(v, m.t()).relu(),
+    "quantile": lambda v, m: torch.quantile(m, 0.3, dim=0) * v.sum(),
+    "short Fourier transform": lambda v, m: torch.view_as_real(
+        torch.stft(m.reshape(-1), 4, window=torch.ones(4), return_complex=True)
+    ).square(),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("name", RESHAPED)
+def test_operators_that_reshape_in_place_within(name: str, backend: str) -> None:
+    """Ghosts did not follow it, and every product of a vector with a matrix broke the graph."""
+    torch.manual_seed(0)
+    v, m = torch.randn(5, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    function = RESHAPED[name]
+    mine = smelt.compile(function, backend=backend, fullgraph=True)(v, m)
+    eager = function(v, m)
+    torch.testing.assert_close(mine, eager)
+    found, expected = (torch.autograd.grad(out.sum(), (v, m), allow_unused=True) for out in (mine, eager))
+    torch.testing.assert_close(found, expected)

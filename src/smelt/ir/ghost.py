@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.base.symbols import Expression, World
@@ -27,6 +28,19 @@ from smelt.base.symint import as_number, is_symbolic, surely_equal
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
+
+# Operators that change nothing but the sizes and strides of their argument. PyTorch uses them within others: a vector
+# times a matrix is the product of a row, squeezed.
+_RESHAPES_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.squeeze_.default,
+        torch.ops.aten.squeeze_.dim,
+        torch.ops.aten.squeeze_.dims,
+        torch.ops.aten.unsqueeze_.default,
+        torch.ops.aten.t_.default,
+        torch.ops.aten.transpose_.default,
+    }
+)
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -98,6 +112,10 @@ def without_caller_hooks() -> Iterator[None]:
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
+    if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
+        with no_dispatch():
+            func(*args, **kwargs)
+        return args[0]
     device = _result_device(args, kwargs)
     template = describe(func, args, kwargs, device)
     if template is NotImplemented:
