@@ -106,4 +106,4 @@ def test_transforms_inside_are_one_break_each() -> None:
     compiled = smelt.compile(f, backend="eager")
     with collect() as events:
         torch.testing.assert_close(compiled(torch.ones(2, 3)), f(torch.ones(2, 3)))
-    assert [event.subject.code for event in events if isinstance(event.subject, BreakRecord)] == ["B002"] * 4
+    assert [event.subject.code for event in events if isinstance(event.subject, BreakRecord)] == ["B025"] * 4

@@ -45,10 +45,10 @@ read_dict(const Node *Py_UNUSED(node), const GuardSource *Py_UNUSED(source), PyO
 static int
 read_key(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *parent, PyObject **value)
 {
-    if (!PyDict_CheckExact(parent) && !PyODict_CheckExact(parent)) {
+    if (!PyDict_Check(parent)) {
         return 0;
     }
-    PyObject *item = PyDict_GetItemWithError(parent, node->operand);
+    PyObject *item = PyDict_GetItemWithError(parent, node->operand); /* what a class of dicts holds, not what it says */
     if (item == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
@@ -64,7 +64,11 @@ read_item(const Node *node, const GuardSource *Py_UNUSED(source), PyObject *pare
     if (PyList_Check(parent)) {
         return node->index < PyList_GET_SIZE(parent) ? found(PyList_GET_ITEM(parent, node->index), value) : 0;
     }
-    return 0;
+    if (!PySequence_Check(parent) || PyDict_Check(parent) || node->index >= PySequence_Size(parent)) { /* a deque */
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    *value = PySequence_GetItem(parent, node->index);
+    return *value ? 1 : -1;
 }
 
 static int

@@ -238,7 +238,7 @@ keys_explain(const Check *check, PyObject *value)
 static int
 lacks_holds(const Check *check, PyObject *value)
 {
-    if (!is_plain_dict(value)) {
+    if (!PyDict_Check(value)) {
         return 0;
     }
     int contains = PyDict_Contains(value, operand(check, 0));
@@ -248,7 +248,7 @@ lacks_holds(const Check *check, PyObject *value)
 static PyObject *
 lacks_explain(const Check *check, PyObject *value)
 {
-    if (value && is_plain_dict(value)) {
+    if (value && PyDict_Check(value)) {
         return PyUnicode_FromFormat("expected no key %R, found one", operand(check, 0));
     }
     return expected_got("a dict without the key ", operand(check, 0), value);

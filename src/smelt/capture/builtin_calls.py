@@ -37,6 +37,7 @@ from smelt.capture.operators import (
     hashable,
     holds_symbols,
     identical,
+    item_key,
     length,
     mapped,
     subscript,
@@ -254,7 +255,7 @@ def _set(kind: type) -> Builtin:
         if args and isinstance(args[0], Set):
             return Set(set(args[0].items), kind)
         items = drain(interp, args[0]) if args else []
-        return Set({interp.plain(item) for item in items}, kind, ordered=True)
+        return Set({item_key(interp, item) for item in items}, kind, ordered=True)
 
     return make
 
@@ -345,7 +346,7 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
 
 
 def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], Set) and not kwargs:
+    if isinstance(args[0], Set) and not kwargs and interp.is_plain(args[0]):
         return interp.compute(sorted, args[0].items)  # in whatever order it would be taken
     return Sequence(list, in_order(interp, drain(interp, args[0]), kwargs))
 

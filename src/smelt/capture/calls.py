@@ -9,6 +9,7 @@ anything else                  →  Unsupported
 import functools
 import operator
 import types
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, graph_break
 from smelt.capture.number_calls import number_call
-from smelt.capture.operators import hashable, subscript
+from smelt.capture.operators import contains, hashable, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
@@ -62,6 +63,7 @@ from smelt.capture.values import (
     Tensor,
     Value,
     describe,
+    python_type,
 )
 
 CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
@@ -226,6 +228,12 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
         receiver = receiver.contents
+    if isinstance(receiver, Object) and isinstance(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
+        receiver = interp.outside.contents(receiver)
+    if isinstance(receiver, Mapping) and receiver is not args[0] and real.__name__ == "__getitem__" and len(args) == 2:
+        missing = interp.tree.class_attribute(_kind_of(args[0]), "__missing__")
+        if isinstance(missing, types.FunctionType) and not contains(interp, receiver, args[1]):
+            return call(interp, interp.outside.fixed(missing), args, kwargs)
     if real is type.__call__ and isinstance(receiver, Object) and isinstance(receiver.value, type):
         return make_object(interp, interp.outside.pin(receiver), args[1:], kwargs)
     if isinstance(receiver, Failure):
@@ -245,6 +253,12 @@ def _asks_nothing(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -
     """Whether `requires_grad_` finds the tensor as it wants it."""
     asked = [*args, *kwargs.values()] or [Constant(True)]
     return len(asked) == 1 and isinstance(asked[0], Constant) and asked[0].value is tensor.ghost.requires_grad
+
+
+def _kind_of(value: Value) -> type:
+    kind = python_type(value)
+    assert kind is not None
+    return kind
 
 
 def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

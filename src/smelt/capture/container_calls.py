@@ -8,7 +8,7 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import in_order, unpacked
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
-from smelt.capture.operators import contains, delete_subscript, hashable, length, store_subscript, subscript
+from smelt.capture.operators import contains, delete_subscript, hashable, item_key, length, store_subscript, subscript
 from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
 
 Method = Callable[[Interpreter, Any, list[Value]], Value]
@@ -24,7 +24,9 @@ def container_method(
         handler = (LIST if receiver.kind is list else TUPLE).get(name)
     elif isinstance(receiver, Mapping):
         handler = DICT.get(name)
-        if name == "update":
+        if name in ("popitem", "move_to_end") and set(kwargs) == {"last"}:
+            args, kwargs = [*args, kwargs["last"]], {}
+        if name == "update" or (name == "__init__" and not (receiver.items and args)):
             return _update(interp, receiver, args, kwargs)
     elif isinstance(receiver, Set):
         handler = SET.get(name)
@@ -174,21 +176,21 @@ def _view(part: str) -> Method:
 
 
 def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = interp.plain(args[0])
+    item = item_key(interp, args[0])
     interp.touch(receiver)
     receiver.items.add(item)
     return _NONE
 
 
 def _plain_set(interp: Interpreter, value: Value) -> set[Any]:
-    return {interp.plain(item) for item in drain(interp, value)}
+    return {item_key(interp, item) for item in drain(interp, value)}
 
 
 def _difference(name: str) -> Method:
     """A set method that changes the set by other plain values."""
 
     def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-        others = [interp.plain(value) if isinstance(value, Set) else _plain_set(interp, value) for value in args]
+        others = [value.items if isinstance(value, Set) else _plain_set(interp, value) for value in args]
         interp.touch(receiver)
         getattr(receiver.items, name)(*others)
         return _NONE
@@ -197,33 +199,37 @@ def _difference(name: str) -> Method:
 
 
 def _discard(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = interp.plain(args[0])
+    item = item_key(interp, args[0])
     interp.touch(receiver)
     receiver.items.discard(item)
     return _NONE
 
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    if interp.plain(args[0]) not in receiver.items:
+    if item_key(interp, args[0]) not in receiver.items:
         raise Unsupported("B019", f"KeyError: {args[0]}")
     return _discard(interp, receiver, args)
 
 
 def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if receiver.kind is not OrderedDict or len(args) > 1 or not interp.outside.present(receiver, key):
+    if receiver.kind is not OrderedDict or not interp.outside.present(receiver, key):
         raise Unsupported("B002", "OrderedDict.move_to_end")
+    last = len(args) < 2 or bool(interp.plain(args[1]))
     interp.touch(receiver)
-    receiver.items[key] = receiver.items.pop(key)
+    item = receiver.items.pop(key)
+    receiver.items = {**receiver.items, key: item} if last else {key: item, **receiver.items}
     return _NONE
 
 
 def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     interp.outside.complete(receiver)
-    if args or not receiver.items:
+    if not receiver.items or (args and receiver.kind is not OrderedDict):
         raise Unsupported("B002", "dict.popitem")
+    last = not args or bool(interp.plain(args[0]))
     interp.touch(receiver)
-    key, item = receiver.items.popitem()
+    key = next(reversed(receiver.items) if last else iter(receiver.items))
+    item = receiver.items.pop(key)
     return Sequence(tuple, [interp.outside.fixed(key), interp.outside.force(item)])
 
 

@@ -19,6 +19,7 @@ from smelt.capture.operators import (
     delete_subscript,
     hashable,
     identical,
+    item_key,
     mapped,
     store_subscript,
     subscript,
@@ -351,7 +352,7 @@ def _build_sequence(interp: Interpreter, frame: Frame, instruction: Instruction)
 
 @handles("BUILD_SET")
 def _build_set(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Set({interp.plain(item) for item in take(frame, instruction.arg)}))
+    frame.stack.append(Set({item_key(interp, item) for item in take(frame, instruction.arg)}))
 
 
 @handles("BUILD_MAP")
@@ -386,7 +387,7 @@ def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("SET_ADD")
 def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = interp.plain(frame.stack.pop())
+    value = item_key(interp, frame.stack.pop())
     target: Any = frame.stack[-instruction.arg]
     interp.touch(target)
     target.items.add(value)
@@ -412,7 +413,7 @@ def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 @handles("SET_UPDATE")
 def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     other = frame.stack.pop()
-    items = other.items if isinstance(other, Set) else {interp.plain(item) for item in drain(interp, other)}
+    items = other.items if isinstance(other, Set) else {item_key(interp, item) for item in drain(interp, other)}
     target: Any = frame.stack[-instruction.arg]
     interp.touch(target)
     target.items |= items

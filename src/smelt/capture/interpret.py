@@ -26,6 +26,7 @@ from smelt.capture.values import (
     Failure,
     Generator,
     Globals,
+    Held,
     Instance,
     Iterator,
     Joined,
@@ -125,6 +126,7 @@ class Interpreter:
         self._handlers = handlers
         self._call = call
         self._undo: list[Callable[[], None]] = []
+        self._changes = 0
         self._steps = 0
         self._returned: Value | None = None
         self.yielded: Value | None = None
@@ -333,8 +335,26 @@ class Interpreter:
         outer.handled = outer.cause = inner
         return outer
 
+    def leaves_no_trace(self, action: Callable[[], object]) -> bool:
+        """Whether an action does nothing that anybody could see; whatever it did is undone."""
+        self._undo.clear()
+        self._changes = 0
+        self.tape.begin()
+        try:
+            action()
+        except Unsupported:
+            return False
+        finally:
+            traced = self.tape.grew
+            for undo in reversed(self._undo):
+                undo()
+            self._undo.clear()
+            self.tape.take_back()
+        return not traced and not self._changes
+
     def touch(self, value: Any) -> None:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
+        self._changes += not isinstance(getattr(value, "owner", None) or value, Generator | Failure)
         if value.source is not None:
             self.outside.write(value, self._undo)
         elif self.outside.sealed:
@@ -380,7 +400,7 @@ class Interpreter:
         if isinstance(value, Mapping):
             self.outside.complete(value)
             return {key: self.plain(item) for key, item in value.items.items()}
-        if isinstance(value, Set):
+        if isinstance(value, Set) and self.is_plain(value):
             return value.kind(value.items)
         if isinstance(value, Slice):
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
@@ -398,7 +418,9 @@ class Interpreter:
             return all(self.is_plain(item) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
-        return isinstance(value, Constant | Set) or (isinstance(value, Object) and isinstance(value.value, TYPES))
+        if isinstance(value, Set):
+            return not any(isinstance(item, Held) for item in value.items)
+        return isinstance(value, Constant) or (isinstance(value, Object) and isinstance(value.value, TYPES))
 
     def wrap_plain(self, real: Any) -> Value:
         """A value for a Python object that capture computed from plain values."""

@@ -17,6 +17,7 @@ from smelt.capture.values import (
     DictView,
     Failure,
     Generator,
+    Held,
     Instance,
     Iterator,
     Joined,
@@ -46,7 +47,8 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, Constant) and isinstance(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
-        return Iterator(Sequence(tuple, [Constant(item) for item in value.items]), "forward")
+        items = [item.value if isinstance(item, Held) else interp.outside.fixed(item) for item in value.items]
+        return Iterator(Sequence(tuple, items), "forward")
     if isinstance(value, Tensor):
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
     if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
@@ -224,6 +226,11 @@ def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | Non
     interp.touch(value)
     frame.stack.append(Constant(None))
     return interp.step_to_yield(frame, thrown)
+
+
+def ends_quietly(interp: Interpreter, value: Generator) -> bool:
+    """Whether nobody could tell that Python closes a generator when the last reference to it goes."""
+    return value.done or value.frame.index == 0 or interp.leaves_no_trace(lambda: _close(interp, value))
 
 
 def _close(interp: Interpreter, value: Generator) -> Value:

@@ -41,9 +41,10 @@ class Paused:
 
     def _item(self) -> Any:
         if self.part in _DICT_PARTS:
+            base: Any = collections.OrderedDict if isinstance(self.over, collections.OrderedDict) else dict
             if len(self.over) != self.size:
-                raise RuntimeError(CHANGED[type(self.over)])
-            for item in itertools.islice(getattr(self.over, self.part)(), self.position, None):
+                raise RuntimeError(CHANGED[base])
+            for item in itertools.islice(getattr(base, self.part)(self.over), self.position, None):
                 return item
             raise StopIteration
         at = self.position if self.part == "forward" else self.size - 1 - self.position

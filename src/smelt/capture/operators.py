@@ -13,13 +13,14 @@ from smelt.base.symint import apply
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
-from smelt.capture.interpret import Interpreter, make_sequence
+from smelt.capture.interpret import TYPES, Interpreter, make_sequence
 from smelt.capture.iterate import drain
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.values import (
     Constant,
     DictView,
     Function,
+    Held,
     Instance,
     Iterator,
     Joined,
@@ -369,8 +370,9 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
         found = interp.tree.class_attribute(kind, name)
         if isinstance(found, types.FunctionType):
             return bool(interp.plain(interp.now(interp.call(interp.outside.fixed(found), [value]))))
-        if isinstance(value, Instance) and value.contents is not None and found is not ABSENT:
-            return len(value.contents.items) > 0
+        contents = value.contents if isinstance(value, Instance) else interp.outside.contents(value)
+        if contents is not None and found is not ABSENT:
+            return length(interp, contents) > 0
         if found is not ABSENT:
             if value.source is not None and name == "__len__":
                 value.source.check(("length", len(real)))  # type: ignore[arg-type]
@@ -411,7 +413,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Mapping):
         return interp.outside.present(container, hashable(interp, item))
     if isinstance(container, Set):
-        return interp.plain(item) in container.items
+        return item_key(interp, item) in container.items
     if isinstance(container, Constant) and isinstance(container.value, str | range | bytes):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
     if isinstance(container, Sequence | DictView):
@@ -426,6 +428,18 @@ def _same(interp: Interpreter, left: Value, right: Value) -> bool:
     if left is right:
         return True
     return truth(interp, compare(interp, "==", left, right))
+
+
+def item_key(interp: Interpreter, value: Value) -> Any:
+    """An item of a set: the real one if it is plain, else what it is known by."""
+    if isinstance(value, Object) and not isinstance(value.value, (torch.Tensor, *TYPES)):
+        return Held(value, hashable(interp, value))
+    if isinstance(value, Tensor) and value.source is None:
+        return Held(value, value)
+    if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
+        value.source.check(("is", value.real))
+        return Held(value, value.real)
+    return interp.plain(value)
 
 
 def hashable(interp: Interpreter, key: Value) -> Any:

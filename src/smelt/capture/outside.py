@@ -7,7 +7,7 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 import enum
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +47,13 @@ _IDENTIFIED = (
 )
 
 
+def _is_plain_namedtuple(kind: type) -> bool:
+    """Whether objects of a class are a tuple with names for its items, and no more than that."""
+    if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
+        return False
+    return all(getattr(kind, name) is getattr(tuple, name) for name in ("__iter__", "__getitem__", "__len__"))
+
+
 def _is_bound(real: Any) -> bool:
     """Whether a builtin is a method bound to an ordinary object, rather than a function of a module."""
     receiver = real.__self__
@@ -60,6 +67,7 @@ _SHARED = (
     list,
     dict,
     OrderedDict,
+    defaultdict,
     set,
     types.CellType,
 )  # what is one value however it is reached, so that writes are seen
@@ -136,6 +144,21 @@ class Outside:
             raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
         found = self.value(real, value.source.instance_dict())
         assert isinstance(found, Mapping)
+        return found
+
+    def contents(self, value: Object) -> Mapping | None:
+        """What an object of a class of dicts holds, whatever the class says of it; None if it is no such object."""
+        real, source = value.value, value.source
+        base: Any = next((each for each in (OrderedDict, dict) if isinstance(real, each)), None)
+        if base is None or source is None:
+            return None
+        found: Mapping | None = self.shared(real)
+        if found is None:
+            items: dict[Any, Any] = {key: Pending(item, source.key(key)) for key, item in base.items(real)}
+            found = Mapping(dict(items), base, original=items, inside=True, source=source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None and found.source is not source:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
         return found
 
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
@@ -217,14 +240,18 @@ class Outside:
             source.check(("is", real))
             return Object(real, pinned=True, source=source)
         source.check(("type", kind))
-        if kind is tuple or kind is list:
+        if kind is tuple or kind is list or _is_plain_namedtuple(kind):
             return self._sequence(real, kind, source)
         if kind is torch.Size:
             source.check(("equals", real))
             return Sequence(kind, [Constant(size) for size in real], source=source)
-        if kind is dict or kind is OrderedDict:
+        if kind in (dict, OrderedDict, defaultdict):
             items: dict[Any, Any] = {key: Pending(item, source.key(key)) for key, item in real.items()}
-            return Mapping(dict(items), kind, original=items, source=source)
+            made = Mapping(dict(items), kind, original=items, source=source)
+            if kind is defaultdict:
+                factory = self.value(real.default_factory, source.attribute("default_factory"))
+                made.factory = None if real.default_factory is None else factory
+            return made
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set(set(real), kind, frozenset(real), source=source)
@@ -239,9 +266,9 @@ class Outside:
             return Cell(real=real, source=source)
         if kind is types.MethodType:
             return self._method(real, source)
-        made = Object(real, source=source)
-        self._objects.setdefault(kind, []).append(made)
-        return made
+        made_object = Object(real, source=source)
+        self._objects.setdefault(kind, []).append(made_object)
+        return made_object
 
     def _sequence(self, real: Any, kind: type, source: Source) -> Value:
         items: list[Any] = [Pending(item, source.item(position)) for position, item in enumerate(real)]
@@ -301,13 +328,7 @@ class Outside:
         """The whole set of keys is relied on."""
         if mapping.source is not None and "complete" not in mapping.source.checks:
             before = mapping.items if mapping.original is None else mapping.original
-            keys = tuple(before)
-            if mapping.kind is dict:
-                mapping.source.checks["complete"] = ("keys", keys)
-            elif not keys:
-                mapping.source.check(("length", 0))
-            else:  # the dict below an OrderedDict has an order of its own
-                mapping.source.checks["complete"] = ("predicate", _same_keys(keys))
+            mapping.source.checks["complete"] = keys_check(mapping, tuple(before))
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
@@ -358,9 +379,16 @@ class Outside:
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
 
 
-def _same_keys(keys: tuple[Any, ...]) -> Callable[[Any], bool]:
+def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The guard that a dict has these keys, in this order."""
+    if mapping.kind is dict and not mapping.inside:
+        return ("keys", keys)
+    return ("predicate", _same_keys(keys, mapping.kind))  # the dict below an OrderedDict has an order of its own
+
+
+def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
     def same(real: Any) -> bool:
-        return tuple(real) == keys
+        return tuple(kind.__iter__(real)) == keys
 
     same.__qualname__ = f"having the keys {keys!r}"  # as it reads where a recompile is explained
     return same

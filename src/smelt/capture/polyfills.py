@@ -7,6 +7,7 @@ again and lets Python call the original.
     itertools.chain(a, b)   →   chain(a, b), whose `yield from` the interpreter follows
 """
 
+import collections
 import functools
 import itertools
 import operator
@@ -34,6 +35,11 @@ def fromkeys(kind: type, iterable: Iterable[Any], value: Any = None, /) -> Any:
     for key in iterable:
         made[key] = value
     return made
+
+
+def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
+    for item in iterable:
+        mapping[item] = mapping.get(item, 0) + 1
 
 
 def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
@@ -298,6 +304,7 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain: chain,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
     dict.__dict__["fromkeys"]: fromkeys,
+    collections._count_elements: count_elements,  # type: ignore[attr-defined]
     itertools.product: product,
     itertools.islice: islice,
     itertools.count: count,

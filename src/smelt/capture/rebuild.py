@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Iterator as Iterating
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from smelt.capture.values import (
     Failure,
     Function,
     Handled,
+    Held,
     Instance,
     Iterator,
     Joined,
@@ -127,6 +128,10 @@ class Rebuilder:
     def _keep(self, value: Value, make: "Callable[[Rebuilder, Any], Operand]") -> Operand:
         self._kept.append(value)
         return make(self, value)
+
+    def items(self, items: Iterable[Any]) -> list[Operand]:
+        """The items of a set."""
+        return [self.operand(item.value) if isinstance(item, Held) else self.constant(item) for item in items]
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -236,9 +241,8 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
 
 
 def _set(build: Rebuilder, value: Set) -> Operand:
-    items = tuple(value.items)
     kind = value.kind
-    return build.step(lambda: kind(items))
+    return build.step(lambda *items: kind(items), *build.items(value.items))
 
 
 def _slice(build: Rebuilder, value: Slice) -> Operand:

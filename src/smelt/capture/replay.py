@@ -10,7 +10,7 @@ in between, so the difference is what is replayed, container by container in the
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from smelt.capture.outside import unchanged
+from smelt.capture.outside import keys_check, unchanged
 from smelt.capture.rebuild import Rebuilder
 from smelt.capture.values import Cell, Mapping, Sequence, Set, Value
 
@@ -49,15 +49,18 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
     in_place = [key for key in original if key in final] + [key for key in final if key not in original]
     if in_place != list(final):  # a key was taken out and put back: it comes last now
         assert value.source is not None
-        value.source.checks["complete"] = ("keys", tuple(original))
+        value.source.checks["complete"] = keys_check(value, tuple(original))
         removed, changed = tuple(original), tuple(final)
     else:
         changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
 
-    def write(real: dict[Any, Any], *items: Any) -> None:
+    base: Any = value.kind  # whose own methods are used: a class of dicts may have others
+
+    def write(real: Any, *items: Any) -> None:
         for key in removed:
-            del real[key]
-        real.update(zip(changed, items, strict=True))
+            base.__delitem__(real, key)
+        for key, item in zip(changed, items, strict=True):
+            base.__setitem__(real, key, item)
 
     if removed or changed:
         build.step(write, real, *[build.operand(final[key]) for key in changed])
@@ -67,12 +70,12 @@ def _set(build: Rebuilder, value: Set) -> None:
     original = value.original or frozenset()
     removed, added = original - value.items, value.items - original
 
-    def write(real: set[Any]) -> None:
+    def write(real: set[Any], *added: Any) -> None:
         real -= removed
-        real |= added
+        real.update(added)
 
     if removed or added:
-        build.step(write, build.operand(value))
+        build.step(write, build.operand(value), *build.items(added))
 
 
 def _cell(build: Rebuilder, value: Cell) -> None:

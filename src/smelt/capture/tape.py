@@ -73,6 +73,11 @@ class Tape:
         self._rewritten.clear()
         self._before = (self.ambient, self._heeded)
 
+    @property
+    def grew(self) -> bool:
+        """Whether nodes were added since `begin`."""
+        return bool(self._added)
+
     def take_back(self) -> None:
         """Erase the nodes added since `begin`, newest first."""
         for value, before in reversed(self._rewritten):
@@ -144,8 +149,8 @@ class Tape:
             return of_number(result)
         if not written and isinstance(result, torch.Size):
             return Sequence(torch.Size, [of_number(size) for size in result])
-        if result is None and not written:
-            raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
+        if result is None and seen and not written:
+            raise Unsupported("B002", _name_of(target))  # it does something with a tensor, and not to it
         node = self._record(opcode, target, args, kwargs, result)
         for value in written:
             self.writes = True

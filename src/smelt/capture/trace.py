@@ -21,6 +21,7 @@ from smelt.capture.breaks import Abandoned, Unsupported
 from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
+from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop, Unwritten
 from smelt.capture.rebuild import Operand, Rebuilder
@@ -32,7 +33,7 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
-from smelt.capture.values import NULL, Cell, Generator, Globals, Iterator, Joined, Mapping, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Value
 from smelt.ir.ambient import Ambient, restored
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
@@ -223,7 +224,7 @@ class _Closing:
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors = bool(self.tape.inputs)
-        if any(map(_closes, self.interp.made_generators)):
+        if not all(ends_quietly(self.interp, generator) for generator in self.interp.made_generators):
             raise _Unfinished
         try:
             operands = self._operands()
@@ -418,18 +419,6 @@ class _Closing:
         if frame.instruction.name not in STEPS:
             return True
         return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
-
-
-def _closes(generator: Generator) -> bool:
-    """Whether Python would run more of a generator when the last reference to it goes: it waits inside try or with."""
-    frame: Frame = generator.frame
-    if generator.done or frame.index == 0:
-        return False
-    handler = frame.info.handler_of(frame.info.instructions[frame.index - 1])
-    if handler is None:
-        return False
-    # From 3.12 every generator has a handler of its own round all of it, which turns StopIteration into an error.
-    return frame.info.instructions[frame.info.index_at[handler.target]].name != "STOPITERATION_ERROR"
 
 
 def apart(run: GraphRun, traced: Traced) -> GraphRun:

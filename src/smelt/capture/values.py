@@ -149,12 +149,28 @@ class Mapping(Value):
     kind: type = dict
     original: dict[Any, Any] | None = None
     owner: "Instance | None" = None
+    inside: bool = False  # it is what an object of a class of dicts from outside holds
     factory: Value | None = None  # of a defaultdict
+
+
+class Held:
+    """An item of a set that is known by identity: a module, a parameter. `real` is the object or stands for it."""
+
+    __slots__ = ("real", "value")
+
+    def __init__(self, value: Value, real: Any) -> None:
+        self.value, self.real = value, real
+
+    def __hash__(self) -> int:
+        return hash(self.real)  # the object's own, so that the set yields its items in Python's order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.real is self.real
 
 
 @dataclass(slots=True, eq=False)
 class Set(Value):
-    """A set or frozenset of plain Python values; one from outside remembers its `original` items.
+    """A set or frozenset of plain Python values and `Held` objects; one from outside remembers its `original` items.
 
     `ordered`: made as Python makes it, item by item, so that it yields them in the same order.
     """
