@@ -150,7 +150,7 @@ class Tape:
         if not written and isinstance(result, torch.Size):
             return Sequence(torch.Size, [of_number(size) for size in result])
         if result is None and seen and not written:
-            raise Unsupported("B002", _name_of(target))  # it does something with a tensor, and not to it
+            raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
         node = self._record(opcode, target, args, kwargs, result)
         for value in written:
             self.writes = True
