@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 from smelt._native import Guards
 from smelt.capture import layout
@@ -120,9 +121,18 @@ def test_the_layout_is_found_whatever_memory_held() -> None:
 def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_taught", False)
     monkeypatch.setattr(layout, "find_layout", lambda: pytest.fail("tensors are not what they seem here"))
-    with torch.device("meta"):
+    with BaseTorchFunctionMode():
         teach_guards()
     assert not layout._taught
+
+
+def test_a_default_device_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(layout, "_taught", False)
+    monkeypatch.setattr(layout, "find_layout", lambda: found.append(torch.ones(1).device.type))
+    with torch.device("meta"):
+        teach_guards()
+    assert layout._taught and found == ["cpu"]
 
 
 class Lookalike:

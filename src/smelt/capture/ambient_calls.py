@@ -1,4 +1,4 @@
-"""Calls that read or set the state operators heed: grad mode, autocast, inference mode.
+"""Calls that read or set the state operators heed: grad mode, autocast, inference mode, default device.
 
 torch.set_autocast_enabled("cpu", True)   →   the tape's `Ambient` changes; nodes say so where the next operator is
 
@@ -157,9 +157,26 @@ def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     return Constant(None)
 
 
+def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    devices = interp.tape.ambient.devices
+    if not devices or not isinstance(args[0], Constant) or args[0].value != devices[-1]:
+        raise Unsupported("B013", "torch.device")
+    interp.tape.become(replace(interp.tape.ambient, devices=devices[:-1]))
+    return Constant(None)
+
+
+def _default_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    devices = interp.tape.ambient.devices
+    if devices and devices[-1].index is None and devices[-1].type not in ("cpu", "meta"):
+        raise Unsupported("B002", "torch.get_default_device")  # which one of them, only PyTorch knows
+    return Constant(devices[-1] if devices else torch.device("cpu"))
+
+
 _CONTEXT = "_inference_mode_context"
 
 BLOCKS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
     torch.inference_mode.__enter__: _enter_inference,
     torch.inference_mode.__exit__: _leave_inference,
+    torch.device.__exit__: _leave_device,
+    torch.get_default_device: _default_device,
 }

@@ -30,6 +30,7 @@ from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
+from smelt.ir.ambient import default_devices
 from smelt.ir.graph import GraphCompiler
 
 _ENOUGH_IDLE = 3
@@ -73,7 +74,7 @@ class Engine:
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
             try:
-                if dispatch_modes() or function_modes() or transforms() is not None:
+                if dispatch_modes() or (function_modes() and _watched()) or transforms() is not None:
                     return _under_modes(function, args, kwargs)
                 return call(function, *args, **kwargs)
             except BaseException as error:
@@ -236,9 +237,13 @@ def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def _watched() -> bool:
-    """Whether a mode or a transform is to see, and may change, every operator: kernels would go past it."""
-    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    return modes > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a mode or a transform is to see, and may change, every operator: kernels would go past it.
+
+    A default device is a mode too, but one that capture knows.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return torch._C._len_torch_function_stack() > 0 and default_devices() is None
 
 
 def _may_compute(frame: LiveFrame) -> bool:

@@ -7,6 +7,9 @@ do the rest there.
 """
 
 import types
+from dataclasses import replace
+
+import torch
 
 from smelt.capture.attributes import attribute
 from smelt.capture.breaks import Raised, Unsupported
@@ -109,6 +112,9 @@ def _stop_iteration_error(interp: Interpreter, frame: Frame, instruction: Instru
 @handles("BEFORE_WITH")
 def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     manager = frame.stack.pop()
+    if isinstance(manager, Constant) and type(manager.value) is torch.device:
+        _enter_device(interp, frame, manager)
+        return
     if not isinstance(manager, Object | Method) and not hasattr(manager, "members"):
         raise Unsupported("B013", describe(manager))
     try:
@@ -120,6 +126,13 @@ def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) ->
         raise Unsupported("B013", describe(manager))
     frame.stack.append(leave)
     push(frame, interp.call(enter, []))
+
+
+def _enter_device(interp: Interpreter, frame: Frame, device: Constant) -> None:
+    """`with torch.device(…)`: factories inside make their tensors there."""
+    ambient = interp.tape.ambient
+    interp.tape.become(replace(ambient, devices=(*ambient.devices, device.value)))
+    frame.stack += [Method(interp.outside.fixed(torch.device.__exit__), device), device]
 
 
 def _is_python(function: Value) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.capture.source import Source
-from smelt.ir.ambient import autocast_nesting, autocast_settings
+from smelt.ir.ambient import autocast_nesting, autocast_settings, default_devices
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode, SizeFacts
@@ -54,6 +54,9 @@ class GuardTree:
             self.process(text, function, function())
         if torch._C._is_any_autocast_enabled():
             self.rely_on_autocast()
+
+        if torch._C._len_torch_function_stack():
+            self.process("default devices", default_devices, default_devices())
 
     def process(self, text: str, function: Callable[[], Any], answer: Any) -> None:
         """The process was in a state in which `function` answers so."""

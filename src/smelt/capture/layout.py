@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from smelt import _native
+from smelt.ir.ambient import default_devices, without_default_devices
 
 _WORD = 8
 _WORDS = 32  # of a body that are looked at
@@ -48,10 +49,11 @@ _taught = False
 def teach_guards() -> None:
     """Tell the C part where to look, if that can be found out; once is enough."""
     global _taught
-    if _taught or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if _taught or default_devices() is None or torch._C._len_torch_dispatch_stack():
         return  # under a mode, tensors are not what they seem: next time
     _taught = True
-    layout = find_layout()
+    with without_default_devices():
+        layout = find_layout()
     if layout is not None:
         _native.set_tensor_layout(base=torch.Tensor, **asdict(layout))
 

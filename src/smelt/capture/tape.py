@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._device import _device_constructors
 
 from smelt.base.symbols import Expression, Symbol
 from smelt.base.symint import Formula, is_symbolic
@@ -131,6 +132,10 @@ class Tape:
 
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
+        if self.ambient.devices and opcode == "call_function" and target in _device_constructors():
+            given = kwargs.get("device", Constant(None))
+            if isinstance(given, Constant) and given.value is None:
+                kwargs = {**kwargs, "device": Constant(self.ambient.devices[-1])}
         ghosts = [_convert(value, self._ghost) for value in args]
         named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]

@@ -34,7 +34,7 @@ from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Value
-from smelt.ir.ambient import Ambient, restored
+from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
 
@@ -111,7 +111,7 @@ def _capture(
     follow: bool,
 ) -> Captured:
     try:
-        with restored(), torch._C.DisableTorchFunctionSubclass(), Witness(outside.tape):
+        with restored(), without_default_devices(), torch._C.DisableTorchFunctionSubclass(), Witness(outside.tape):
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
             interp = Interpreter(virtual, outside, HANDLERS, call, follow)
             ending = interp.run()
@@ -387,11 +387,14 @@ class _Closing:
             if wanted("graph"):
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
-            run = self.compile_graph(traced)
+            with without_default_devices():
+                run = self.compile_graph(traced)
             if self.tape.writes_inputs:
                 run = noting_writes(apart(run, traced) if len(arguments) > 1 else run)
             if self.inference:
                 run = torch.inference_mode()(run)
+            if self.entry.devices:
+                run = without_default_devices()(run)
         final = self.final if self.final != self.entry else None
         return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs)
 

@@ -61,6 +61,18 @@ def default_devices() -> tuple[torch.device, ...] | None:
     return tuple(mode.device for mode in modes)
 
 
+@contextlib.contextmanager
+def without_default_devices() -> Iterator[None]:
+    """Factories inside make their tensors on the CPU, or where they say themselves."""
+    count = torch._C._len_torch_function_stack()
+    modes = [torch._C._pop_torch_function_stack() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
 @dataclass(frozen=True, slots=True)
 class Ambient:
     """That state at one moment."""

@@ -1,0 +1,137 @@
+"""A default device, of the process or of a block: factories make their tensors there, in compiled functions too."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import smelt
+from tests.capture.contexts import every_backend, same
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture
+def on_meta() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    torch.set_default_device("cpu")
+    yield
+    torch.set_default_device(None)
+
+
+def factories(x: Any) -> Any:
+    made = torch.zeros(2, 3), torch.arange(3), torch.full((2,), 1.5), torch.randn(2), torch.ones(2, device="cpu")
+    return [each.device.type for each in made], torch.ones_like(x).device.type, torch.get_default_device().type
+
+
+def computes(x: Any) -> Any:
+    return (x * torch.ones(3, device="cpu")).sin() + torch.eye(3, device="cpu")[0]
+
+
+def plain(x: Any) -> Any:
+    return x * torch.ones(3) + torch.arange(3)
+
+
+def blocks(x: Any) -> Any:
+    with torch.device("meta"):
+        a = torch.zeros(3)
+        with torch.device("cpu"):
+            b = torch.zeros(3)
+        c = torch.zeros(3)
+    d = torch.zeros(3)
+    return [each.device.type for each in (a, b, c, d)], x * b + d
+
+
+def left_by_exception(x: Any) -> Any:
+    try:
+        with torch.device("meta"):
+            raise ValueError
+    except ValueError:
+        return x + torch.ones(3)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@every_backend
+@pytest.mark.parametrize("function", [plain, computes, factories, blocks, left_by_exception])
+def test_under_a_default_device(function: Any, backend: str) -> None:
+    same(function, X.clone().requires_grad_(), backend=backend)
+    assert smelt.counters["calls_under_modes"] == 0
+
+
+@pytest.mark.usefixtures("on_meta")
+@every_backend
+@pytest.mark.parametrize("function", [computes, factories])
+def test_under_another_default_device(function: Any, backend: str) -> None:
+    with torch.device("cpu"):
+        x = X.clone()
+    smelt.reset()
+    compiled = smelt.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        expected, got = function(x), compiled(x)
+        assert torch.allclose(got, expected) if isinstance(expected, torch.Tensor) else got == expected
+        assert torch.get_default_device() == torch.device("meta")
+    assert smelt.counters["graphs"] <= 1 and smelt.counters["graph_breaks"] == 0
+
+
+@every_backend
+@pytest.mark.parametrize("function", [blocks, left_by_exception])
+def test_blocks_inside(function: Any, backend: str) -> None:
+    same(function, X.clone().requires_grad_(), backend=backend)
+
+
+def test_another_device_is_noticed() -> None:
+    def f(x: Any) -> Any:
+        return torch.zeros(3), x + 1
+
+    smelt.reset()
+    compiled = smelt.compile(f, backend="eager")
+    assert compiled(X)[0].device.type == "cpu"
+    with torch.device("meta"):
+        assert compiled(X)[0].device.type == "meta"
+        with torch.device("cpu"):
+            assert compiled(X)[0].device.type == "cpu"
+        assert compiled(X)[0].device.type == "meta"
+    assert compiled(X)[0].device.type == "cpu"
+    assert smelt.counters["graphs"] == 3 and smelt.counters["calls_under_modes"] == 0
+
+
+@every_backend
+def test_a_break_inside_a_block(backend: str) -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        with torch.device("meta"):
+            a = torch.zeros(3)
+            smelt.graph_break()
+            b = torch.zeros(3)
+            z = y + 1
+        return a.device.type, b.device.type, torch.zeros(2).device.type, z
+
+    smelt.reset()
+    compiled = smelt.compile(f, backend=backend)
+    for _ in range(2):
+        got, expected = compiled(X), f(X)
+        assert got[:3] == expected[:3] == ("meta", "meta", "cpu") and torch.equal(got[3], expected[3])
+        assert torch.get_default_device() == torch.device("cpu")
+    assert smelt.counters["graphs"] == 2 and smelt.counters["graph_breaks"] == 1
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.sin else result
+
+
+def test_other_modes_see_every_operator() -> None:
+    smelt.reset()
+    compiled = smelt.compile(lambda x: torch.sin(x) + torch.ones(3), backend="eager")
+    with torch.device("cpu"), Doubling():
+        assert torch.allclose(compiled(X), X.sin() * 2 + 1)
+    assert smelt.counters["calls_under_modes"] == 1
