@@ -7,9 +7,12 @@
 which cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
 
     x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
+
+With a memory budget `min_cut` goes on from there: heavy operators are computed again too, as few as make the step fit.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -17,14 +20,17 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import is_view
+from smelt.autograd.budget import Choice, Fitting, choices, fit
+from smelt.autograd.costs import bytes_of, work_of
 from smelt.autograd.joint import Eager, Joint
 from smelt.autograd.mincut import Problem, depending_on, gradients_of, needed_for, tangents_of
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
-from smelt.base.errors import SmeltError
+from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
+from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.tensorspec import NumberSpec, set_spec, spec_of, tensor_spec
 
 _CLONE = torch.ops.aten.clone.default
@@ -39,8 +45,11 @@ class Halves:
     plan: Plan
     eager: Eager
     replay: Replay | str
+    fitting: Fitting | None = None  # how it came to be within a memory budget
 
 
+# Tells the peak of halves as they will be run. It may change the graphs.
+Measure = Callable[[Halves], Peak]
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -73,10 +82,22 @@ def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_out
 
 
 @overload
-def min_cut(joint: Joint, *, parameters: Collection[int] = ()) -> Halves: ...
+def min_cut(
+    joint: Joint,
+    *,
+    parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
+) -> Halves: ...
 @overload
 def min_cut(
-    joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int, parameters: Collection[int] = ()
+    joint: fx.GraphModule,
+    inputs: object = None,
+    *,
+    num_fwd_outputs: int,
+    parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
 ) -> Modules: ...
 def min_cut(
     joint: Joint | fx.GraphModule,
@@ -84,26 +105,74 @@ def min_cut(
     *,
     num_fwd_outputs: int = 0,
     parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
 ) -> Halves | Modules:
     """Save the fewest bytes that cheap operators can rebuild the backward's inputs from.
 
-    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. Given a joint
+    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
+    `memory_budget` is a number of bytes (int) or a part of what would be saved without one (float); the peak that it
+    bounds is told by `measure`, which takes graphs to be run operator by operator if it is not given. Given a joint
     module, as a `partition_fn` is, it yields two modules.
     """
     if isinstance(joint, fx.GraphModule):
-        return _modules(min_cut(_joint_of(joint, num_fwd_outputs), parameters=parameters))
+        own = _joint_of(joint, num_fwd_outputs)
+        return _modules(min_cut(own, parameters=parameters, memory_budget=memory_budget, measure=measure))
     joint = replace(joint, traced=narrowed(joint.traced))
-    saved = Problem.of(joint, parameters).fewest_bytes()
+    problem = Problem.of(joint, parameters)
+    if memory_budget is not None and joint.plan.tangents:
+        return _within(problem, memory_budget, measure or _run_by_operator)
+    saved = problem.fewest_bytes()
     return split(joint, saved, {node: _why_saved(node) for node in saved})
+
+
+def _run_by_operator(halves: Halves) -> Peak:
+    return graph_peak(halves.forward, halves.backward, halves.plan)
+
+
+def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
+    """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
+
+    def halves_of(choice: Choice) -> Halves:
+        return _halves(problem.joint, choice.saved, {node: _why_saved(node) for node in choice.saved})
+
+    fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
+    if fitting.peak.step > fitting.allowed:
+        warnings.warn(
+            f"memory_budget={budget!r} allows {fitting.allowed} bytes at the peak of a training step, and the "
+            f"least that is needed is {fitting.peak.step}; that is what is taken",
+            SmeltWarning,
+            stacklevel=2,
+        )
+    halves = replace(halves_of(fitting.choice), fitting=fitting)
+    _report(halves)
+    return halves
 
 
 def _why_saved(node: fx.Node) -> str:
     reason = recomputable(node)
-    return reason if reason is not None else "cheaper to keep than what it is computed from"
+    if reason is not None:
+        return reason
+    behind = _heavy_behind(node)
+    names = [f"{found.name} ({recomputable(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
+    more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
+    return f"cheaper to keep than what it is computed from: {', '.join(names)}{more}"
+
+
+def _heavy_behind(node: fx.Node) -> list[fx.Node]:
+    """The nearest values behind a cheap one that are not computed twice, the largest first."""
+    found = needed_for([node], stop=lambda node: recomputable(node) is not None)
+    return sorted((value for value in found if recomputable(value)), key=lambda value: (-bytes_of(value), value.name))
 
 
 def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) -> Halves:
     """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph."""
+    halves = _halves(joint, saved, why)
+    _report(halves)
+    return halves
+
+
+def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) -> Halves:
     plan = joint.plan
     if not plan.tangents:
         saved = ()
@@ -131,9 +200,7 @@ def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) ->
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
     )
-    halves = Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
-    _report(halves)
-    return halves
+    return Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
 
 
 def _extract(
@@ -204,15 +271,34 @@ def _report(halves: Halves) -> None:
     plan = halves.plan
     events.count("saved_bytes", plan.saved_bytes)
     if events.wanted("forward"):
-        events.emit("forward", f"{format_graph(halves.forward.graph, 'forward')}\n{saved_text(plan)}", halves)
+        budget = [str(halves.fitting)] if halves.fitting is not None else []
+        text = "\n".join([format_graph(halves.forward.graph, "forward"), *budget, saved_text(plan)])
+        events.emit("forward", text, halves)
     if halves.backward is not None and events.wanted("backward"):
-        events.emit("backward", format_graph(halves.backward.graph, "backward"), halves)
+        text = f"{format_graph(halves.backward.graph, 'backward')}\n{again_text(halves)}"
+        events.emit("backward", text, halves)
 
 
 def saved_text(plan: Plan) -> str:
     """What is saved for the backward, a line each, with its bytes and why."""
-    lines = [f"saved for backward: {plan.saved_bytes} bytes"]
+    inputs = sum(saved.spec.nbytes for saved in plan.saved if saved.source is not None)
+    values = sum(saved.source is None for saved in plan.saved)
+    lines = [
+        f"saved for backward: {plan.saved_bytes} bytes: {plan.saved_bytes - inputs} of {values} values, "
+        f"{inputs} of {len(plan.saved) - values} inputs"
+    ]
     lines += [f"  {saved.name}: {saved.spec}, {saved.spec.nbytes} bytes, {saved.why}" for saved in plan.saved]
+    return "\n".join(lines)
+
+
+def again_text(halves: Halves) -> str:
+    """What the backward computes again, the heavy operators by name."""
+    assert halves.backward is not None
+    ahead = {node.name for node in halves.forward.graph.nodes if node.op == "call_function"}
+    again = [node for node in halves.backward.graph.nodes if node.op == "call_function" and node.name in ahead]
+    heavy = [node for node in again if recomputable(node) is not None and work_of(node)]
+    lines = [f"computed again: {len(again)} operators, {len(heavy)} of them heavy"]
+    lines += [f"  {node.name}: {recomputable(node)}, {work_of(node)} units of work" for node in heavy]
     return "\n".join(lines)
 
 

@@ -22,11 +22,8 @@ def option(default: Any, doc: str, *, in_key: bool) -> Any:
 def _check_type(owner: str, name: str, value: object, expected: Any) -> None:
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return
-    if expected is int and isinstance(value, bool):
-        allowed = False
-    else:
-        union = typing.get_args(expected)
-        allowed = isinstance(value, union or expected)
+    kinds = typing.get_args(expected) or (expected,)
+    allowed = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
     if not allowed:
         wanted = getattr(expected, "__name__", str(expected))
         raise SmeltError("SM003", f"{owner} {name!r} must be {wanted}, not {type(value).__name__} ({value!r})")
@@ -45,6 +42,12 @@ class Options:
     check_specs: bool = option(False, "check the rules of each level after every pass", in_key=False)
     threads: int = option(0, "threads of generated loops; 0 follows torch.get_num_threads()", in_key=False)
     recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
+    memory_budget: int | float | None = option(
+        None,
+        "computes more again in backward so that a step takes less memory: the bytes a graph may take at its peak "
+        "(int), or what part of the bytes it saves by default it may still take for them (float from 0 to 1)",
+        in_key=True,
+    )
     eager_random: bool = option(
         False, "draw the random numbers eager draws, bit for bit; else at least of the same distribution", in_key=True
     )
@@ -58,6 +61,9 @@ class Options:
         for name, value in given.items():
             _check_name("option", name, kinds)
             _check_type("option", name, value, kinds[name])
+        budget = given.get("memory_budget")
+        if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
+            raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
         return cls(**given)
 
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +28,13 @@ from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
+from smelt.ir.peak import Peak, graph_peak, program_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.pipeline.sized import SizedGraph, is_sized
-from smelt.runtime.launch import Executable, launcher
+from smelt.runtime.launch import Arenas, Executable, launcher
 from smelt.runtime.wrap import Flat, join
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
@@ -57,6 +59,7 @@ class Context:
     fuel: Fuel
     decompositions: Decompositions = field(default_factory=dict)
     consuming: bool = False  # whether inputs come in a list, to be let go after their last use
+    arenas: Arenas = field(default_factory=Arenas)  # memory that programs running in turn share
 
     @property
     def check_specs(self) -> bool:
@@ -83,7 +86,27 @@ def _trace_joint(traced: Traced, context: Context) -> Joint:
 
 
 def _split(joint: Joint, context: Context) -> Halves:
+    budget = context.options.memory_budget
+    if budget is not None:
+        # What was decomposed will be fused; what was not is run operator by operator.
+        measure = partial(_peak_when_fused, options=context.options) if context.decompositions else None
+        return min_cut(joint, memory_budget=budget, measure=measure)
     return min_cut(joint) if context.options.recompute else default(joint)
+
+
+def _peak_when_fused(halves: Halves, options: Options) -> Peak:
+    """The memory two halves take as programs, which are made for nothing else."""
+    if _why_not_generate(halves.forward) or (halves.backward is not None and _why_not_generate(halves.backward)):
+        return graph_peak(halves.forward, halves.backward, halves.plan)
+
+    def planned(half: Traced) -> Program:
+        context = Context(options, "trial", Fuel(options.fuel))
+        for step in SIMPLIFY:
+            half = step.run(half, context)
+        return build_program(half, context.name, options, fuel=context.fuel)
+
+    backward = None if halves.backward is None else planned(halves.backward)
+    return program_peak(planned(halves.forward), backward, halves.plan)
 
 
 def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
@@ -105,7 +128,8 @@ def _generate(program: Program, context: Context) -> Executable:
         for name, kernel in built.items()
     }
     owners = tuple(built.values())
-    return Executable(program, kernels, context.options.threads, owners, consuming=context.consuming)
+    threads, consuming = context.options.threads, context.consuming
+    return Executable(program, kernels, threads, owners, consuming=consuming, arenas=context.arenas)
 
 
 # A graph whose gradients nobody needs.
@@ -177,10 +201,10 @@ def _check(value: Any, step: Pass) -> None:
 
 def compile_llvm(traced: Traced, options: Options) -> Flat:
     """The whole way, for one torch-level graph."""
-    fuel = Fuel(options.fuel)
+    fuel, arenas = Fuel(options.fuel), Arenas()
 
     def lower(half: Traced, name: str, consuming: bool) -> Flat:
-        context = Context(options, name, fuel, consuming=consuming)
+        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 

@@ -15,9 +15,11 @@ The steps are written out as one Python function, which is what `Executable.sour
 (there with a prefix on every name but those of buffers, which the graph chose and may be anything)
 
 An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
-between calls, so that pages are faulted in once; calls that overlap in time each take their own.
+between calls, so that pages are faulted in once, and shared by the halves of a training step; calls that overlap in
+time each take their own.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,6 +68,7 @@ class Executable:
         keep_alive: object = None,
         *,
         consuming: bool = False,
+        arenas: "Arenas | None" = None,
     ) -> None:
         self.program = program
         self.keep_alive = keep_alive  # owns the machine code
@@ -74,17 +77,9 @@ class Executable:
         names = dict(writer.names)
         names.update({P + kernel.name: kernels[kernel.name] for kernel in program.kernels})
         names[P + "threads"] = torch.get_num_threads if threads == 0 else lambda: threads
-        arenas: list[list[torch.Tensor]] = []
-        views = tuple(writer.arena_views)
-
-        def take() -> list[torch.Tensor]:
-            try:
-                return arenas.pop()
-            except IndexError:
-                return _make_arena(program, views)
-
-        names[P + "take"] = take
-        names[P + "give"] = arenas.append
+        arenas = arenas if arenas is not None else Arenas()
+        names[P + "take"] = arenas.taker(program, tuple(writer.arena_views))
+        names[P + "give"] = arenas.give
         exec(compile(self.source, f"<smelt program {program.name}>", "exec"), names)
         self.run: Callable[..., tuple[Any, ...]] = names[P + "run"]
         self.run.__dict__["executable"] = self
@@ -104,18 +99,64 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
     return fitted.copy_(tensor)
 
 
-def _make_arena(program: Program, views: tuple[Operand, ...]) -> list[torch.Tensor]:
-    buffers = {buffer.name: buffer for buffer in program.buffers}
-    devices = {buffers[view.buffer].spec.device for view in views}
-    blocks = {device: _aligned_block(program.arena_bytes, device) for device in devices}
-    made = []
-    for view in views:
-        buffer = buffers[view.buffer]
-        dtype = buffer.spec.dtype
-        typed = blocks[buffer.spec.device][buffer.offset :]
-        typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-        made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
-    return made
+class _Views(list[torch.Tensor]):
+    """What one program sees of an arena, in the order its source counts them."""
+
+    arena: "_Arena"
+
+
+class _Arena:
+    """One block of memory a device, and what each program sees of it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.blocks: dict[torch.device, torch.Tensor] = {}
+        self.views: dict[int, _Views] = {}
+
+    def see(self, program: Program, views: tuple[Operand, ...]) -> _Views:
+        buffers = {buffer.name: buffer for buffer in program.buffers}
+        made = _Views()
+        made.arena = self
+        for view in views:
+            buffer = buffers[view.buffer]
+            device, dtype = buffer.spec.device, buffer.spec.dtype
+            if device not in self.blocks:
+                self.blocks[device] = _aligned_block(self.size, device)
+            typed = self.blocks[device][buffer.offset :]
+            typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
+        return made
+
+
+class Arenas:
+    """Planned memory of programs that run in turn, as the halves of a training step do: they use the same blocks."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.free: list[_Arena] = []
+        self.programs = itertools.count()
+
+    def taker(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
+        """A function that takes an arena as `program` sees it: one that is free, or a new one."""
+        number, needed = next(self.programs), int(program.arena_bytes)
+        self.size = max(self.size, needed)
+
+        def take() -> _Views:
+            try:
+                arena = self.free.pop()
+            except IndexError:
+                arena = _Arena(self.size)
+            if arena.size < needed:
+                arena = _Arena(self.size)  # made before a program with more needs joined; it is dropped
+            seen = arena.views.get(number)
+            if seen is None:
+                seen = arena.views[number] = arena.see(program, views)
+            return seen
+
+        return take
+
+    def give(self, views: _Views) -> None:
+        self.free.append(views.arena)
 
 
 def _aligned_block(size: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,103 @@
+"""A backward rehearsed: how many bytes it would hold at its peak, for a choice of what is saved.
+
+    Rehearsal(problem).peaks({relu_1, …}) → bytes, counted in two ways
+
+Cheap values are taken to be fused into what reads them: memory is for what heavy operators yield or read, and for what
+is handed out. What was not saved is computed where it is first needed, as `partition` orders it, and goes when it has
+been read for the last time, as saved values do. Quick enough to compare dozens of choices.
+"""
+
+from collections.abc import Collection
+
+from torch import fx
+
+from smelt.autograd.aliasing import view_root
+from smelt.autograd.costs import own_bytes
+from smelt.autograd.mincut import Problem, gradients_of
+from smelt.autograd.recompute import recomputable
+
+
+class Rehearsal:
+    """The joint graph reduced to the values that take memory, each with those it is computed from."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.gradients = {view_root(node) for node in gradients_of(problem.joint)}
+        nodes = [*problem.early, *(node for node in problem.joint.traced.graph.nodes if node in problem.late)]
+        self.size = {node: own_bytes(node) for node in nodes}
+        self.in_memory = {node for node in nodes if self.size[node] and self._takes_memory(node)}
+        self.late = [node for node in nodes if node in problem.late and node in self.in_memory]
+
+    def _takes_memory(self, node: fx.Node) -> bool:
+        if node in self.gradients or recomputable(node) is not None:
+            return True
+        readers = [node]
+        while readers:
+            for user in readers.pop().users:
+                if view_root(user) is not user:
+                    readers.append(user)
+                elif user.op == "call_function" and recomputable(user) is not None:
+                    return True
+        return False
+
+    def peaks(self, saved: Collection[fx.Node]) -> tuple[int, int]:
+        """The most bytes that what is saved and what the backward makes take together; and the most that what is saved
+        and handed out takes, with the most that the rest does: that is what a planned block for the rest comes to."""
+        sources: dict[fx.Node, list[fx.Node]] = {}
+        order: list[fx.Node] = []
+        done: set[fx.Node] = set()
+        for node in self.late:
+            self._make(node, saved, sources, done, order)
+        last: dict[fx.Node, int] = {}
+        for step, node in enumerate(order):
+            for source in sources[node]:
+                last[source] = step
+        lasting = {*saved, *self.gradients}
+        now = [sum(self.size[node] for node in saved), 0]  # what lasts, what does not
+        most = [*now, sum(now)]
+        for step, node in enumerate(order):
+            now[node not in lasting] += self.size[node]
+            most = [max(pair) for pair in zip(most, (*now, sum(now)), strict=True)]
+            for source in {*sources[node], node}:
+                if last.get(source, step) == step and source not in self.gradients:
+                    now[source not in lasting] -= self.size[source]
+        return most[2], most[0] + most[1]
+
+    def _make(
+        self,
+        node: fx.Node,
+        saved: Collection[fx.Node],
+        sources: dict[fx.Node, list[fx.Node]],
+        done: set[fx.Node],
+        order: list[fx.Node],
+    ) -> None:
+        """Put a value and all that it still needs into the order, deepest first."""
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            if top in done:
+                pending.pop()
+                continue
+            if top not in sources:
+                sources[top] = self._read_by(top, saved)
+                pending += [source for source in sources[top] if source not in done and source not in saved]
+                continue
+            pending.pop()
+            done.add(top)
+            order.append(top)
+
+    def _read_by(self, node: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
+        """The values in memory that a value is computed from, seen through those that are fused into it."""
+        found: dict[fx.Node, None] = {}
+        seen: set[fx.Node] = set()
+        pending = list(node.all_input_nodes)
+        while pending:
+            source = view_root(pending.pop())
+            if source in seen or source not in self.size:
+                continue
+            seen.add(source)
+            if source in self.in_memory or source in saved:
+                found[source] = None
+            else:
+                pending.extend(source.all_input_nodes)
+        return list(found)
