@@ -14,7 +14,7 @@ from torch import nn
 import tests.capture.test_guards as this_module
 from smelt.base.errors import SmeltWarning
 from smelt.base.options import config
-from tests.capture.programs import Captured, assert_alike
+from tests.capture.programs import Captured, assert_alike, observe
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -487,3 +487,28 @@ def test_cache_size_limit_warns_once_and_then_runs_in_python() -> None:
     assert len(runner.graphs) == config.cache_size_limit
     torch.testing.assert_close(runner(f, X, 3), X * 3)
     assert len(runner.graphs) == config.cache_size_limit
+
+
+def test_a_string_that_is_only_passed_on_is_not_guarded() -> None:
+    class Named:
+        tag = "a"
+
+    def f(x, named, name):
+        other = named.tag
+        print(name, other, (x * 2).sum().item())
+        return x + 1, other
+
+    def decides(x, name):
+        return x + 1 if name == "b" else x - 1
+
+    runner, named = Captured(), Named()
+    for turn in range(4):
+        named.tag = f"tag {turn}"
+        name = f"turn {turn}"
+        expected = observe(lambda: f(X, named, name))  # noqa: B023
+        found = observe(lambda: runner(f, X, named, name))  # noqa: B023
+        assert found.printed == expected.printed and found.result[1] == named.tag
+    assert not runner.recompiles
+    for name in ("a", "b", "c"):
+        assert torch.equal(runner(decides, X, name), decides(X, name))
+    assert runner.recompiles

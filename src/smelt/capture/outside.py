@@ -229,6 +229,8 @@ class Outside:
                 source.check(("is", real))
             elif kind is int or kind is float:
                 return Number(real, source=source, symbolic=self.sizes.number(real, source))
+            elif kind is str:
+                return Number(real, source=source)
             else:
                 source.check(("equals", real))
             return Constant(real, source=source)
@@ -328,7 +330,11 @@ class Outside:
         """The whole set of keys is relied on."""
         if mapping.source is not None and "complete" not in mapping.source.checks:
             before = mapping.items if mapping.original is None else mapping.original
-            mapping.source.checks["complete"] = keys_check(mapping, tuple(before))
+            check = keys_check(mapping, tuple(before))
+            if check == ("length", 0):
+                mapping.source.check(check)  # which others may have asked as well
+            else:
+                mapping.source.checks["complete"] = check
 
     def present(self, mapping: Mapping, key: Any) -> bool:
         """Whether the key is there, relied on either way."""
@@ -383,6 +389,8 @@ def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     """The guard that a dict has these keys, in this order."""
     if mapping.kind is dict and not mapping.inside:
         return ("keys", keys)
+    if not keys and not mapping.inside:
+        return ("length", 0)
     return ("predicate", _same_keys(keys, mapping.kind))  # the dict below an OrderedDict has an order of its own
 
 

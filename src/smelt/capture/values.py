@@ -57,6 +57,8 @@ class Constant(Value):
 class Number(Constant):
     """An int or float from outside, or a sum, difference or product with one, of which only the type is relied on yet.
 
+    A string from outside is one too: a name that is only passed on may be another at each call.
+
     Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
     written back stays free, and is computed again when the graph has run (`made`: function and operands).
 
