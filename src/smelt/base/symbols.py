@@ -161,8 +161,8 @@ class Expression:
 
     def __str__(self) -> str:
         words = []
-        for monomial, factor in sorted(self.terms.items(), key=lambda term: (-len(term[0]), str(term[0]))):
-            names = [atom.text for atom in monomial]
+        named = [([atom.text for atom in monomial], factor) for monomial, factor in self.terms.items()]
+        for names, factor in sorted(named, key=lambda term: (-len(term[0]), term[0])):
             shown = [] if abs(factor) == 1 and names else [str(abs(factor))]
             words.append(("-" if factor < 0 else "") + "*".join(shown + names))
         return " + ".join(words).replace("+ -", "- ") or "0"
@@ -191,16 +191,27 @@ class World:
         self.symbols: list[Symbol] = []
         self.facts: dict[Fact, None] = {}
         self.fixed: dict[Any, None] = {}  # given floats that are relied on
+        self.computed: dict[Any, None] = {}  # floats that some numbers have none of: 1 / 0, the logarithm of -1
         self.closed = False
         self._same: dict[Symbol, Expression] = {}  # symbols that turned out to be other expressions
+        self._texts: set[str] = set()
 
     def symbol(self, text: str, example: int, origin: Any = None) -> Symbol:
         """A new integer that may differ from call to call; `text` says what it is."""
         if example < SMALLEST:
             raise ValueError(f"{text} is {example}: a symbol stands for at least {SMALLEST}")
-        made = Symbol(text, example, origin)
+        made = self.reading(text, example, origin)
         self.symbols.append(made)
         return made
+
+    def reading(self, text: str, example: int, origin: Any = None) -> Symbol:
+        """An integer for facts alone, of which nothing is known. Two that are called the same are not the same."""
+        unique, copies = text, 1
+        while unique in self._texts:
+            copies += 1
+            unique = f"{text} ({copies})"
+        self._texts.add(unique)
+        return Symbol(unique, example, origin)
 
     def example(self, expression: Expression) -> int:
         """The integer an expression is in the example."""

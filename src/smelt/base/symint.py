@@ -177,9 +177,7 @@ class Node:
         return Node(self.world, self.world.simplest(function(self._what, other._what)))
 
     def _float(self, function: Callable[..., Any], *others: "Node") -> "Node":
-        operands = (self._what, *(other._what for other in others))
-        example = function(*[_example(self.world, each) for each in operands])
-        return Node(self.world, Formula(function, operands, example, f"{function.__name__}(…)"))
+        return Node(self.world, _formula(self.world, function, (self._what, *(other._what for other in others))))
 
     def _either(self, other: "Node", function: Callable[[Any, Any], Any]) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
@@ -208,7 +206,7 @@ class Node:
 
     def _apply(self, other: "Node", name: str) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
-            return self._float(_OF_FLOATS[name], other)
+            return self._float(FUNCTIONS[name], other)
         return self._integer(other, lambda left, right: self.world.apply(name, left, right))
 
     def _divide(self, other: "Node", name: str) -> "Node":
@@ -391,8 +389,6 @@ class Node:
 
 Node.str = Node.__str__  # type: ignore[attr-defined]  # the protocol's name, which inside the class would hide Python's
 
-_OF_FLOATS: dict[str, Callable[[Any, Any], Any]] = dict(FUNCTIONS)
-
 
 def _example(world: World, what: Any) -> Any:
     if isinstance(what, Expression):
@@ -420,13 +416,30 @@ def meaning(number: Any) -> Any:
     return number.node.what if is_symbolic(number) else number
 
 
-def apply(function: Callable[..., Any], number: Any, *others: Any) -> Any:
-    """A function that yields a float, of a symbolic number and others: computed at each call."""
-    operands = (meaning(number), *map(meaning, others))
-    world = number.node.world
+def apply(function: Callable[..., Any], *numbers: Any) -> Any:
+    """A function that yields a float, of numbers one of which is symbolic: computed at each call."""
+    world = next(number.node.world for number in numbers if is_symbolic(number))
+    made = _formula(world, function, tuple(map(meaning, numbers)))
+    return torch.SymFloat(Node(world, made))  # type: ignore[no-untyped-call]
+
+
+_DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
+_OF_ALL_NUMBERS = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.neg, operator.abs, abs, float, max, min}
+)
+
+
+def _formula(world: World, function: Callable[..., Any], operands: tuple[Any, ...]) -> Formula:
+    """What a function yields; if it may raise for other numbers, that it does not is relied on."""
+    divisor = operands[1] if function in _DIVISIONS else None
+    if isinstance(divisor, Expression) and not world.closed:
+        world.decide("==", divisor, ZERO)  # by 0, the next line raises
     example = function(*[_example(world, each) for each in operands])
     made = Formula(function, operands, example, f"{function.__name__}(…)")
-    return torch.SymFloat(Node(world, made))  # type: ignore[no-untyped-call]
+    certain = function in _OF_ALL_NUMBERS or (divisor is not None and not isinstance(divisor, Formula))
+    if not certain and not world.closed:
+        world.computed[made] = None
+    return made
 
 
 def is_symbolic(number: object) -> bool:

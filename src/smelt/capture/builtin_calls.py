@@ -34,6 +34,7 @@ from smelt.capture.operators import (
     binary,
     compare,
     contains,
+    float_of,
     hashable,
     holds_symbols,
     identical,
@@ -264,6 +265,8 @@ def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     if isinstance(args[0], Tensor):
         return interp.tensor_call("call_function", operator.abs, args)
     if holds_symbols(args[0]):
+        if python_type(args[0]) is float:
+            return float_of(interp, abs, args[0])
         negative = truth(interp, compare(interp, "<", args[0], Constant(0)))
         return unary(interp, "UNARY_NEGATIVE", args[0]) if negative else args[0]
     return interp.compute(abs, interp.plain(args[0]))

@@ -121,7 +121,7 @@ class Engine:
             run = quick_run(plan, lambda failure, collected: recover(self, entrance, failure, collected))
         else:
             run = lambda *collected: drive(self, plan, collected, entrance)  # noqa: E731
-        if not entrance.relations:
+        if entrance.open:
             return run
         return lambda *collected: (
             run(*collected) if entrance.holds(collected) else run_eagerly(self, entrance.state(collected))

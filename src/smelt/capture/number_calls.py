@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from smelt.base.symint import apply
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain
-from smelt.capture.operators import binary, holds_symbols
-from smelt.capture.values import Constant, Number, Sequence, Value, of_number, python_type
+from smelt.capture.operators import binary, float_of, holds_symbols
+from smelt.capture.values import Constant, Number, Sequence, Value, python_type
 
 # Functions of one number that yield a float, and mean the same for whatever number comes.
 _OF_ONE = frozenset({math.sqrt, math.exp, math.log, math.log2, math.log10, math.sin, math.cos, math.tanh})
@@ -29,7 +28,7 @@ def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: d
     if rule is not None:
         return rule(interp, args)
     if function in _OF_ONE and len(args) == 1 and isinstance(args[0], Number):
-        return of_number(apply(function, args[0].symbolic))
+        return float_of(interp, function, args[0])
     return None
 
 
@@ -40,7 +39,7 @@ def _int(interp: Interpreter, args: list[Value]) -> Value | None:
 def _float(interp: Interpreter, args: list[Value]) -> Value | None:
     if len(args) != 1 or not isinstance(args[0], Number):
         return None
-    return args[0] if python_type(args[0]) is float else of_number(apply(float, args[0].symbolic))
+    return args[0] if python_type(args[0]) is float else float_of(interp, float, args[0])
 
 
 def _divmod(interp: Interpreter, args: list[Value]) -> Value | None:

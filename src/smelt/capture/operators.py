@@ -2,6 +2,7 @@
 
 import enum
 import operator
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -166,17 +167,31 @@ def _in_symbols(*values: Value) -> bool:
 
 def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Value:
     """Arithmetic on numbers of which some differ from call to call, in terms of their symbols."""
+    if function is operator.pow:
+        return _power(interp, *values)
     given = [
         value.symbolic if isinstance(value, Number) and value.symbolic is not None else interp.plain(value)
         for value in values
     ]
-    if function is operator.pow:
-        return _power(interp, *values)
+    floats = function is operator.truediv or any(python_type(value) is float for value in values)
+    if floats and function not in COMPARE.values():
+        return float_of(interp, function, *values)
     try:
         result = function(*given)
     except Exception as error:
         raise Raised.of(error) from error
     return of_number(bool(result) if isinstance(result, torch.SymBool) else result)
+
+
+def float_of(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Value:
+    """A function that yields a float, computed at each call. One that raises is told the numbers: others may do."""
+    given = [value.symbolic if holds_symbols(value) else interp.plain(value) for value in values]  # type: ignore[attr-defined]
+    try:
+        return of_number(apply(function, *given))
+    except Exception as error:
+        for value in values:
+            interp.plain(value)
+        raise Raised.of(error) from error
 
 
 def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
@@ -187,7 +202,7 @@ def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
         if python_type(base) is int and whole and exponent.value >= 0:
             return of_number(base.symbolic**exponent.value)
         if python_type(base) is float and whole:  # a fraction of a negative number would be complex
-            return of_number(apply(operator.pow, base.symbolic, exponent.value))
+            return float_of(interp, operator.pow, base, exponent)
     return interp.compute(operator.pow, interp.plain(base), interp.plain(exponent))
 
 
@@ -236,6 +251,8 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
         return overloaded_unary(interp, name, value)
     if _in_symbols(value) and name != "UNARY_INVERT":
         return _on_numbers(interp, UNARY[name], value)
+    if name == "UNARY_INVERT" and python_type(value) is bool and sys.version_info >= (3, 12):
+        raise Unsupported("B008", "~ of a bool, which warns each time")
     return interp.compute(UNARY[name], interp.plain(value))
 
 

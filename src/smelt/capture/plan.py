@@ -132,14 +132,26 @@ Plan = Return | Stop
 class Entrance:
     """The way back to the state a plan starts from, for what guards cannot tell beforehand.
 
-    `relations` are pairs of collected tensors that must (or must not) be one object; `frames` find their contents
-    among the collected values, with `NULL` behind the last.
+    `relations` are pairs of collected tensors that must (or must not) be one object; `computed` are functions of
+    collected numbers that must not raise; `frames` find their contents among the collected values, with `NULL` behind
+    the last.
     """
 
     relations: tuple[tuple[int, int, bool], ...]
+    computed: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
     frames: tuple[FrameRecipe, ...]
 
+    @property
+    def open(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.relations or self.computed)
+
     def holds(self, collected: tuple[Any, ...]) -> bool:
+        try:
+            for function, places in self.computed:
+                function(*[collected[place] for place in places])
+        except Exception:
+            return False
         return all((collected[one] is collected[other]) == same for one, other, same in self.relations)
 
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:

@@ -20,11 +20,12 @@ import torch
 from torch import fx
 
 from smelt import _native
+from smelt.base.symint import meaning
 from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
-from smelt.capture.sizes import read_size, value_at_run
+from smelt.capture.sizes import computed_from, read_size
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Cell,
@@ -174,7 +175,7 @@ class Rebuilder:
         """A number computed from sizes is computed again from the sizes of what came in."""
         if value.source is not None:
             return self._input(value.source)
-        compute, origins = value_at_run(value.symbolic)
+        compute, origins = computed_from(meaning(value.symbolic))
         return self.step(compute, *[self.step(read_size(origin), self._input(origin[0])) for origin in origins])
 
     def _number(self, value: Number) -> Operand:

@@ -8,19 +8,20 @@ is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the fir
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from smelt.base.errors import SmeltWarning
 from smelt.base.symbols import SMALLEST, Atom, Expression, Fact, Symbol, World
-from smelt.base.symint import Formula, as_number, is_symbolic, meaning
+from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.marks import DYNAMIC
 from smelt.capture.source import Source
 
 if TYPE_CHECKING:
     from smelt._native import Polynomial, SizeFacts
+
 
 class History:
     """What the captures of one piece of code have seen, and what changed between them."""
@@ -76,7 +77,7 @@ class Sizes:
         marked: Iterable[int] = getattr(tensor, DYNAMIC, ())
         changing = set(marked) if self._dynamic is not False else set()
         if self._dynamic is None:
-            changing |= self._history.sizes(source.text, shape)
+            changing |= self._history.sizes(source.place, shape)
         elif self._dynamic and type(tensor) is torch.Tensor and not _belongs_to_module(source):
             changing |= set(range(len(shape)))
         return {dim for dim in changing if dim < len(shape) and shape[dim] >= SMALLEST}
@@ -84,7 +85,7 @@ class Sizes:
     def number(self, number: float, source: Source) -> Any:
         """A number from outside as a symbol if it differs from call to call, else None."""
         if self._dynamic is None:
-            changes = self._history.number(source.text, number)
+            changes = self._history.number(source.place, number)
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
         if not changes or (type(number) is int and not SMALLEST <= number < 2**62):
@@ -110,11 +111,20 @@ class Sizes:
                 if step.constant is None and self.world.example(step) == stride[dim]:
                     found[dim] = step
                     text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
-                    self._strides.append((Symbol(text, stride[dim], origin), step))
+                    self._strides.append((self.world.reading(text, stride[dim], origin), step))
                     break
             else:
                 found[dim] = Expression.of(stride[dim])
         return [each for each in found if each is not None]
+
+    def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
+        """Functions that must not raise, and which of the collected values each takes."""
+        found = []
+        for formula in self.world.computed:
+            compute, origins = computed_from(formula)
+            readers = [read_size(origin) for origin in origins]
+            found.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
+        return found
 
     def settle_given(self) -> None:
         """Floats that were relied on are guarded where they come from."""
@@ -199,9 +209,12 @@ def fact_text(fact: Fact) -> str:
     return f"{positive} {fact.relation} {negative}"
 
 
-def value_at_run(number: Any) -> tuple[Any, list[tuple[Source, str, int]]]:
-    """A symbolic number as a function of where its symbols come from, and those places."""
-    what = meaning(number)
+def _read_first(compute: Callable[..., Any], readers: list[Any]) -> Callable[..., Any]:
+    return lambda *holders: compute(*[read(holder) for read, holder in zip(readers, holders, strict=True)])
+
+
+def computed_from(what: Expression | Formula) -> tuple[Callable[..., Any], list[tuple[Source, str, int]]]:
+    """A number as a function of where its symbols come from, and those places."""
     found: set[Any] = what.symbols() if isinstance(what, Expression) else what.leaves()
     leaves = sorted(found, key=lambda leaf: str(leaf.text))
     origins = [leaf.origin for leaf in leaves]
@@ -219,6 +232,3 @@ def read_size(origin: tuple[Source, str, int]) -> Any:
     if what == "size":
         return lambda tensor: tensor.shape[dim]
     return lambda number: number
-
-
-

@@ -39,6 +39,14 @@ class Source:
             found = self.children[key] = Source(self, accessor, text)
         return found
 
+    @property
+    def place(self) -> str:
+        """The text, and in front of it whose it is: two functions may both call something `x`."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        return f"{root.accessor[1]}:{self.text}" if root.accessor[0] == "slot" else self.text
+
     def attribute(self, name: str) -> "Source":
         return self.child(("attr", name), f"{self.text}.{name}")
 

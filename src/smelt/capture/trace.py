@@ -297,7 +297,7 @@ class _Closing:
             for frame, function, slots, stack, handled in self._entry_slots()
         )
         relations = tuple((one.index, other.index, same) for one, other, same in self.interp.tree.relations)
-        return Entrance(relations, frames)
+        return Entrance(relations, tuple(self.interp.outside.sizes.computed()), frames)
 
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)

@@ -61,7 +61,8 @@ class NumberWriter:
 
     def _expression(self, what: Expression) -> fx.Node:
         total: Any = None
-        for monomial, factor in sorted(what.terms.items(), key=lambda term: (not term[0], str(term[0]))):
+        named = sorted(what.terms.items(), key=lambda term: (not term[0], [atom.text for atom in term[0]]))
+        for monomial, factor in named:
             product: Any = None if factor == 1 and monomial else factor
             for atom in monomial:
                 node = self._once(atom, self._leaf if isinstance(atom, Symbol) else self._compound)

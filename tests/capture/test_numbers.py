@@ -1,0 +1,122 @@
+"""Numbers and sizes that change, where Python is particular: what raises, signs of zero, names that occur twice."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+BACKENDS = ("eager", "aot_eager", "llvm")
+
+
+def answer(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What a call yields, with the exact text of its numbers, or what it raises; and its tensors afterwards."""
+    given = copy.deepcopy(arguments)
+    try:
+        return repr(function(*given)), repr(given)
+    except Exception as error:
+        return type(error), str(error), repr(given)
+
+
+def follow(
+    function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], backend: str = "eager", **options: Any
+) -> tuple[int, int]:
+    """Compiled equals plain at every call; how many graphs were captured and how often anew."""
+    smelt.reset()
+    compiled = smelt.compile(function, backend=backend, **options)
+    for arguments in calls:
+        assert answer(compiled, arguments) == answer(function, arguments)
+    return smelt.counters["graphs"], smelt.counters["recompiles"]
+
+
+def inner(x: torch.Tensor) -> torch.Tensor:
+    smelt.graph_break()
+    return x * x.shape[0]
+
+
+def outer(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+    z = inner(y)
+    return z * x.shape[0], x.shape[0] * 100 + y.shape[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_functions_may_call_something_the_same(backend: str) -> None:
+    sizes = ((3, 4), (5, 6), (7, 9), (9, 7), (4, 4), (4, 6))
+    graphs, _ = follow(outer, [(torch.ones(a), torch.ones(b)) for a, b in sizes], backend)
+    assert graphs == 2  # behind the break: for 3 and 4, and for all sizes
+
+
+def reciprocal(x: torch.Tensor, rate: float) -> torch.Tensor:
+    x.add_(1)
+    try:
+        scale = 1 / rate
+    except ZeroDivisionError:
+        scale = 7.0
+    return x * scale
+
+
+def unused(x: torch.Tensor, rate: float) -> torch.Tensor:
+    math.log(rate)
+    return x * 2
+
+
+def returned(x: torch.Tensor, rate: float) -> tuple[torch.Tensor, float]:
+    x.add_(1)
+    try:
+        scale = 1 % rate
+    except ZeroDivisionError:
+        scale = 7.0
+    return x * 2, scale
+
+
+def exponential(x: torch.Tensor, rate: float) -> tuple[torch.Tensor, float]:
+    return x * math.exp(rate), rate**3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [reciprocal, unused, returned, exponential])
+@pytest.mark.parametrize(
+    "rates", [(0.5, 0.25, 0.0, 3.0, -1.0, 1e300), (0.5, 0.0, 0.25, 0.0), (0.5, -1e300, 1e300, 3.0)]
+)
+def test_what_raises_for_some_numbers(function: Callable[..., Any], rates: Sequence[float], backend: str) -> None:
+    follow(function, [(torch.ones(2), rate) for rate in rates], backend)
+
+
+def test_a_division_by_a_size() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        1 / (x.shape[0] - 7)
+        return x * 2
+
+    follow(f, [(torch.ones(size),) for size in (3, 4, 5, 7, 8, 7)])
+
+
+def test_what_was_counted_when_a_number_raised() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = 0
+            self.ratio = 0.0
+
+        def forward(self, x: torch.Tensor, rate: float) -> tuple[torch.Tensor, int]:
+            self.steps += 1
+            self.ratio = self.steps / rate
+            return x * 2, self.steps
+
+    plain, twin = Counting(), Counting()
+    compiled = smelt.compile(twin, backend="eager")
+    for rate in (0.5, 0.25, 0.125, 0.0, 3.0, 0.0):
+        assert answer(compiled.forward, (torch.ones(2), rate)) == answer(plain.forward, (torch.ones(2), rate))
+        assert (twin.steps, twin.ratio) == (plain.steps, plain.ratio)
+
+
+def test_floats_as_python_computes_them() -> None:
+    def f(x: torch.Tensor, n: float) -> Any:
+        return n // 2, n % 3, abs(n), -n, n - 1, n * 0.0, 3 - n, n / 3, float(n), x * (n // 2), n**2
+
+    numbers = (0.5, 7.5, -0.0, 0.0, -1.5, math.inf, math.nan, 5e-324, 1e308)
+    assert follow(f, [(torch.ones(2), number) for number in numbers]) == (2, 1)
