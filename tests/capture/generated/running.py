@@ -22,7 +22,7 @@ import torch
 import smelt
 from smelt.base.errors import SmeltWarning
 from tests.capture.generated.grammar import Call, Program
-from tests.capture.generated.picture import Picture, difference
+from tests.capture.generated.picture import Picture, difference, without_addresses
 from tests.capture.programs import error_shape
 
 _WORLD_FILE = Path(__file__).with_name("world.py")
@@ -118,9 +118,11 @@ def _observe(function: Callable[[], Any], call: Call) -> tuple[list[Any], Any, B
 
 
 def _named(shape: Any) -> Any:
-    """The shape of an exception with its class named: each world has its own."""
+    """The shape of an exception with its class named, and without addresses: each world has its own."""
     if isinstance(shape, tuple):
         return tuple(_named(part) for part in shape)
+    if isinstance(shape, str):
+        return without_addresses(shape)
     return shape.__qualname__ if isinstance(shape, type) else shape
 
 

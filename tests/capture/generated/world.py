@@ -11,19 +11,22 @@ import dataclasses
 import enum
 import functools
 import inspect
+import io
 import itertools
 import logging
 import math
 import operator
+import sys
 import types
 import warnings
+import weakref
 
 import numpy as np
 import torch
 
 import smelt
 
-__all__ = ["copy", "inspect", "itertools", "math", "np", "warnings"]  # for the programs
+__all__ = ["copy", "inspect", "io", "itertools", "math", "np", "sys", "warnings"]  # for the programs
 
 
 class Fault(Exception):
@@ -277,6 +280,68 @@ class Net(torch.nn.Module):
         self.calls += 1
         self.steps += 1
         return t * self.scale + self.steps
+
+
+class Left(Vector):
+    order = 1
+
+    def total(self):
+        return self.t + 1
+
+
+class Right(Vector):
+    order = 2
+
+    def total(self):
+        return self.t * 2
+
+
+class Diamond(Left, Right):
+    def total(self):
+        return super().total() + super(Left, self).total()
+
+
+class Maker:
+    def __init__(self, t):
+        self.t = t
+
+    def __class_getitem__(cls, item):
+        return functools.partial(cls)
+
+
+class Closer:
+    def __init__(self, log):
+        self.log = log
+
+    def close(self):
+        self.log.append("close")
+
+
+@contextlib.contextmanager
+def attempting(log):
+    try:
+        yield
+    except ValueError as error:
+        log.append(str(error))
+
+
+def heads(k):
+    for i in range(k):
+        got = yield i
+        if got is not None:
+            return got
+    return "end"
+
+
+def attempt(function, default):
+    try:
+        return function()
+    except (ArithmeticError, LookupError):
+        return default
+
+
+def weak(value):
+    return weakref.ref(value)() is value
 
 
 def gen(count):
