@@ -11,7 +11,7 @@ The engine itself runs on ghosts, so every operator that eager can differentiate
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -185,7 +185,8 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable=tuple(differentiable),
         tangents=tangents,
         gradients=tuple(gradients),
-        recalled=_recalled(run, written, [values[position][0] for position in differentiable]),
+        recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
+        needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
     )
     replay = _replay(source, arrangement.results, written, plan, recorder)
@@ -339,17 +340,15 @@ def _finish(recorder: SharingRecorder) -> Traced:
     return Traced(graph, Level.PURE, constants)
 
 
-def _recalled(run: _Run, written: Sequence[_Write], values: Sequence[fx.Node]) -> tuple[int, ...]:
-    """Written inputs that these values depend on: computing them again takes the input as it was."""
-    if not written:
-        return ()
-    found = set(values)
-    pending = list(values)
+def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[int]) -> tuple[int, ...]:
+    """Those of the given inputs that some of `values` are computed from."""
+    pending = list(values) if candidates else []
+    found = set(pending)
     while pending:
         new = [node for node in pending.pop().all_input_nodes if node not in found]
         found.update(new)
         pending.extend(new)
-    return tuple(write.index for write in written if run.primals[write.index] in found)
+    return tuple(index for index in candidates if run.primals[index] in found)
 
 
 def _replay(

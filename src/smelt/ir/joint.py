@@ -147,6 +147,7 @@ class Plan:
     writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
     rebased: tuple[int, ...] = ()  # those of them whose new value gradients flow through
     recalled: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
+    needed: tuple[int, ...] = ()  # inputs that gradients depend on by their value
     random: bool = False  # whether the forward draws random numbers
     # Results, and behind them new values, that gradients arrive for, in the order of the tangents.
     differentiable: tuple[int, ...] = ()

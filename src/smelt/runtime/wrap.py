@@ -128,7 +128,8 @@ class _Differentiable:
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
         # Nothing to be done but to compute: see `_quick`.
         self.is_simple = self.only_values and self.finish is None and not (plan.copied or plan.recalled or plan.random)
-        self.tracked = tuple((index, index in self.wanted) for index in self.others)
+        needed = frozenset(plan.needed).difference(plan.written)
+        self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -158,22 +159,26 @@ class _Differentiable:
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
         return result
 
-    def saved_inputs(self, saved: Sequence[Any], others: Sequence[tuple[Any, int]]) -> list[torch.Tensor]:
-        """All inputs of the forward: those saved, and those it only kept track of. Of inputs that were written it does
-        not matter what they were, or they are saved."""
+    def saved_inputs(self, saved: Sequence[Any], others: "Sequence[_Other]") -> list[torch.Tensor]:
+        """All inputs of the forward: those saved, and those it only kept track of. Where nothing depends on what an
+        input was, any tensor will do."""
         inputs: list[Any] = [None] * self.plan.inputs
-        for (is_input, index), tensor in zip(self.kept, saved, strict=True):
+        for (is_input, index), tensor in zip(self.kept, saved, strict=False):
             if is_input:
                 inputs[index] = tensor
-        for index, (other, version) in zip(self.others, others, strict=True):
-            tensor = other() if isinstance(other, TensorWeakRef) else other
+        also = saved[len(self.kept) :]
+        for (index, _, needed), (other, version, layout) in zip(self.tracked, others, strict=True):
+            tensor = other() if isinstance(other, TensorWeakRef) else also[other] if isinstance(other, int) else other
+            if tensor is None and not needed:
+                shape, stride, dtype, device = layout
+                tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
             if tensor is None:
                 raise SmeltError(
                     "SM040",
                     f"input {index} of the compiled graph is gone, and create_graph=True needs it again",
                     hint="keep a reference to it until the backward has run",
                 )
-            if tensor._version != version and index not in self.plan.written:
+            if needed and not isinstance(other, int) and tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     f"input {index} of the compiled graph, needed again for create_graph=True, is at version "
@@ -196,12 +201,14 @@ class _Joined(torch.autograd.Function):
         if plan.copied:
             values = _own(values, plan.copied)
         hooked = False
-        if state.kept:
-            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+        others, also = _track(state, inputs)
+        if state.kept or also:
+            kept = [inputs[index] if is_input else values[index] for is_input, index in state.kept]
+            ctx.save_for_backward(*kept, *also)
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         if len(plan.differentiable) > 1:  # a single result is never without its gradient, or it may as well be zeros
             ctx.set_materialize_grads(False)
-        ctx.joined = (state, _track(state, inputs), hooked, box[1])  # in one: every attribute of a context costs
+        ctx.joined = (state, others, hooked, box[1])  # in one: every attribute of a context costs
         if not state.only_results:
             box.append(list(values[: plan.forward_outputs]))
         return _results([values[index] for index in plan.differentiable])
@@ -215,7 +222,7 @@ def _gradients(
     ctx: Any,
     tangents: Sequence[Any],
     state: _Differentiable,
-    others: Sequence[tuple[Any, int]] = (),
+    others: "Sequence[_Other]" = (),
     hooked: bool = False,
     random: torch.Tensor | None = None,
 ) -> list[Any]:
@@ -226,8 +233,7 @@ def _gradients(
     else:
         given = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
-        if state.recalled:
-            del given[-len(state.recalled) :]
+        del given[len(state.plan.saved) :]  # what only a derivative of higher order needs
         if hooked:
             given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
@@ -240,16 +246,33 @@ def _gradients(
     return placed
 
 
-def _track(state: _Differentiable, inputs: Sequence[Any]) -> list[tuple[Any, int]]:
-    """What is not saved, should it be wanted again, with its version.
+# An input that is not saved: itself, a weak reference, or its place behind what is saved; its version; its layout.
+_Other = tuple[Any, int, Any]
 
-    Leaves that gradients accumulate in outlive the graph anyway; nothing else may be kept alive.
+
+def _track(state: _Differentiable, inputs: Sequence[Any]) -> tuple[list[_Other], list[torch.Tensor]]:
+    """What is not saved, should it be wanted again, and what of it PyTorch shall keep.
+
+    Leaves that gradients accumulate in outlive the graph anyway, and data is its owner's. What another part of the
+    program computed, another compiled graph say, nobody else may have: it is kept if gradients depend on it.
     """
-    others: list[tuple[Any, int]] = []
-    for index, wanted in state.tracked:
+    others: list[_Other] = []
+    also: list[torch.Tensor] = []
+    for index, wanted, needed in state.tracked:
         tensor = inputs[index]
-        others.append((tensor if wanted and tensor.is_leaf else TensorWeakRef(tensor), tensor._version))
-    return others
+        if tensor.is_leaf:
+            kept = tensor if wanted else TensorWeakRef(tensor)
+            others.append((kept, tensor._version, None if wanted else _layout(tensor, needed)))
+        elif needed:
+            others.append((len(also), 0, None))
+            also.append(tensor)
+        else:
+            others.append((TensorWeakRef(tensor), 0, _layout(tensor, needed)))
+    return others, also
+
+
+def _layout(tensor: torch.Tensor, needed: bool) -> Any:
+    return None if needed else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def _results(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -282,10 +305,12 @@ def _quick(state: _Differentiable) -> Flat:
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
         values = _without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
-        if kept:
-            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
+        saved = [inputs[index] if is_input else values[index] for is_input, index in kept]
         if tracked:
-            ctx.others = _track(state, inputs)
+            ctx.others, also = _track(state, inputs)
+            saved += also
+        if saved:
+            ctx.save_for_backward(*saved)
         if count == 1:
             value = values[0]
             return (value.detach() if value._is_view() else value,)
