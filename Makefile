@@ -6,6 +6,7 @@
 # make test-ops-llvm    the same through generated code, a few samples each, some minutes
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make test-programs  50,000 generated programs against plain Python, an hour or so (ARGS="--start 7 --count 1000")
+# make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
 # make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
@@ -20,7 +21,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-programs test-leaks lint bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-programs test-versions test-leaks lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -43,6 +44,9 @@ test-models: $(VENV)/dev
 
 test-programs: $(VENV)/dev
 	@$(PY) -m tests.capture.generated.campaign $(ARGS)
+
+test-versions:
+	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done
 
 test-leaks: $(VENV)/dev
 	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/test_leaks.py $(ARGS)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 import pytest
 
 from smelt.capture.bytecode import CodeInfo, decode, shim_code
-from smelt.capture.step import STEPS
-from smelt.capture.trace import HANDLERS
 
 MODULES = [collections, contextlib, dataclasses, inspect, json.decoder, textwrap]
 
@@ -103,10 +101,3 @@ def test_the_shim_claims_the_users_line_without_columns() -> None:
     assert {line for _, _, line in code.co_lines() if line is not None} == {77}
     assert {position[2] for position in code.co_positions()} == {None}
     assert shim_code(info, 77) is code
-
-
-def test_steps_execute_only_what_the_interpreter_knows_or_python_has() -> None:
-    import dis
-
-    canonical = set(HANDLERS) | {"DELETE_ATTR", "STORE_GLOBAL"}
-    assert set(STEPS) <= canonical | set(dis.opmap)

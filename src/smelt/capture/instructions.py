@@ -47,7 +47,7 @@ from smelt.capture.wording import formatted, joined_text, text_of
 # locals, cells, names
 
 
-@handles("NOP", "CACHE", "EXTENDED_ARG", "END_FOR", "COPY_EXTENDED")
+@handles("NOP", "END_FOR")
 def _nothing(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     pass
 
@@ -74,8 +74,12 @@ def _unbound(frame: Frame, slot: int) -> Raised:
 
 @handles("STORE_FAST")
 def _store_fast(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    _store_local(frame, instruction.arg)
+
+
+def _store_local(frame: Frame, slot: int) -> None:
     value = frame.stack.pop()
-    frame.slots[instruction.arg] = None if isinstance(value, Null) else value  # 3.12 restores unbound names so
+    frame.slots[slot] = None if isinstance(value, Null) else value  # 3.12 restores unbound names so
 
 
 @handles("DELETE_FAST")
@@ -90,7 +94,7 @@ def _pair(interp: Interpreter, frame: Frame, instruction: Instruction) -> None: 
         if half == "LOAD_FAST":
             frame.stack.append(_local(interp, frame, slot))
         else:
-            frame.slots[slot] = frame.stack.pop()
+            _store_local(frame, slot)
 
 
 @handles("LOAD_FAST_AND_CLEAR")
