@@ -10,10 +10,12 @@ import functools
 import operator
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
@@ -396,12 +398,21 @@ def _call_cached(interp: Interpreter, function: Object, args: list[Value], kwarg
         raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
     interp.outside.pin(function)
     if function.source is not None:
-        function.source.check(("predicate", _still_cached))
+        function.source.check(("predicate", _cached_answer(result, plain, named)))
     return interp.outside.value(result, interp.tree.fixed(result, f"{real.__qualname__}()"))
 
 
-def _still_cached(function: Any) -> bool:
-    return bool(function.cache_info().currsize)
+def _cached_answer(result: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[[Any], bool]:
+    """Whether a cached function still has this very answer: its cache may have been cleared, and filled by others."""
+
+    def same(function: Any) -> bool:
+        try:
+            return _native.suspended(function, *args, **kwargs) is result
+        except Exception:
+            return False  # for the program to see, where it calls it
+
+    same.__qualname__ = "the answer remembered"
+    return same
 
 
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
