@@ -183,7 +183,11 @@ def test_an_operator_that_fails_leaves_autocast_as_it_was(backend: str) -> None:
         with pytest.raises(IndexError):
             compiled(x, w, torch.tensor([9]))
         assert not torch.is_autocast_enabled("cpu")
-    assert compiled(x, w, torch.tensor([1])).dtype == torch.bfloat16
+        with torch.no_grad():
+            w.mul_(2)
+    got = compiled(x, w, torch.tensor([1]))
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, f(x, w, torch.tensor([1])))
 
 
 @every_backend

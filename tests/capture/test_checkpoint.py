@@ -326,6 +326,38 @@ def test_sizes_that_change(backend: str) -> None:
     assert smelt.counters["graphs"] == 2
 
 
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x.cos())
+        return x.sin() * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.saved_tensors[0] * 3
+
+
+@every_backend
+def test_own_derivatives_inside(backend: str) -> None:
+    same(repeated(lambda x, w: Tripled.apply(x @ w)), *data(), backend=backend)
+
+
+@every_backend
+def test_a_break_inside_an_autocast_inside(backend: str) -> None:
+    def inner(x: Any, w: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ w
+            smelt.graph_break()
+            return y.float() * 2
+
+    function = repeated(inner)
+    compiled = smelt.compile(function, backend=backend)
+    for _ in range(2):
+        got, expected = compiled(*data()), function(*data())
+        assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
 @every_backend
 def test_requires_grad_where_it_holds_already(backend: str) -> None:
     same(lambda x, w: (x * 2).requires_grad_() @ w + x.detach().requires_grad_(False), *data(), backend=backend)

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.capture.programs import Captured
 from tests.golden import golden
@@ -54,3 +55,25 @@ def test_a_module() -> None:
     runner = Captured()
     runner(Block(), X)
     golden("capture/module.txt", text_of(runner))
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+def test_graphs_inside_a_graph() -> None:
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = checkpoint(lambda x: Squared.apply(x @ w), x, use_reentrant=False)
+        return y + 1
+
+    runner = Captured(fullgraph=True)
+    runner(f, torch.ones(2, 3, requires_grad=True), torch.ones(3, 3))
+    golden("capture/inner.txt", "\n\n".join(runner.texts("graph")))

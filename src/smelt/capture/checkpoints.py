@@ -10,6 +10,7 @@ import dis
 import functools
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -84,6 +85,8 @@ def _follow(
         interp.tape = interp.outside.tape = outer
         interp.outside.sealed = sealed
         written = tape.written_outside()
+        if tape.ambient != outer.ambient:
+            replace(outer.ambient, grad=outer.ambient.records).impose()
         touched, interp.outside.touched = interp.outside.touched, touched
     if touched:
         frames = [value for frame in interp.frames for value in (*frame.slots, *frame.stack, *frame.closure)]
@@ -93,7 +96,6 @@ def _follow(
     if written:
         raise Unsupported("B005", "a tensor that was there before, which PyTorch would write once more")
     if tape.ambient != outer.ambient:
-        outer.ambient.impose()
         raise Unsupported("B013", "a mode that it does not leave")
     return result
 

@@ -16,7 +16,7 @@ from smelt.capture.bytecode import CodeInfo
 from smelt.capture.rebuild import Recipe
 from smelt.capture.records import BreakRecord
 from smelt.capture.state import LiveFrame
-from smelt.ir.ambient import Ambient
+from smelt.ir.ambient import Ambient, forget_casts
 
 GraphRun = Callable[..., Any]
 
@@ -66,6 +66,8 @@ class Computation:
     def failed(self, error: Exception) -> GraphFailed:
         """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
         self.entry.impose()
+        if not self.entry.nesting:
+            forget_casts()  # it may have raised inside an autocast block, and weights may change before the next
         if self.writes and not isinstance(error, Unwritten):
             return GraphFailed(error, True)
         return GraphFailed((error.error if isinstance(error, Unwritten) else error).with_traceback(None), False)

@@ -90,6 +90,7 @@ class RegionTape(Subtape):
         super().__init__(outer.ambient)
         self._outer = outer
         self.regions = outer.regions
+        self.inferred = outer.inferred
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         return self._outer.input(tensor, source, shape, stride)

@@ -42,6 +42,10 @@ class Checkpoint:
     def __name__(self) -> str:
         return "checkpoint"
 
+    @property
+    def inner_graphs(self) -> dict[str, Traced]:
+        return {"body": self.body}
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         recorder = _get_current_dispatch_mode()
         if isinstance(recorder, RecordsRegions):

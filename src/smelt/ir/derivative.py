@@ -48,6 +48,10 @@ class Derivative:
     def __name__(self) -> str:
         return self.name
 
+    @property
+    def inner_graphs(self) -> dict[str, Traced]:
+        return {"backward": self.backward}
+
     def __call__(self, outputs: tuple[Any, ...], others: tuple[Any, ...], *inputs: torch.Tensor) -> tuple[Any, ...]:
         apply: Any = (_TiedOnce if self.once else _Tied).apply
         made: tuple[Any, ...] = apply(self, outputs, others, *inputs)

@@ -154,7 +154,7 @@ def outputs(graph: fx.Graph) -> list[object]:
 
 
 def format_graph(graph: fx.Graph, title: str = "graph") -> str:
-    """A graph as text: one line per node, with the spec of what it yields."""
+    """A graph as text: one line per node, with the spec of what it yields, and the graphs that a node holds."""
     lines = [f"{title}:"]
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -165,6 +165,8 @@ def format_graph(graph: fx.Graph, title: str = "graph") -> str:
             lines.append(f"  return {_arguments_text(node.args[0])}")
         else:
             lines.append(f"  {node.name}: {_spec_text(node)} = {_target_text(node)}({_call_text(node)})")
+            for name, inner in getattr(node.target, "inner_graphs", {}).items():
+                lines += [f"    {line}" for line in format_graph(inner.graph, name).splitlines()]
     return "\n".join(lines)
 
 
