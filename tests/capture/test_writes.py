@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict
@@ -21,7 +22,7 @@ World = dict[str, Any]
 def picture(value: Any, seen: dict[int, int] | None = None) -> Any:
     """An object and all it reaches as plain data; an object met again is named by when it was met first."""
     seen = {} if seen is None else seen
-    if isinstance(value, int | float | str | bool | type | None):
+    if isinstance(value, int | float | str | bool | type | enum.Enum | None):
         return value
     if id(value) in seen:
         return f"object {seen[id(value)]}"
@@ -630,3 +631,27 @@ def test_a_defaultdict_is_copied_with_its_factory() -> None:
         return table, twin, deep
 
     whole(program, dict)
+
+
+def test_a_property_that_is_deleted_and_a_flag_that_is_contained() -> None:
+    class Kind(enum.Flag):
+        ONE = 1
+        TWO = 2
+
+    class Kept:
+        def __init__(self) -> None:
+            self._k = 5
+
+        @property
+        def k(self) -> int:
+            return self._k
+
+        @k.deleter
+        def k(self) -> None:
+            self._k -= 1
+
+    def program(x: torch.Tensor, kept: Any, kind: Any) -> Any:
+        del kept.k
+        return x * kept.k if Kind.TWO in kind else x, Kind.ONE in kind
+
+    whole(program, lambda: {"kept": Kept(), "kind": Kind.ONE | Kind.TWO})

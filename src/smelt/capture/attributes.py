@@ -476,7 +476,11 @@ def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
 
 def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     """`object.__delattr__(target, name)`."""
-    if _is_data_descriptor(interp.tree.class_attribute(_written_kind(target, name), name)):
+    found = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(found.fdel), [target]))
+        return
+    if _is_data_descriptor(found):
         raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
     members = _members(interp, target)
     if not interp.outside.present(members, name):

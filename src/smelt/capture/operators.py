@@ -431,7 +431,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
         return interp.outside.present(container, hashable(interp, item))
     if isinstance(container, Set):
         return item_key(interp, item) in container.items
-    if isinstance(container, Constant) and isinstance(container.value, str | range | bytes):
+    if isinstance(container, Constant) and isinstance(container.value, str | range | bytes | enum.Flag):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
     if isinstance(container, Sequence | DictView):
         return any(_same(interp, candidate, item) for candidate in drain(interp, container))
