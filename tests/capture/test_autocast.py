@@ -1,5 +1,7 @@
 """`torch.autocast` inside captured functions: the same casts in every backend, forward and backward."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -97,8 +99,20 @@ def empty_block(x: Any, w: Any) -> Any:
     return x @ w
 
 
+@contextlib.contextmanager
+def without_gradients() -> Iterator[None]:
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        yield
+
+
+def own_manager(x: Any, w: Any) -> Any:
+    with without_gradients():
+        y = x @ w
+    return y, x @ w
+
+
 FUNCTIONS = [
-    block, amp_block, off, nested, not_cached, cached, decorated, calls_decorated, with_no_grad, left_by_exception,
+    own_manager, block, amp_block, off, nested, not_cached, cached, decorated, calls_decorated, with_no_grad, left_by_exception,
     empty_block, shared_manager,
 ]  # fmt: skip
 

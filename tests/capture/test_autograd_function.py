@@ -175,8 +175,33 @@ def uses_another(x):
     return UsesAnother.apply(x)
 
 
+apply_scaled = Scaled.apply
+
+
+def by_another_name(x):
+    return apply_scaled(x, 2) + 1
+
+
+class OwnApply(Function):
+    @classmethod
+    def apply(cls, x):
+        return super().apply(x * 2)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+def own_apply(x):
+    return OwnApply.apply(x)
+
+
 FUNCTIONS = [
-    scaled, saves_output, set_up, several, intermediate, once, written_after, without_gradients, nested_calls,
+    by_another_name, own_apply, scaled, saves_output, set_up, several, intermediate, once, written_after, without_gradients, nested_calls,
     uses_another,
 ]  # fmt: skip
 
@@ -452,3 +477,28 @@ def test_sizes_that_change(backend: str) -> None:
         x = data(2, size)
         expected = torch.autograd.grad(Mean.apply(x.sin()).square().sum(), x)[0]
         torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), x)[0], expected)
+
+
+KEPT: dict[str, Any] = {}
+
+
+@every_backend
+def test_a_context_that_is_kept_is_pytorchs(backend: str) -> None:
+    class Keeps(Function):
+        @staticmethod
+        def forward(ctx, x):
+            KEPT["ctx"] = ctx
+            ctx.number = 5
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.number
+
+    compiled, x = smelt.compile(lambda x: Keeps.apply(x) * 2, backend=backend), data()
+    for _ in range(2):
+        KEPT.clear()
+        out = compiled(x)
+        assert type(KEPT["ctx"]).__name__ == "KeepsBackward"
+        KEPT["ctx"].number = 7
+        assert torch.autograd.grad(out.sum(), x)[0].max() == 14

@@ -122,6 +122,23 @@ class Block(nn.Module):
         return x + self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.1, self.training))
 
 
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def scaled(self, x: Any, *, scale: Any) -> Any:
+        return self.layer(x).relu() * scale
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.scaled, x, scale=x.sum(), use_reentrant=False)
+
+
+@every_backend
+def test_a_method_with_keywords(backend: str) -> None:
+    same(Scaling(), data()[0], backend=backend)
+
+
 class Stack(nn.Module):
     def __init__(self, *, checkpointed: bool, **options: Any) -> None:
         super().__init__()
