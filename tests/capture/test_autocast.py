@@ -112,7 +112,8 @@ def own_manager(x: Any, w: Any) -> Any:
 
 
 FUNCTIONS = [
-    own_manager, block, amp_block, off, nested, not_cached, cached, decorated, calls_decorated, with_no_grad, left_by_exception,
+    own_manager,
+    block, amp_block, off, nested, not_cached, cached, decorated, calls_decorated, with_no_grad, left_by_exception,
     empty_block, shared_manager,
 ]  # fmt: skip
 

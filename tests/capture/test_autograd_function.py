@@ -201,7 +201,8 @@ def own_apply(x):
 
 
 FUNCTIONS = [
-    by_another_name, own_apply, scaled, saves_output, set_up, several, intermediate, once, written_after, without_gradients, nested_calls,
+    by_another_name, own_apply,
+    scaled, saves_output, set_up, several, intermediate, once, written_after, without_gradients, nested_calls,
     uses_another,
 ]  # fmt: skip
 
