@@ -497,6 +497,27 @@ def test_running_statistics(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_of_inference_mode_are_written(backend: str) -> None:
+    """They have no versions to count."""
+
+    def function(x: Any, b: Any) -> Any:
+        b.add_(x)
+        b.mul_(2)
+        return b * 2
+
+    compiled = smelt.compile(function, backend=backend)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            b = torch.ones(3)
+            assert compiled(torch.ones(3), b).tolist() == [8.0] * 3 and b.tolist() == [4.0] * 3
+    with torch.inference_mode():
+        made = torch.ones(3)
+    x = torch.zeros(3, requires_grad=True)
+    smelt.compile(lambda x, y: x.exp() + y, backend=backend)(x, made).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_statistics_and_a_write_that_gradients_flow_through(backend: str) -> None:
     def function(x: Any, mean: Any, var: Any) -> Any:
         x.mul_(2)

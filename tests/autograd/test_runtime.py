@@ -483,6 +483,25 @@ def test_second_derivative_through_graphs_that_break(backend: str) -> None:
     torch.testing.assert_close(check(smelt.compile(critic, backend=backend)), check(critic), rtol=1e-12, atol=1e-12)
 
 
+def test_what_is_kept_between_graphs_is_in_no_circle_and_does_not_outlive_the_backward() -> None:
+    compiled = aot(lambda h: torch.relu(h + 1))
+    compiled(g(4) * 2)
+    for ends in ("dropped", "backward"):
+        x = g(4)
+        h = x * 2
+        memory = weakref.ref(h)
+        out = compiled(h)
+        h.add_(out)  # its history leads to the graph that keeps it
+        total = h.sum()
+        if ends == "backward":
+            total.backward()
+            torch.testing.assert_close(x.grad, 2 + 2 * (2 * x.detach() + 1 > 0).double())
+        else:
+            del total
+        del h, out
+        assert memory() is None
+
+
 # What only eager can do.
 
 

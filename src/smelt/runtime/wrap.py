@@ -163,12 +163,11 @@ class _Differentiable:
         """All inputs of the forward: those saved, and those it only kept track of. Where nothing depends on what an
         input was, any tensor will do."""
         inputs: list[Any] = [None] * self.plan.inputs
-        for (is_input, index), tensor in zip(self.kept, saved, strict=False):
+        for (is_input, index), tensor in zip(self.kept, saved, strict=True):
             if is_input:
                 inputs[index] = tensor
-        also = saved[len(self.kept) :]
         for (index, _, needed), (other, version, layout) in zip(self.tracked, others, strict=True):
-            tensor = other() if isinstance(other, TensorWeakRef) else also[other] if isinstance(other, int) else other
+            tensor = other if isinstance(other, torch.Tensor) else other()
             if tensor is None and not needed:
                 shape, stride, dtype, device = layout
                 tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
@@ -178,7 +177,7 @@ class _Differentiable:
                     f"input {index} of the compiled graph is gone, and create_graph=True needs it again",
                     hint="keep a reference to it until the backward has run",
                 )
-            if needed and not isinstance(other, int) and tensor._version != version:
+            if needed and _version(tensor) != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     f"input {index} of the compiled graph, needed again for create_graph=True, is at version "
@@ -201,10 +200,9 @@ class _Joined(torch.autograd.Function):
         if plan.copied:
             values = _own(values, plan.copied)
         hooked = False
-        others, also = _track(state, inputs)
-        if state.kept or also:
-            kept = [inputs[index] if is_input else values[index] for is_input, index in state.kept]
-            ctx.save_for_backward(*kept, *also)
+        others = _track(state, inputs)
+        if state.kept:
+            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         if len(plan.differentiable) > 1:  # a single result is never without its gradient, or it may as well be zeros
             ctx.set_materialize_grads(False)
@@ -222,18 +220,21 @@ def _gradients(
     ctx: Any,
     tangents: Sequence[Any],
     state: _Differentiable,
-    others: "Sequence[_Other]" = (),
+    others: "list[_Other] | None" = None,
     hooked: bool = False,
     random: torch.Tensor | None = None,
 ) -> list[Any]:
     """What flows into each input of the graph."""
     if torch.is_grad_enabled():
-        inputs = state.saved_inputs(ctx.saved_tensors, others)
+        inputs = state.saved_inputs(ctx.saved_tensors, others or [])
         gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
     else:
         given = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
-        del given[len(state.plan.saved) :]  # what only a derivative of higher order needs
+        if others and not torch._C._autograd._get_current_graph_task_keep_graph():
+            _let_go(others)
+        if state.recalled:
+            del given[-len(state.recalled) :]
         if hooked:
             given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
@@ -246,33 +247,60 @@ def _gradients(
     return placed
 
 
-# An input that is not saved: itself, a weak reference, or its place behind what is saved; its version; its layout.
+# An input that is not saved: itself or a way to have it again, its version, its layout if no more of it is needed.
 _Other = tuple[Any, int, Any]
 
 
-def _track(state: _Differentiable, inputs: Sequence[Any]) -> tuple[list[_Other], list[torch.Tensor]]:
-    """What is not saved, should it be wanted again, and what of it PyTorch shall keep.
+def _track(state: _Differentiable, inputs: Sequence[Any]) -> list[_Other]:
+    """What is not saved, should it be wanted again.
 
     Leaves that gradients accumulate in outlive the graph anyway, and data is its owner's. What another part of the
     program computed, another compiled graph say, nobody else may have: it is kept if gradients depend on it.
     """
     others: list[_Other] = []
-    also: list[torch.Tensor] = []
     for index, wanted, needed in state.tracked:
         tensor = inputs[index]
-        if tensor.is_leaf:
-            kept = tensor if wanted else TensorWeakRef(tensor)
-            others.append((kept, tensor._version, None if wanted else _layout(tensor, needed)))
-        elif needed:
-            others.append((len(also), 0, None))
-            also.append(tensor)
+        if not needed:
+            layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            others.append((TensorWeakRef(tensor), 0, layout))
+        elif tensor.is_leaf:
+            others.append((tensor if wanted else TensorWeakRef(tensor), _version(tensor), None))
         else:
-            others.append((TensorWeakRef(tensor), 0, _layout(tensor, needed)))
-    return others, also
+            with torch.enable_grad():
+                others.append((_hold(tensor), tensor._version, None))
+    return others
 
 
-def _layout(tensor: torch.Tensor, needed: bool) -> Any:
-    return None if needed else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+def _version(tensor: torch.Tensor) -> int:
+    """Tensors of inference mode have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _let_go(others: list[_Other]) -> None:
+    """The graph is not retained: nothing that was computed is kept beyond this backward."""
+    for place, (kept, version, layout) in enumerate(others):
+        if isinstance(kept, torch.Tensor) and not kept.is_leaf:
+            others[place] = (_gone, version, layout)
+
+
+def _gone() -> torch.Tensor:
+    raise RuntimeError("Trying to backward through the graph a second time, and it was not retained the first time.")
+
+
+class _Holding(torch.autograd.Function):
+    """The same memory with the same past. Not the tensor itself: should that be written, its history may come to lead
+    here, and what is in a circle is never freed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+_hold: Callable[..., Any] = super(torch.autograd.Function, _Holding).apply
 
 
 def _results(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -305,12 +333,10 @@ def _quick(state: _Differentiable) -> Flat:
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
         values = _without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
-        saved = [inputs[index] if is_input else values[index] for is_input, index in kept]
+        if kept:
+            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
         if tracked:
-            ctx.others, also = _track(state, inputs)
-            saved += also
-        if saved:
-            ctx.save_for_backward(*saved)
+            ctx.others = _track(state, inputs)
         if count == 1:
             value = values[0]
             return (value.detach() if value._is_view() else value,)
@@ -318,7 +344,7 @@ def _quick(state: _Differentiable) -> Flat:
         return _results(values[:count])
 
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        return tuple(_gradients(ctx, tangents, state, ctx.others if tracked else ()))
+        return tuple(_gradients(ctx, tangents, state, ctx.others if tracked else None))
 
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type("_Joined", (torch.autograd.Function,), own)
@@ -458,7 +484,11 @@ def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence
     places = {_memory(inputs[index]) for index in plan.written}
     safe = [value.clone() if _memory(value) in places else value for value in new_values]
     tensors = [inputs[index] for index in plan.written]
-    versions = [tensor._version + times for tensor, times in zip(tensors, plan.writes, strict=True)]
+    counted = [
+        (tensor, tensor._version + times)  # tensors of inference mode have no version
+        for tensor, times in zip(tensors, plan.writes, strict=True)
+        if times != 1 and not tensor.is_inference()
+    ]
     with torch.no_grad():
         for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
             if index not in plan.rebased:
@@ -468,8 +498,9 @@ def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence
             for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
                 if index in plan.rebased:
                     tensor.copy_(value)
-    if any(times != 1 for times in plan.writes):
-        torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+    if counted:
+        counters, versions = zip(*counted, strict=True)
+        torch._C._autograd._unsafe_set_version_counter(counters, versions)
 
 
 def _finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
