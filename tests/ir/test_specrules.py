@@ -220,6 +220,7 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 yield op.default, (x, dims[-1]), {}
                 yield op.default, (x, dims[0]), {"dtype": torch.float64}
             yield aten.prod.default, (x,), {}
+            yield aten.count_nonzero.default, (x,), {}
             yield aten.prod.dim_int, (x, dims[0], True), {}
             yield aten.logsumexp.default, (x, [dims[0]], True), {}
             yield aten.linalg_vector_norm.default, (x, 2, [dims[0]], True), {}
@@ -416,6 +417,9 @@ def _lookup_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], di
         loss, total = aten.nll_loss_forward.default(x, rows, None, reduced, -100)
         yield aten.nll_loss_forward.default, (x, rows, _filled((8,), dtype), reduced, -100), {}
         yield aten.nll_loss_backward.default, (loss, x, rows, None, reduced, -100, total), {}
+        image, target = _filled((4, 3, 2, 5), dtype), torch.zeros(4, 2, 5, dtype=torch.int64)
+        yield aten.nll_loss2d_forward.default, (image, target, None, reduced, -100), {}
+    yield aten.mv.default, (x, _filled((8,), dtype)), {}
     yield aten.native_dropout.default, (x, 0.5, True), {}
     yield aten.gather.default, (x.t(), 1, rows[None, :]), {}
     yield aten.index_select.default, (x.t(), 1, rows), {}

@@ -47,6 +47,12 @@ def _bmm(a: Any, b: Any) -> Any:
     return row_major((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
 
 
+def _mv(a: Any, b: Any) -> Any:
+    if a.dim() != 2 or b.dim() != 1 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
+        return NotImplemented
+    return row_major((a.shape[0],), a.dtype)
+
+
 def _addmm(bias: Any, a: Any, b: Any, **scales: Any) -> Any:
     found = _mm(a, b)
     if found is NotImplemented or bias.dtype is not a.dtype or broadcast((found.shape, bias.shape)) != found.shape:
@@ -262,7 +268,7 @@ def _max_pool2d(
     sizes = tuple(
         _spatial(value.shape[dim - 2], kernels[dim], strides[dim], paddings[dim], dilations[dim]) for dim in (0, 1)
     )
-    if min(sizes) < 1 or min(paddings) < 0:
+    if any(size < 1 for size in sizes) or min(paddings) < 0:
         return NotImplemented
     shape: Shape = (*value.shape[:-2], *sizes)
     return row_major(shape, value.dtype), row_major(shape, torch.int64)
@@ -356,6 +362,16 @@ def _nll_fits(value: Any, target: Any, weight: Any) -> bool:
     return fits and (weight is None or (weight.dtype is value.dtype and tuple(weight.shape) == (value.shape[-1],)))
 
 
+def _nll_loss2d(value: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+    fits = value.dim() == 4 and value.dtype in FLOATS and target.dtype is torch.int64 and target.dim() == 3
+    if not fits or weight is not None or 0 in value.shape:
+        return NotImplemented
+    if any(a != b for a, b in zip(target.shape, (value.shape[0], *value.shape[2:]), strict=True)):
+        return NotImplemented
+    scalar = row_major((), value.dtype)
+    return (row_major(tuple(target.shape), value.dtype) if reduction == 0 else scalar), scalar
+
+
 def _nll_loss_backward(
     grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
 ) -> Any:
@@ -399,7 +415,10 @@ def _padded(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
 def _roll(value: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """Pieces joined again, and so laid out as a join of them is; PyTorch's own description overlooks channels-last."""
     shape = tuple(value.shape)
-    if not dims or min(shape, default=0) < 2 or not suggests_channels_last(shape, value.stride()):
+    once = len(dims) == len(shifts) == 1 and -len(shape) <= dims[0] < len(shape) and 0 not in shape
+    if once and value.is_contiguous() and not suggests_channels_last(shape, value.stride()):
+        return row_major(shape, value.dtype)
+    if not dims or any(size < 2 for size in shape) or not suggests_channels_last(shape, value.stride()):
         return NotImplemented
     if len(shifts) != len(dims) or not all(shift % shape[dim] for shift, dim in zip(shifts, dims, strict=True)):
         return NotImplemented
@@ -418,6 +437,7 @@ def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
 
 RULES: dict[Any, Any] = {
     aten.mm.default: _mm,
+    aten.mv.default: _mv,
     aten.bmm.default: _bmm,
     aten.addmm.default: _addmm,
     aten.baddbmm.default: _baddbmm,
@@ -441,6 +461,7 @@ RULES: dict[Any, Any] = {
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.nll_loss_forward.default: _nll_loss,
+    aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.native_dropout.default: _dropout,
     aten.gather.default: _gather,

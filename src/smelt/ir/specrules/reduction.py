@@ -94,6 +94,10 @@ def _variance_mean(value: Any, dim: Any = None, *, correction: Any = None, keepd
     return NotImplemented if found is NotImplemented else (found, found)
 
 
+def _count(value: Any, dim: int | None = None) -> Any:
+    return row_major((), torch.int64) if dim is None and value.dtype in KNOWN else NotImplemented
+
+
 def _position(value: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """`argmax`, `argmin`."""
     if value.dtype not in KNOWN - {torch.bool} or 0 in value.shape:
@@ -184,6 +188,7 @@ RULES: dict[Any, Any] = {
     aten.std.correction: _variance,
     aten.var_mean.correction: _variance_mean,
     aten.std_mean.correction: _variance_mean,
+    aten.count_nonzero.default: _count,
     aten.argmax.default: _position,
     aten.argmin.default: _position,
     aten.max.dim: _value_and_position,

@@ -8,11 +8,23 @@ from typing import Any
 
 import torch
 
-from smelt.ir.specrules import creation, fourier, indexing, library, losses, missing, pointwise, reduction, views
+from smelt.ir.specrules import (
+    creation,
+    fourier,
+    images,
+    indexing,
+    library,
+    losses,
+    missing,
+    pointwise,
+    rearranging,
+    reduction,
+    views,
+)
 from smelt.ir.tensorspec import TensorSpec
 
 RULES: dict[Any, Any] = {**pointwise.RULES, **reduction.RULES, **creation.RULES, **views.RULES}
-_LIBRARIES = (library, indexing, losses, fourier, missing)
+_LIBRARIES = (library, images, rearranging, indexing, losses, fourier, missing)
 CPU_RULES: dict[Any, Any] = {**RULES, **{op: rule for each in _LIBRARIES for op, rule in each.RULES.items()}}
 
 

@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 
-def _view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> TensorSpec:
+def view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(stride), value.dtype, CPU, value.storage_offset() + step)
 
 
 def _same(value: Any) -> Any:
     """`detach`, `alias`, `lift_fresh`."""
-    return _view_of(value, value.shape, value.stride())
+    return view_of(value, value.shape, value.stride())
 
 
 def _permute(value: Any, dims: Sequence[int]) -> Any:
@@ -32,7 +32,7 @@ def _permute(value: Any, dims: Sequence[int]) -> Any:
     if sorted(order) != list(range(rank)):
         return NotImplemented
     shape, stride = value.shape, value.stride()
-    return _view_of(value, [shape[dim] for dim in order], [stride[dim] for dim in order])
+    return view_of(value, [shape[dim] for dim in order], [stride[dim] for dim in order])
 
 
 def _transpose(value: Any, first: int, second: int) -> Any:
@@ -42,7 +42,7 @@ def _transpose(value: Any, first: int, second: int) -> Any:
     shape, stride = list(value.shape), list(value.stride())
     shape[first], shape[second] = shape[second], shape[first]
     stride[first], stride[second] = stride[second], stride[first]
-    return _view_of(value, shape, stride)
+    return view_of(value, shape, stride)
 
 
 def _t(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _expand(value: Any, size: Sequence[int], *, implicit: bool = False) -> Any:
         elif have != 1 or wanted < 0:
             return NotImplemented
     _expand_new_strides(shape, stride, new)
-    return _view_of(value, shape, stride)
+    return view_of(value, shape, stride)
 
 
 def _expand_new_strides(shape: list[int], stride: list[int], new: int) -> None:
@@ -80,7 +80,7 @@ def _unsqueeze(value: Any, dim: int) -> Any:
     at = dim % rank
     shape, stride = list(value.shape), list(value.stride())
     step = shape[at] * stride[at] if at < rank - 1 else 1
-    return _view_of(value, (*shape[:at], 1, *shape[at:]), (*stride[:at], step, *stride[at:]))
+    return view_of(value, (*shape[:at], 1, *shape[at:]), (*stride[:at], step, *stride[at:]))
 
 
 def _select(value: Any, dim: int, index: int) -> Any:
@@ -92,7 +92,7 @@ def _select(value: Any, dim: int, index: int) -> Any:
     if not -shape[at] <= index < shape[at]:
         return NotImplemented
     step = (index + shape[at] if index < 0 else index) * stride[at]
-    return _view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :], step)
+    return view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :], step)
 
 
 def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
@@ -105,7 +105,7 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
     move = first * stride[at]
     shape[at] = max(0, (last - first + step - 1) // step)
     stride[at] *= step
-    return _view_of(value, shape, stride, move)
+    return view_of(value, shape, stride, move)
 
 
 def _clamped(place: int | None, otherwise: int, size: int) -> int:
@@ -124,8 +124,8 @@ def _squeeze(value: Any, dim: int) -> Any:
     at = dim % rank
     shape, stride = list(value.shape), list(value.stride())
     if shape[at] != 1:
-        return _view_of(value, shape, stride)
-    return _view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :])
+        return view_of(value, shape, stride)
+    return view_of(value, shape[:at] + shape[at + 1 :], stride[:at] + stride[at + 1 :])
 
 
 def _view(value: Any, size: Sequence[int]) -> Any:
@@ -142,7 +142,7 @@ def _view(value: Any, size: Sequence[int]) -> Any:
     if any(extent < 0 for extent in shape) or product(shape) != count:
         return NotImplemented
     stride = strides_of_view(old, tuple(value.stride()), shape)
-    return NotImplemented if stride is None else _view_of(value, shape, stride)
+    return NotImplemented if stride is None else view_of(value, shape, stride)
 
 
 def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
@@ -168,7 +168,7 @@ def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int
 
 
 def _reshape_alias(value: Any, size: Sequence[int], stride: Sequence[int]) -> Any:
-    return _view_of(value, list(size), list(stride))
+    return view_of(value, list(size), list(stride))
 
 
 def _split_with_sizes(value: Any, sizes: Sequence[int], dim: int = 0) -> Any:
@@ -181,7 +181,7 @@ def _split_with_sizes(value: Any, sizes: Sequence[int], dim: int = 0) -> Any:
         return NotImplemented
     parts, start = [], 0
     for size in sizes:
-        parts.append(_view_of(value, [*shape[:at], size, *shape[at + 1 :]], stride, start * stride[at]))
+        parts.append(view_of(value, [*shape[:at], size, *shape[at + 1 :]], stride, start * stride[at]))
         start = start + size
     return parts
 

@@ -1,0 +1,145 @@
+"""Specs of what is done to images and signals: pooling by averages, resizing, padding with their own elements, windows.
+
+    aten.avg_pool2d(f32[2, 3, 9, 9], [2, 2])                     → f32[2, 3, 4, 4]
+    aten.upsample_nearest2d(f32[2, 3, 4, 4], [8, 8])             → f32[2, 3, 8, 8]
+    aten.im2col(f32[2, 3, 5, 5], [2, 2], [1, 1], [0, 0], [1, 1]) → f32[2, 12, 16]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import product
+from smelt.ir.specrules.layout import suggests_channels_last
+from smelt.ir.specrules.promotion import FLOATS
+from smelt.ir.specrules.rearranging import suggested
+from smelt.ir.specrules.reduction import row_major
+
+aten = torch.ops.aten
+
+
+def _is_image(value: Any, rank: int) -> bool:
+    """A batch of floats with elements, of so many dimensions behind the channels."""
+    return value.dim() == rank + 2 and value.dtype in FLOATS and 0 not in value.shape
+
+
+def _both(given: Sequence[int]) -> tuple[int, int]:
+    return given[0], given[-1]
+
+
+def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int = 1, up: bool = False) -> int:
+    """How many windows there are. The last one may reach over the end (`up`), but starts inside or in the padding."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (span + (stride - 1 if up else 0)) // stride + 1
+    if up and (count - 1) * stride >= size + padding:
+        count = count - 1
+    return count
+
+
+def _avg_pool2d(
+    value: Any, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), *rest: Any
+) -> Any:
+    up = bool(rest[0]) if rest else False
+    if not _is_image(value, 2) or (len(rest) > 2 and rest[2] == 0):
+        return NotImplemented
+    kernels, paddings = _both(kernel), _both(padding)
+    strides = _both(stride) if stride else kernels
+    if any(each < 1 for each in (*kernels, *strides)) or any(pad < 0 for pad in paddings):
+        return NotImplemented
+    if any(2 * pad > each for pad, each in zip(paddings, kernels, strict=True)):
+        return NotImplemented
+    sizes = [pooled(value.shape[2 + dim], kernels[dim], strides[dim], paddings[dim], up=up) for dim in (0, 1)]
+    return NotImplemented if any(size < 1 for size in sizes) else suggested((*value.shape[:2], *sizes), value)
+
+
+def _adaptive_avg_pool2d(value: Any, size: Sequence[int]) -> Any:
+    if not _is_image(value, 2) or len(size) != 2 or any(each < 1 for each in size):
+        return NotImplemented
+    return suggested((*value.shape[:2], *size), value)
+
+
+def _adaptive_max_pool2d(value: Any, size: Sequence[int]) -> Any:
+    found = _adaptive_avg_pool2d(value, size)
+    return NotImplemented if found is NotImplemented else (found, suggested(found.shape, value, torch.int64))
+
+
+def _resized(rank: int) -> Any:
+    """`upsample_…(x, size, …)`."""
+
+    def rule(value: Any, size: Sequence[int], *rest: Any) -> Any:
+        if not _is_image(value, rank) or len(size) != rank or any(each < 1 for each in size):
+            return NotImplemented
+        if rank == 1:
+            return row_major((*value.shape[:2], *size), value.dtype)
+        return suggested((*value.shape[:2], *size), value)
+
+    return rule
+
+
+def _repeated_edge(rank: int, reflect: bool) -> Any:
+    """`reflection_pad…`, `replication_pad…`; of channels-last images PyTorch is asked."""
+
+    def rule(value: Any, padding: Sequence[int]) -> Any:
+        if not _is_image(value, rank) or len(padding) != 2 * rank or any(each < 0 for each in padding):
+            return NotImplemented
+        if suggests_channels_last(tuple(value.shape), value.stride()):
+            return NotImplemented
+        shape = list(value.shape)
+        for place in range(rank):
+            low, high = padding[2 * place : 2 * place + 2]
+            size = shape[-1 - place]
+            if reflect and (low >= size or high >= size):
+                return NotImplemented
+            shape[-1 - place] = size + low + high
+        return row_major(tuple(shape), value.dtype)
+
+    return rule
+
+
+def _windows(
+    value: Any, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Any:
+    """`im2col`."""
+    positive = (*_both(stride), *_both(kernel), *_both(dilation))
+    if not _is_image(value, 2) or any(each < 1 for each in positive) or any(each < 0 for each in padding):
+        return NotImplemented
+    each = zip(value.shape[2:], _both(kernel), _both(stride), _both(padding), _both(dilation), strict=True)
+    counts = [pooled(*one) for one in each]
+    if any(count < 1 for count in counts):
+        return NotImplemented
+    return row_major((value.shape[0], value.shape[1] * product(_both(kernel)), product(counts)), value.dtype)
+
+
+def _pixel_shuffle(value: Any, factor: int) -> Any:
+    if not _is_image(value, 2) or factor < 1 or value.shape[1] % (factor * factor) != 0:
+        return NotImplemented
+    batch, channels, height, width = value.shape
+    return suggested((batch, channels // (factor * factor), height * factor, width * factor), value)
+
+
+def _grid_sampler(value: Any, grid: Any, *rest: Any) -> Any:
+    if not _is_image(value, 2) or grid.dim() != 4 or grid.dtype is not value.dtype or 0 in grid.shape:
+        return NotImplemented
+    if grid.shape[0] != value.shape[0] or grid.shape[3] != 2:
+        return NotImplemented
+    return row_major((*value.shape[:2], grid.shape[1], grid.shape[2]), value.dtype)
+
+
+RULES: dict[Any, Any] = {
+    aten.avg_pool2d.default: _avg_pool2d,
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool2d,
+    aten.upsample_linear1d.default: _resized(1),
+    aten.upsample_nearest1d.default: _resized(1),
+    aten.upsample_nearest2d.default: _resized(2),
+    aten.upsample_bilinear2d.default: _resized(2),
+    aten.upsample_bicubic2d.default: _resized(2),
+    aten.reflection_pad1d.default: _repeated_edge(1, True),
+    aten.reflection_pad2d.default: _repeated_edge(2, True),
+    aten.replication_pad1d.default: _repeated_edge(1, False),
+    aten.replication_pad2d.default: _repeated_edge(2, False),
+    aten.im2col.default: _windows,
+    aten.pixel_shuffle.default: _pixel_shuffle,
+    aten.grid_sampler_2d.default: _grid_sampler,
+}
