@@ -121,9 +121,9 @@ def _diagonal(value: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
         return NotImplemented
     shape, stride = list(value.shape), list(value.stride())
     if offset >= 0:
-        size, step = torch.sym_min(shape[first], shape[second] - offset), offset * stride[second]
+        size, step = torch.sym_min(shape[first], shape[second] - offset), offset * stride[second]  # type: ignore[no-untyped-call]
     else:
-        size, step = torch.sym_min(shape[first] + offset, shape[second]), -offset * stride[first]
+        size, step = torch.sym_min(shape[first] + offset, shape[second]), -offset * stride[first]  # type: ignore[no-untyped-call]
     if size <= 0:
         return NotImplemented
     along = stride[first] + stride[second]
