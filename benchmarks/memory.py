@@ -50,6 +50,7 @@ def build(name: str, **changes: Any) -> tuple[torch.nn.Module, dict[str, torch.T
     architecture, settings = kinds[name]
     kind = getattr(transformers, architecture)
     config = kind.config_class(**(settings | changes))
+    config.use_cache = False  # keys and values of all layers would be results, which nobody wants in training
     if name in ("bert", "vit", "resnet"):
         config.problem_type = "single_label_classification"  # else the first step finds out and sets it
     if name in ("gpt2", "llama"):
