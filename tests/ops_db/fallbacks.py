@@ -17,6 +17,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "geqrf",
         "histogram",
         "histogramdd",
+        "istft",
         "item",
         "linalg.lstsq",
         "masked_select",
@@ -32,7 +33,18 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "has no result that can be known without data": ("index_fill", "index_put"),  # in the backward
     "its data is not allocated yet": ("tensor_split",),
-    "refuses some losses": ("linalg.eig", "linalg.eigvals", "linalg.eigh", "linalg.eigvalsh", "linalg.svd", "svd"),
+    "refuses some losses": (  # singular values and Hermitian eigenvalues only of complex matrices
+        "linalg.cond",
+        "linalg.eig",
+        "linalg.eigh",
+        "linalg.eigvals",
+        "linalg.eigvalsh",
+        "linalg.norm",
+        "linalg.svd",
+        "linalg.svdvals",
+        "norm",
+        "svd",
+    ),
     # Memory that a pure graph has no words for.
     "which lies in memory with gaps": (
         "_batch_norm_with_update",
