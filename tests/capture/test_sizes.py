@@ -318,3 +318,17 @@ def test_more_sizes_than_are_kept(backend: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("smelt.pipeline.sized.LIMIT", 3)
     with pytest.warns(SmeltWarning, match="SM012"):
         follow(pointwise, rows(2, 3, 4, 5, 6, 7, 3, 6), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_size_that_is_relied_on_after_it_was_computed_with(backend: str) -> None:
+    def settled(x: torch.Tensor) -> torch.Tensor:
+        y = x * x.shape[0]
+        return y + 1 if x.shape[0] == 4 else y
+
+    def equal(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        y = x * (z.shape[0] + 1)
+        return y + z
+
+    follow(settled, rows(3, 4, 5, 4, 6), backend)
+    follow(equal, [(torch.randn(n), torch.randn(n)) for n in (3, 4, 5)], backend)

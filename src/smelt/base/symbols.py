@@ -14,7 +14,7 @@ that compiled code may rely on and guards must check.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 SMALLEST = 2
@@ -27,7 +27,8 @@ class Symbol:
 
     text: str
     example: int
-    origin: Any = None
+    origin: Any = field(default=None, repr=False)
+    world: "World | None" = field(default=None, repr=False)
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -211,7 +212,7 @@ class World:
             copies += 1
             unique = f"{text} ({copies})"
         self._texts.add(unique)
-        return Symbol(unique, example, origin)
+        return Symbol(unique, example, origin, self)
 
     def example(self, expression: Expression) -> int:
         """The integer an expression is in the example."""

@@ -58,6 +58,17 @@ def _leaves(spec: NumberSpec) -> set[Any]:
     return set(spec.what.leaves() if isinstance(spec.what, Formula) else spec.what.symbols())
 
 
+class _Values(dict[Any, Any]):
+    """Values of symbols; one that turned out to be something else while the graph was captured is that."""
+
+    def __missing__(self, symbol: Symbol) -> int:
+        assert symbol.world is not None
+        meant = symbol.world.simplest(Expression.of(symbol))
+        if meant.symbol == symbol:
+            raise KeyError(symbol)
+        return self.setdefault(symbol, meant.evaluate(self.__getitem__))
+
+
 class SizedGraph:
     """Calls the version of a graph that was compiled for the sizes at hand.
 
@@ -75,7 +86,7 @@ class SizedGraph:
         self._versions: dict[tuple[Any, ...], Flat] = {}
         self._lock = threading.Lock()
         self._plain: Flat | None = None
-        example = {leaf: leaf.example for leaf in self._places}
+        example = _Values((leaf, leaf.example) for leaf in self._places)
         self._leave_open(_open_numbers(traced))
         try:
             self._version(example)
@@ -95,9 +106,10 @@ class SizedGraph:
         self._fixed = [leaf for leaf in self._places if leaf in fixed]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        values = {
-            leaf: inputs[place] if dim < 0 else inputs[place].shape[dim] for leaf, (place, dim) in self._places.items()
-        }
+        values = _Values(
+            (leaf, inputs[place] if dim < 0 else inputs[place].shape[dim])
+            for leaf, (place, dim) in self._places.items()
+        )
         run = self._versions.get(self._key(values)) or self._version(values)
         if run is self._plain:
             return run(*inputs)
