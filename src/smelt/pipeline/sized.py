@@ -66,7 +66,8 @@ class _Values(dict[Any, Any]):
         meant = symbol.world.simplest(Expression.of(symbol))
         if meant.symbol == symbol:
             raise KeyError(symbol)
-        return self.setdefault(symbol, meant.evaluate(self.__getitem__))
+        value = self[symbol] = meant.evaluate(self.__getitem__)
+        return value
 
 
 class SizedGraph:
