@@ -120,3 +120,21 @@ def test_floats_as_python_computes_them() -> None:
 
     numbers = (0.5, 7.5, -0.0, 0.0, -1.5, math.inf, math.nan, 5e-324, 1e308)
     assert follow(f, [(torch.ones(2), number) for number in numbers]) == (2, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dynamic", "expected"), [(None, (2, 1)), (True, (1, 0))])
+def test_strides_that_change_by_themselves(dynamic: bool | None, expected: tuple[int, int], backend: str) -> None:
+    def f(x: torch.Tensor) -> Any:
+        return (x + 1).reshape(-1), x.stride(), x.stride(0) * 2, x.is_contiguous(), x[1:].stride()
+
+    sizes = ((2, 5), (3, 6), (4, 9), (5, 3), (2, 12))
+    calls = [(torch.arange(b * (t + 1) * 2).view(b, t + 1, 2)[:, :-1],) for b, t in sizes]
+    assert follow(f, calls, backend, dynamic=dynamic) == expected
+
+
+def test_a_stride_that_changes_while_sizes_do_not() -> None:
+    calls = [(torch.arange(4 * width).view(4, width)[:, :3],) for width in (5, 6, 7, 8, 12)]
+    assert follow(lambda x: x * 2, calls) == (2, 1)
+    calls.append((torch.arange(12).view(4, 3),))
+    follow(lambda x: x.view(-1) if x.is_contiguous() else x, calls)

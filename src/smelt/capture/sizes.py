@@ -38,6 +38,10 @@ class History:
         self._seen[text] = shape
         return frozenset(dim for dim in range(len(shape)) if (text, dim) in self._changing)
 
+    def strides(self, text: str, stride: tuple[int, ...]) -> frozenset[int]:
+        """The dimensions whose strides are known to change."""
+        return self.sizes(f"{text}.stride()", stride)
+
     def number(self, text: str, number: float) -> bool:
         """Whether the number is known to change."""
         before = self._seen.get(text)
@@ -61,7 +65,10 @@ class Sizes:
         """Shape and strides of a tensor from outside, symbols where sizes differ from call to call."""
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         changing = self._changing(tensor, shape, source)
-        if not changing:
+        moving = self._history.strides(source.place, stride) if self._dynamic is None else frozenset()
+        if self._dynamic and changing:
+            moving = frozenset(range(len(stride)))
+        if not changing and not moving:
             return shape, stride
         source.collect()
         symbols = {
@@ -70,7 +77,7 @@ class Sizes:
         }
         self._marked += [symbols[dim] for dim in getattr(tensor, DYNAMIC, ()) if dim in symbols]
         sizes = [Expression.of(symbols.get(dim, size)) for dim, size in enumerate(shape)]
-        strides = self._steps(sizes, stride, source)
+        strides = self._steps(sizes, stride, moving, source)
         return tuple(self._number(each) for each in sizes), tuple(self._number(each) for each in strides)
 
     def _changing(self, tensor: torch.Tensor, shape: tuple[int, ...], source: Source) -> set[int]:
@@ -99,22 +106,24 @@ class Sizes:
     def _number(self, what: Expression) -> Any:
         return as_number(self.world, what)
 
-    def _steps(self, sizes: list[Expression], stride: tuple[int, ...], source: Source) -> list[Expression]:
-        """Strides in terms of the sizes they are products of; those that are not stay the numbers they are."""
+    def _steps(
+        self, sizes: list[Expression], stride: tuple[int, ...], moving: frozenset[int], source: Source
+    ) -> list[Expression]:
+        """Strides in terms of the sizes they are products of; of the others, those that change are symbols."""
         found: list[Expression | None] = [None] * len(stride)
         order = sorted(range(len(stride)), key=lambda dim: (stride[dim], -dim))
         for dim in order:
             inner = [other for other in order if found[other] is not None]
             inner.sort(key=lambda other: abs(other - dim - 1))  # the next dimension first: row-major order
-            for other in inner:
-                step = found[other] * sizes[other]  # type: ignore[operator]
-                if step.constant is None and self.world.example(step) == stride[dim]:
-                    found[dim] = step
-                    text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
-                    self._strides.append((self.world.reading(text, stride[dim], origin), step))
-                    break
-            else:
-                found[dim] = Expression.of(stride[dim])
+            steps = [found[other] * sizes[other] for other in inner]  # type: ignore[operator]
+            steps = [step for step in steps if self.world.example(step) == stride[dim]]
+            text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
+            step = next((step for step in steps if step.constant is None), None)
+            if step is not None:
+                self._strides.append((self.world.reading(text, stride[dim], origin), step))
+            elif dim in moving and not steps and stride[dim] >= SMALLEST:
+                step = Expression.of(self.world.symbol(text, stride[dim], origin))
+            found[dim] = step if step is not None else Expression.of(stride[dim])
         return [each for each in found if each is not None]
 
     def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
@@ -231,4 +240,6 @@ def read_size(origin: tuple[Source, str, int]) -> Any:
     _, what, dim = origin
     if what == "size":
         return lambda tensor: tensor.shape[dim]
+    if what == "stride":
+        return lambda tensor: tensor.stride(dim)
     return lambda number: number

@@ -108,10 +108,10 @@ class Tape:
         return node
 
     def _number(self, leaf: Symbol | Formula) -> fx.Node:
-        """The node of a size of an input, or the placeholder of a number from outside."""
+        """The node of a size or a stride of an input, or the placeholder of a number from outside."""
         source, what, dim = leaf.origin
-        if what == "size":
-            node = self.graph.call_method("size", (self._places[source], dim))
+        if what != "number":
+            node = self.graph.call_method(what, (self._places[source], dim))
             self._added.append(node)
             return node
         if source not in self._places:

@@ -29,7 +29,7 @@ LIMIT = 64
 
 Leaf = Symbol | Formula
 Values = Mapping[Any, Any]
-Place = tuple[int, int]  # the number of an input, and of a dimension of it; -1 for an input that is a number itself
+Place = tuple[int, Callable[[Any], Any]]  # the number of an input, and what takes the value out of it
 
 
 def is_sized(traced: Traced) -> bool:
@@ -37,15 +37,24 @@ def is_sized(traced: Traced) -> bool:
     return any(_told_by(node) for node in placeholders(traced.graph))
 
 
-def _told_by(node: fx.Node) -> list[tuple[Leaf, int]]:
-    """The symbols an input tells, with the dimension of each."""
+def _told_by(node: fx.Node) -> list[tuple[Leaf, Callable[[Any], Any]]]:
+    """The symbols an input tells, and how each is read."""
     spec = spec_of(node)
     if isinstance(spec, NumberSpec):
-        return [(_leaf(spec), -1)]
+        return [(_leaf(spec), lambda number: number)]
     assert isinstance(spec, TensorSpec)
-    found = [meaning(size) for size in spec.shape]
-    told = [(what.symbol, dim) for dim, what in enumerate(found) if isinstance(what, Expression)]
-    return [(symbol, dim) for symbol, dim in told if symbol is not None]
+    found = [(meaning(size), _size(dim)) for dim, size in enumerate(spec.shape)]
+    found += [(meaning(step), _step(dim)) for dim, step in enumerate(spec.stride)]
+    told = [(what.symbol, read) for what, read in found if isinstance(what, Expression)]
+    return [(symbol, read) for symbol, read in told if symbol is not None]
+
+
+def _size(dim: int) -> Callable[[Any], Any]:
+    return lambda tensor: tensor.shape[dim]
+
+
+def _step(dim: int) -> Callable[[Any], Any]:
+    return lambda tensor: tensor.stride(dim)
 
 
 def _leaf(spec: NumberSpec) -> Leaf:
@@ -81,8 +90,8 @@ class SizedGraph:
         self._compile = compile_graph
         self._places: dict[Leaf, Place] = {}
         for number, node in enumerate(placeholders(traced.graph)):
-            for leaf, dim in _told_by(node):
-                self._places.setdefault(leaf, (number, dim))
+            for leaf, read in _told_by(node):
+                self._places.setdefault(leaf, (number, read))
         self._inputs = {number for number, node in enumerate(placeholders(traced.graph)) if not _is_number(node)}
         self._versions: dict[tuple[Any, ...], Flat] = {}
         self._lock = threading.Lock()
@@ -98,7 +107,7 @@ class SizedGraph:
     def _leave_open(self, numbers: list[fx.Node]) -> None:
         """These numbers stay open; all others that the graph uses are compiled in."""
         self._open = numbers
-        fixed: set[Any] = {leaf for leaf, (_, dim) in self._places.items() if dim >= 0}
+        fixed: set[Any] = {leaf for leaf, (number, _) in self._places.items() if number in self._inputs}
         for node in self._traced.graph.nodes:
             if _is_number(node) and node not in numbers and not all(map(_is_number, node.users)):
                 spec = spec_of(node)
@@ -107,10 +116,7 @@ class SizedGraph:
         self._fixed = [leaf for leaf in self._places if leaf in fixed]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        values = _Values(
-            (leaf, inputs[place] if dim < 0 else inputs[place].shape[dim])
-            for leaf, (place, dim) in self._places.items()
-        )
+        values = _Values((leaf, read(inputs[place])) for leaf, (place, read) in self._places.items())
         run = self._versions.get(self._key(values)) or self._version(values)
         if run is self._plain:
             return run(*inputs)
