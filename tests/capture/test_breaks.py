@@ -616,3 +616,19 @@ def test_backward_is_run_even_if_nobody_looks_at_the_loss(backend: str) -> None:
     assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
     graphs = [event.subject.function for event in events if isinstance(event.subject, GraphRecord)]
     assert set(graphs) == {step.__qualname__}, "what was compiled is not captured again where backward runs it"
+
+
+def test_a_loop_with_two_breaks_in_its_body_is_taken_up_where_it_stands():
+    """Between the breaks no step of the loop is taken: its iterator stays one that says where it stands."""
+
+    def program(x, rows):
+        for place, (row, scale) in enumerate(zip(rows, range(1, 9), strict=False)):
+            x = x + row.sum() * scale
+            graph_break()
+            x = x * 2
+            graph_break()
+            x = x + place
+        return x
+
+    runner = compare(program, X, [X, X + 1, X + 2])
+    assert "B009" not in runner.break_codes

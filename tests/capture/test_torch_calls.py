@@ -9,6 +9,7 @@ import torch
 import smelt
 from smelt.base.events import collect
 from smelt.capture import BreakRecord
+from tests.capture.programs import compare
 
 
 def breaks_of(function: Callable[..., Any], *args: Any) -> int:
@@ -154,3 +155,19 @@ def test_numbers_drawn_for_nobody_are_drawn(backend: str) -> None:
     torch.manual_seed(0)
     assert smelt.compile(function, backend=backend)(x) is x
     assert torch.equal(torch.rand(2), following)
+
+
+def test_a_torch_function_that_is_given_python_is_followed():
+    """It is no operator: what it calls leads to some."""
+    seen = []
+
+    def distance(a, b):
+        seen.append(1)
+        return (a - b).abs().sum(1)
+
+    def program(a, b, c):
+        return torch.nn.functional.triplet_margin_with_distance_loss(a, b, c, distance_function=distance, swap=True)
+
+    inputs = [torch.randn(3, 4) for _ in range(3)]
+    assert not compare(program, *inputs).breaks
+    assert len(seen) == 18

@@ -37,6 +37,9 @@ STORAGE_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, 
 # Operators that yield the value they are given. Outside a pure graph they mean something, inside nothing.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
+# Backwards that read a workspace of their forward, which makes it only where autograd records it, and of its own size.
+_OF_WORKSPACES = frozenset({aten.mkldnn_rnn_layer_backward.default})
+
 
 class CannotTrace(SmeltError):
     """This graph cannot be made pure and be right; `reason` says why. The caller runs it eagerly."""
@@ -63,6 +66,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         effect = effect_of(func, args, kwargs)
         if func._schema.is_mutable or effect == QUIET_WRITE:
             raise CannotTrace(f"{func} {effect} below functionalization")
+        if func in _OF_WORKSPACES:
+            raise CannotTrace(f"{func} reads a workspace that its forward makes for autograd alone")
         if func is aten.view_as_real.default and _is_lazy_conjugate(args[0]):
             raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
         if func in STORAGE_OFFSETS and _counts_from_storage(func, args, kwargs):

@@ -131,6 +131,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return handler(interp, args, kwargs)
     if is_torch_leaf(real):
         interp.outside.pin(function)
+        if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
+            return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
     if isinstance(real, types.FunctionType) and real.__code__ is ONCE:
         interp.tape.once = True
@@ -189,6 +191,13 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
+
+
+def _calls_back(value: Value) -> bool:
+    """Whether a value is Python to be called: a torch function that is given it is no operator, but leads to some."""
+    if isinstance(value, Object):
+        return isinstance(value.value, types.FunctionType | torch.nn.Module)
+    return isinstance(value, Function | Method | Partial)
 
 
 def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -272,6 +281,12 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
             return call(interp, forward, args[1:], kwargs)
     if treatment_of_code(real.__code__) is not Treatment.INLINE:
         raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")
+    return _follow(interp, function, args, kwargs)
+
+
+def _follow(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Enter a function from outside."""
+    real = function.value
     source = function.source
     if source is None:
         raise Unsupported("B002", real.__qualname__)

@@ -304,7 +304,8 @@ class Outside:
         over = self.value(real.over, source.attribute("over"))
         if isinstance(over, Mapping):
             self.complete(over)
-        return Iterator(over, real.part, real.position, real.size if isinstance(over, Mapping) else None)
+        size = real.size if isinstance(over, Mapping) else None
+        return Iterator(over, real.part, real.position, size, looped=True)
 
     def _paused_joined(self, real: PausedJoined, source: Source) -> Value:
         source.attribute("kind").check(("is", real.kind))
@@ -312,7 +313,7 @@ class Outside:
         source.child(("attr", "position"), f"{source.text}, {PLACE}").check(("equals", real.position))
         parts: Any = self.value(real.parts, source.attribute("parts"))
         function = None if real.function is None else self.value(real.function, source.attribute("function"))
-        return Joined(real.kind, self.items(parts), real.position, function, real.strict)
+        return Joined(real.kind, self.items(parts), real.position, function, real.strict, looped=True)
 
     def _method(self, real: types.MethodType, source: Source) -> Value:
         function = self.value(real.__func__, source.attribute("__func__"))
