@@ -9,7 +9,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -150,8 +150,31 @@ def _rebuild_module(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
     return compile(model, **settings)
 
 
-def disable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run `function` and all it calls in plain Python, also when compiled code calls it. Usable as a decorator."""
+class _Disabled:
+    """What `smelt.disable()` yields: a block in plain Python, or a decorator."""
+
+    def __enter__(self) -> None:
+        _native.Region.hold()
+
+    def __exit__(self, *error: object) -> None:
+        _native.Region.release()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return disable(function)
+
+
+@overload
+def disable() -> _Disabled: ...
+@overload
+def disable(function: Callable[..., Any]) -> Callable[..., Any]: ...
+def disable(function: Callable[..., Any] | None = None) -> Callable[..., Any] | _Disabled:
+    """Run `function` and all it calls in plain Python, also when compiled code calls it. Usable as a decorator.
+
+    `with smelt.disable():` does so for a block. Inside a compiled function the rest of that function runs in Python as
+    well; its callers go on compiled.
+    """
+    if function is None:
+        return _Disabled()
     if not callable(function):
         raise SmeltError("SM001", f"smelt.disable takes a callable, not {type(function).__name__}")
 

@@ -20,6 +20,7 @@ struct Pending;
 
 static _Thread_local struct {
     Region *active;
+    Py_ssize_t held; /* while above zero no region becomes active on this thread */
     Py_ssize_t deep; /* how often this thread counts in deep_threads */
     struct Pending *pending;
     uintptr_t stack_limit;
@@ -61,6 +62,7 @@ Region *
 hook_activate(Region *region)
 {
     Region *replaced = here.active;
+    region = here.held ? NULL : region;
     here.active = region;
     if ((replaced == NULL) != (region == NULL)) {
         hook.active_threads += region ? 1 : -1;
@@ -75,6 +77,25 @@ Region *
 hook_active(void)
 {
     return here.active;
+}
+
+void
+hook_hold(void)
+{
+    here.held++;
+    hook_activate(NULL);
+}
+
+void
+hook_release(void)
+{
+    here.held -= here.held > 0;
+}
+
+bool
+hook_is_held(void)
+{
+    return here.held > 0;
 }
 
 /* After fork() this thread is the only one. */

@@ -20,6 +20,12 @@ Region *hook_activate(Region *region);
 /* The region active on this thread, borrowed, or NULL. */
 Region *hook_active(void);
 
+/* From here to the matching release no region is or becomes active on this thread. Counts. The one that was active is so
+   again when whoever made it active does so: the call that did may be over by the time of the release. */
+void hook_hold(void);
+void hook_release(void);
+bool hook_is_held(void);
+
 /* Whether the hook is in place at this moment. */
 bool hook_is_installed(void);
 

@@ -262,9 +262,33 @@ region_clear(Region *self, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+static PyObject *
+region_hold(PyObject *Py_UNUSED(none), PyObject *Py_UNUSED(unused))
+{
+    hook_hold();
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+region_release(PyObject *Py_UNUSED(none), PyObject *Py_UNUSED(unused))
+{
+    hook_release();
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+region_held(PyObject *Py_UNUSED(none), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(hook_is_held());
+}
+
 static PyMethodDef region_methods[] = {
     {"call", (PyCFunction)(void (*)(void))region_call, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with this region active on the thread.")},
+    {"hold", region_hold, METH_NOARGS | METH_STATIC,
+     PyDoc_STR("No region is or becomes active on this thread until release().")},
+    {"release", region_release, METH_NOARGS | METH_STATIC, PyDoc_STR("The end of hold().")},
+    {"held", region_held, METH_NOARGS | METH_STATIC, PyDoc_STR("Whether this thread is between hold() and release().")},
     {"entries", (PyCFunction)region_entries, METH_O, PyDoc_STR("The entries kept for a code object, oldest first.")},
     {"add", (PyCFunction)(void (*)(void))region_add_method, METH_FASTCALL,
      PyDoc_STR("Keep an entry for a code object.")},

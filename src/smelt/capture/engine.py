@@ -129,7 +129,7 @@ class Engine:
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
-        if _watched():
+        if _watched() or _native.Region.held():
             return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)
