@@ -100,6 +100,15 @@ class Region:
     def never(self, code: CodeType) -> None: ...
     def clear(self) -> None:
         """Forget every entry and every `never`."""
+    @staticmethod
+    def hold() -> None:
+        """No region is or becomes active on this thread until `release`. Counts."""
+    @staticmethod
+    def release() -> None:
+        """The end of `hold`."""
+    @staticmethod
+    def held() -> bool:
+        """Whether this thread is between `hold` and `release`."""
 
 def set_tensor_layout(
     *,
@@ -159,3 +168,14 @@ class Launcher:
 
     def __init__(self, address: int, buffers: int, fixed: int, per_thread: int) -> None: ...
     def __call__(self, threads: int, *tensors: Any) -> None: ...
+
+class Code:
+    """An image of machine code in executable memory, which goes with this object.
+
+    Each of `slots`, `(offset, value, relative)`, is eight bytes of the image that get a value; a relative one counts
+    from the image's own address. The rest of the image does not depend on where it lies, beyond being page-aligned.
+    """
+
+    def __init__(self, image: bytes, slots: Sequence[tuple[int, int, bool]]) -> None: ...
+    @property
+    def address(self) -> int: ...

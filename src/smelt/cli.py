@@ -1,4 +1,4 @@
-"""The command line. `smelt info` says what this installation can do here."""
+"""The command line. `smelt info` says what this installation can do here; `smelt cache` looks after the disk cache."""
 
 import argparse
 import platform
@@ -9,7 +9,8 @@ import torch
 
 import smelt
 from smelt.base.events import CHANNELS
-from smelt.base.options import Config, Options, describe
+from smelt.base.options import Config, Options, config, describe
+from smelt.runtime.cache import Store, directory, open_store
 
 
 def _info() -> str:
@@ -27,14 +28,30 @@ def _info() -> str:
     return "\n".join(lines)
 
 
+def _cache(action: str) -> str:
+    """Works on the cache's directory whether or not compiling uses it just now."""
+    store = Store(directory(), config.disk_cache_limit)
+    if action == "clear":
+        return f"deleted {store.clear()} files from {store.directory}"
+    usage = store.usage()
+    return "\n".join([
+        f"directory: {usage.directory}",
+        f"compiled graphs: {usage.files}",
+        f"size: {usage.bytes / 1e6:.1f} MB of at most {usage.limit / 1e6:.0f} MB",
+        f"in use: {'yes' if open_store() is not None else 'no'}",
+    ])  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the `smelt` command."""
     parser = argparse.ArgumentParser(prog="smelt", description="A compiler for PyTorch programs.")
     parser.add_argument("--version", action="version", version=smelt.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, backends, options and log channels")
-    parser.parse_args(arguments)
-    print(_info())
+    cache = commands.add_parser("cache", help="the disk cache of compiled graphs")
+    cache.add_argument("action", choices=("info", "clear"), help="say where it is and what it holds, or empty it")
+    given = parser.parse_args(arguments)
+    print(_cache(given.action) if given.command == "cache" else _info())
     return 0
 
 

@@ -1,6 +1,7 @@
 /* The module smelt._native: see _native.pyi for what each name does. */
 #include <Python.h>
 
+#include "code.h"
 #include "entry.h"
 #include "guards.h"
 #include "hook.h"
@@ -75,7 +76,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType};
+    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType, &CodeType};
     if (guard_tensor_init() < 0 || launcher_init() < 0 || hook_init() < 0) {
         return NULL;
     }

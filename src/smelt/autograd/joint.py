@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.aliasing import Arrangement, Result, arrange
+from smelt.autograd.aliasing import Arrangement, arrange
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
     CannotTrace,
@@ -137,7 +137,8 @@ class _WritesLeaf(CannotTrace):
 def trace_forward(traced: Traced | Source, decompositions: Decompositions | None = None) -> Pure:
     """The pure graph of a torch-level graph whose gradients nobody needs."""
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.no_grad():
+    # In whatever grad mode the graph begins: PyTorch notes on each view in which it was made.
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
         run = _run(source, recorder, with_gradients=False)
         arrangement = arrange(run.outputs, run.inputs)
         written = _written(source, run)
@@ -189,7 +190,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
     )
-    replay = _replay(source, arrangement.results, written, plan, recorder)
+    replay = _replay(source, plan, recorder)
     return Joint(_finish(recorder), plan, source.eager(), replay)
 
 
@@ -320,6 +321,7 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Pla
         inputs=len(run.inputs),
         outputs=arrangement.outputs,
         results=len(arrangement.results),
+        shown=tuple((result.shown, result.beneath) for result in arrangement.results),
         copied=arrangement.copied,
         written=tuple(write.index for write in written),
         writes=tuple(write.times for write in written),
@@ -351,18 +353,21 @@ def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[in
     return tuple(index for index in candidates if run.primals[index] in found)
 
 
-def _replay(
-    source: Source, results: Sequence[Result], written: Sequence[_Write], plan: Plan, recorder: SharingRecorder
-) -> Replay | str:
+def _replay(source: Source, plan: Plan, recorder: SharingRecorder) -> Replay | str:
     """Running the original again on the same inputs, or why that would not yield the same."""
     for node in recorder.graph.nodes:
         if draws(node) and not uses_default_generator(node):
             return f"the graph draws random numbers ({node.target}) that no seed of PyTorch's own CPU generator fixes"
+    return replaying(source, plan)
+
+
+def replaying(source: Source, plan: Plan) -> Replay:
+    """Computes what is differentiable of a source again."""
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = source.call(source.given(inputs), source.constants)
-        shown = [outputs[one.shown]._base if one.beneath else outputs[one.shown] for one in results]
-        shown += [inputs[write.index] for write in written]
+        shown = [outputs[position]._base if beneath else outputs[position] for position, beneath in plan.shown]
+        shown += [inputs[index] for index in plan.written]
         return [shown[position] for position in plan.differentiable]
 
     return replay

@@ -79,6 +79,15 @@ class Config:
     check_specs: bool = option(
         False, "check the rules of each level after every pass, in every compilation", in_key=False
     )
+    disk_cache: bool = option(
+        True, "keep compiled graphs on disk for later processes; SMELT_CACHE=0 switches it off too", in_key=False
+    )
+    disk_cache_dir: str = option(
+        "", "where; empty: $SMELT_CACHE_DIR, else $XDG_CACHE_HOME/smelt, else ~/.cache/smelt", in_key=False
+    )
+    disk_cache_limit: int = option(
+        1 << 30, "how many bytes the disk cache may take; beyond, what was not used longest is deleted", in_key=False
+    )
 
     def __setattr__(self, name: str, value: object) -> None:
         kinds = typing.get_type_hints(type(self))

@@ -28,7 +28,8 @@ class CompiledKernel:
     fixed_workspace: int
     per_thread_workspace: int
     kernel: Kernel
-    keepalive: object
+    symbol: str
+    built: engine.Built
 
     @property
     def llvm(self) -> str:
@@ -67,13 +68,13 @@ def _build(new: dict[str, Kernel]) -> None:
     text = _join(codes)
     if events.wanted("llvm"):
         events.emit("llvm", text, list(new.values()))
-    loaded = engine.load(text, target)
+    built = engine.load(text, target)
     if events.wanted("asm"):
         events.emit("asm", engine.assemble(text, target), list(new.values()))
     for number, ((key, kernel), code) in enumerate(zip(new.items(), codes, strict=True)):
-        address = loaded.address(f"k{number}")
-        buffers = len(kernel.parameters)
-        _built[key] = CompiledKernel(address, buffers, 0, code.per_thread_workspace, kernel, loaded)
+        symbol, buffers = f"k{number}", len(kernel.parameters)
+        address = built.address(symbol)
+        _built[key] = CompiledKernel(address, buffers, 0, code.per_thread_workspace, kernel, symbol, built)
 
 
 def _codes(kernels: Iterable[Kernel], target: Target) -> list[Code]:

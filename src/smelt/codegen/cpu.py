@@ -1,14 +1,10 @@
 """The host CPU as a target, and the functions of the running process that generated code may call."""
 
-import ctypes
 import functools
-import os
-import sys
-
-import torch
 
 from smelt.codegen.math.library import LIBRARY
 from smelt.device import Level, Target, register
+from smelt.runtime.image import find_symbol
 
 _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -48,23 +44,10 @@ register("cpu", describe_host)
 
 @functools.cache
 def external_symbols() -> dict[str, int]:
-    """Addresses of the C library's functions and of the OpenMP that PyTorch runs on, those that are there.
-
-    libtorch_cpu is loaded already and depends on both, so a look-up through it finds the very libraries in use.
-    """
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", f"libtorch_cpu.{suffix}"))
+    """Addresses of the C library's functions and of the OpenMP that PyTorch runs on, those that are there."""
     names = [*_OPENMP, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
-    found: dict[str, int] = {}
-    for name in names:
-        try:
-            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-        if address:
-            found[name] = address
-    return found
+    return {name: address for name in names if (address := find_symbol(name)) is not None}
 
 
 def has_openmp() -> bool:
-    return all(name in external_symbols() for name in _OPENMP)
+    return all(find_symbol(name) is not None for name in _OPENMP)

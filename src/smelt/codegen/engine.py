@@ -2,13 +2,18 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.codegen import cpu
+from smelt.codegen.link import CannotLink, link
 from smelt.codegen.parallel import LAUNCH, launcher_text
 from smelt.device import Target
+from smelt.runtime.image import Image, Loaded
+from smelt.runtime.image import load as map_image
 
 _lock = threading.Lock()
 
@@ -24,20 +29,24 @@ def llvm() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Machine code in memory; it stays there as long as this object does."""
+class Built:
+    """Machine code in memory, which stays there as long as this object does.
 
-    engine: Any
-    module: Any
+    `images` are what it was mapped from, the launcher's last, to be mapped again elsewhere; None where the platform's
+    object files are not understood and LLVM itself put the code into memory.
+    """
 
-    def address(self, symbol: str) -> int:
-        return int(self.engine.get_function_address(symbol))
+    address: Callable[[str], int]
+    keep_alive: object
+    images: tuple[Image, ...] | None
 
 
 def machine(target: Target, level: int = 2) -> Any:
-    """A code generator for `target`."""
+    """A code generator for `target`; what it makes may lie anywhere."""
     found = llvm().Target.from_triple(target.triple)
-    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=level, jit=True)
+    return found.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small"
+    )
 
 
 def _parsed(text: str, target: Target) -> Any:
@@ -60,27 +69,44 @@ def _optimized(module: Any, generator: Any) -> None:
             passes.run(function, builder)
 
 
-_launchers: dict[Target, Loaded] = {}
+_launchers: dict[Target, tuple[Image, Loaded]] = {}
 
 
-def load(text: str, target: Target) -> Loaded:
+def load(text: str, target: Target) -> Built:
     """Build `text` for the host and keep the result ready to call."""
     with _lock:
-        if target not in _launchers:
-            for name, address in cpu.external_symbols().items():
-                llvm().add_symbol(name, address)
-            _launchers[target] = _load(launcher_text(parallel=cpu.has_openmp()), target)
-            llvm().add_symbol(LAUNCH, _launchers[target].address(LAUNCH))
-        return _load(text, target)
+        try:
+            if target not in _launchers:
+                image = link(_object(launcher_text(parallel=cpu.has_openmp()), target))
+                _launchers[target] = (image, map_image(image, {}))
+            launcher_image, launcher = _launchers[target]
+            image = link(_object(text, target))
+        except CannotLink as reason:
+            events.emit("llvm", f"left to LLVM to load: {reason}")
+            return _load_by_llvm(text, target)
+        loaded = map_image(image, {LAUNCH: launcher})
+        return Built(loaded.address, loaded, (image, launcher_image))
 
 
-def _load(text: str, target: Target) -> Loaded:
+def _object(text: str, target: Target) -> bytes:
     generator = machine(target)
     module = _parsed(text, target)
     _optimized(module, generator)
+    return bytes(generator.emit_object(module))
+
+
+def _load_by_llvm(text: str, target: Target) -> Built:
+    """By LLVM's own linker, with a launcher in every module."""
+    for name, address in cpu.external_symbols().items():
+        llvm().add_symbol(name, address)
+    found = llvm().Target.from_triple(target.triple)
+    generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
+    module = _parsed(text, target)
+    module.link_in(_parsed(launcher_text(parallel=cpu.has_openmp()), target))
+    _optimized(module, generator)
     engine = llvm().create_mcjit_compiler(module, generator)
     engine.finalize_object()
-    return Loaded(engine, module)
+    return Built(lambda symbol: int(engine.get_function_address(symbol)), (engine, module), None)
 
 
 def assemble(text: str, target: Target) -> str:

@@ -142,6 +142,7 @@ class Plan:
     inputs: int
     outputs: tuple[Output, ...]
     results: int
+    shown: tuple[tuple[int, bool], ...] = ()  # per result: an output that is it or, if true, a view whose base it is
     copied: tuple[int, ...] = ()  # results that own their memory in eager and share it in the graph
     written: tuple[int, ...] = ()  # inputs that get a new value, in the order of the forward's new values
     writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that

@@ -6,9 +6,8 @@
 Every pass names the form it takes and the form it gives; with `check_specs` the rules of that form are run after it.
 """
 
-import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.joint import Joint, Pure, trace_forward, trace_joint
+from smelt.autograd.joint import Joint, Pure, Source, replaying, trace_forward, trace_joint
 from smelt.autograd.partition import Halves, default, min_cut
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
@@ -24,15 +23,18 @@ from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.base.symint import is_symbolic
 from smelt.codegen import compile_kernels
+from smelt.codegen.build import CompiledKernel
 from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
+from smelt.ir.joint import Plan, Replay
 from smelt.ir.peak import Peak, graph_peak, program_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
 from smelt.pipeline.sized import SizedGraph, is_sized
 from smelt.runtime.launch import Arenas, Executable, launcher
 from smelt.runtime.wrap import Flat, join
@@ -123,13 +125,19 @@ def _fuse(traced: Traced, context: Context) -> Program:
 
 def _generate(program: Program, context: Context) -> Executable:
     built = compile_kernels(program.kernels, context.options)
+    return _bind(program, built, context)
+
+
+Built = Mapping[str, CompiledKernel]
+
+
+def _bind(program: Program, built: Built | Mapping[str, Code], context: Context) -> Executable:
     kernels = {
         name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
         for name, kernel in built.items()
     }
-    owners = tuple(built.values())
     threads, consuming = context.options.threads, context.consuming
-    return Executable(program, kernels, threads, owners, consuming=consuming, arenas=context.arenas)
+    return Executable(program, kernels, threads, built, consuming=consuming, arenas=context.arenas)
 
 
 # A graph whose gradients nobody needs.
@@ -200,15 +208,52 @@ def _check(value: Any, step: Pass) -> None:
 
 
 def compile_llvm(traced: Traced, options: Options) -> Flat:
-    """The whole way, for one torch-level graph."""
+    """The whole way, for one torch-level graph, unless an earlier process has gone it."""
     fuel, arenas = Fuel(options.fuel), Arenas()
 
-    def lower(half: Traced, name: str, consuming: bool) -> Flat:
-        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
-        executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
-        return executable.run
+    def compile_static(traced: Traced) -> Flat:
+        entry = CacheEntry.of(traced, options)
+        found = entry.read(options) if entry is not None else None
+        if found is not None:
+            return _join_stored(found, traced, options, arenas)
+        made: list[tuple[Program, Built]] = []
 
-    return _compile(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
+        def lower(half: Traced, name: str, consuming: bool) -> Flat:
+            context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
+            executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
+            made.append((executable.program, executable.keep_alive))
+            return executable.run
+
+        parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
+        if entry is not None and made:
+            _store(entry, made, parts)
+        return parts.joined()
+
+    return _compile(traced, compile_static)
+
+
+def _store(entry: CacheEntry, made: Sequence[tuple[Program, Built]], parts: "Parts") -> None:
+    assert parts.plan is not None
+    programs = [program for program, _ in made]
+    backward = programs[1] if len(programs) > 1 else None
+    reason = parts.replay if isinstance(parts.replay, str) else None
+    entry.write(programs[0], backward, parts.plan, reason, [kernels for _, kernels in made])
+
+
+def _join_stored(found: Compiled, traced: Traced, options: Options, arenas: Arenas) -> Flat:
+    """A graph out of the cache, bound to the source it would have come from."""
+
+    def bind(half: Half, consuming: bool) -> Flat:
+        events.count("kernels", len(half.program.kernels))
+        context = Context(options, half.program.name, Fuel(options.fuel), consuming=consuming, arenas=arenas)
+        return _bind(half.program, half.kernels, context).run
+
+    source, plan = Source.of_graph(traced), found.plan
+    forward = bind(found.forward, False)
+    backward = bind(found.backward, True) if found.backward is not None else None
+    events.count("saved_bytes", plan.saved_bytes)
+    replay = found.why_not_again or replaying(source, plan)
+    return Parts(forward, backward, plan, source.eager(), replay).joined()
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -217,7 +262,7 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     def lower(half: Traced, name: str, consuming: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
-    return _compile(traced, options, lower, {})
+    return _compile(traced, lambda each: _compile_static(each, options, lower, {}).joined())
 
 
 def _why_not_generate(traced: Traced) -> str | None:
@@ -233,16 +278,23 @@ def _why_not_generate(traced: Traced) -> str | None:
     return None
 
 
-def _compile(
-    traced: Traced,
-    options: Options,
-    lower: Callable[[Traced, str, bool], Flat],
-    decompositions: Decompositions,
-    why_not: Callable[[Traced], str | None] = lambda traced: None,
-) -> Flat:
-    compile_static = functools.partial(
-        _compile_static, options=options, lower=lower, decompositions=decompositions, why_not=why_not
-    )
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
+
+    forward: Flat
+    backward: Flat | None = None
+    plan: Plan | None = None
+    eager: Flat | None = None
+    replay: Replay | str = ""
+
+    def joined(self) -> Flat:
+        if self.plan is None:
+            return self.forward
+        return join(self.forward, self.backward, self.plan, replay=self.replay, eager=self.eager, consuming=True)
+
+
+def _compile(traced: Traced, compile_static: Callable[[Traced], Flat]) -> Flat:
     return SizedGraph(traced, compile_static).__call__ if is_sized(traced) else compile_static(traced)
 
 
@@ -251,8 +303,8 @@ def _compile_static(
     options: Options,
     lower: Callable[[Traced, str, bool], Flat],
     decompositions: Decompositions,
-    why_not: Callable[[Traced], str | None],
-) -> Flat:
+    why_not: Callable[[Traced], str | None] = lambda traced: None,
+) -> Parts:
     number = next(_numbers)
     context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:
@@ -261,7 +313,7 @@ def _compile_static(
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
             _refuse(_why_not_open(pure.traced) or why_not(pure.traced))
-            return join(lower(pure.traced, f"forward{number}", False), None, pure.plan, eager=pure.eager)
+            return Parts(lower(pure.traced, f"forward{number}", False), None, pure.plan, pure.eager)
         halves: Halves = run_passes(traced, TRACE_JOINT, context)
         _refuse(_why_not_open(halves.forward) or why_not(halves.forward))
         if halves.backward is not None:
@@ -271,10 +323,10 @@ def _compile_static(
             raise  # told what they are, it may still work
         events.count("eager_graphs")
         events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
-        return _run_by_pytorch(traced)
+        return Parts(_run_by_pytorch(traced))
     forward = lower(halves.forward, f"forward{number}", False)
     backward = lower(halves.backward, f"backward{number}", True) if halves.backward is not None else None
-    return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager, consuming=True)
+    return Parts(forward, backward, halves.plan, halves.eager, halves.replay)
 
 
 def _has_numbers(traced: Traced) -> bool:

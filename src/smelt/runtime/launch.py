@@ -65,7 +65,7 @@ class Executable:
         program: Program,
         kernels: Mapping[str, BuiltKernel],
         threads: int = 0,
-        keep_alive: object = None,
+        keep_alive: Any = None,
         *,
         consuming: bool = False,
         arenas: "Arenas | None" = None,

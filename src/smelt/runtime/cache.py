@@ -1,0 +1,200 @@
+"""The disk cache: a directory of files, one per key, that any number of processes read and write at once.
+
+    store = open_store()                    None if the cache is off
+    store.put("key text", [b"…", b"…"])
+    store.get("key text")                   [b"…", b"…"], or None
+
+A file holds its whole key and the parts stored under it, after a checksum of all that:
+
+    b"smelt cache 1\\n"  sha256 of the rest  number of parts  lengths of key and parts  key  parts
+
+A file is made under another name and renamed, so nobody sees half of one. Whatever is wrong with a file (cut short, a
+bit flipped, another's, another format), it counts as absent and is written anew. Writing is best effort: where it fails
+(no space, no right) the program goes on without. Files are not forced to the disk: after a power cut some may be torn,
+which the checksum tells. The cache holds machine code, so files that somebody else could have written are not read.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smelt.base import events
+from smelt.base.options import config
+
+MAGIC = b"smelt cache 1\n"
+SUFFIX = ".smelt"
+_TEMPORARY = ".tmp-"
+_ABANDONED = 3600.0  # seconds after which a file that was never finished is somebody's who died
+_HEAD = len(MAGIC) + hashlib.sha256().digest_size
+_MOST_PARTS = 64
+
+
+class Damaged(Exception):
+    """What is wrong with a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is in a cache."""
+
+    directory: Path
+    files: int
+    bytes: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A cache in `directory`, which is made when first written to."""
+
+    directory: Path
+    limit: int
+
+    def path(self, key: str) -> Path:
+        return self.directory / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
+
+    def get(self, key: str) -> list[bytes] | None:
+        """The parts stored under `key`."""
+        path = self.path(key)
+        try:
+            parts = unpack(_read(path), key)
+        except FileNotFoundError:
+            return None
+        except (OSError, Damaged) as reason:
+            events.emit("cache", f"{path.name} is not used: {reason}")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the least recently used go first
+        return parts
+
+    def put(self, key: str, parts: Sequence[bytes]) -> bool:
+        """Store parts under `key`; whether that worked."""
+        path = self.path(key)
+        temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(temporary, pack(key, parts))
+            os.replace(temporary, path)
+        except OSError as reason:
+            events.emit("cache", f"{path.name} is not written: {reason}")
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return False
+        self._evict()
+        return True
+
+    def drop(self, key: str) -> None:
+        """Forget what is stored under `key`."""
+        with contextlib.suppress(OSError):
+            self.path(key).unlink()
+
+    def usage(self) -> Usage:
+        sizes = [found.st_size for path, found in self._entries() if path.suffix == SUFFIX]
+        return Usage(self.directory, len(sizes), sum(sizes), self.limit)
+
+    def clear(self) -> int:
+        """Delete every file of the cache, unfinished ones included, and nothing else; how many there were."""
+        return sum(_deleted(path) for path, _ in self._entries())
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """The cache's own files. Others may come and go at any moment."""
+        with contextlib.suppress(OSError), os.scandir(self.directory) as found:
+            for entry in found:
+                with contextlib.suppress(OSError):
+                    if entry.name.endswith(SUFFIX) or entry.name.startswith(_TEMPORARY):
+                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+    def _evict(self) -> None:
+        """Get below the limit, with a little to spare, so that not every file that comes makes one go."""
+        entries = sorted(self._entries(), key=lambda each: each[1].st_mtime)
+        now = time.time()
+        total = sum(found.st_size for _, found in entries)
+        wanted = self.limit if total <= self.limit else self.limit * 9 // 10
+        for path, found in entries:
+            abandoned = path.name.startswith(_TEMPORARY) and now - found.st_mtime > _ABANDONED
+            if (total > wanted and path.suffix == SUFFIX) or abandoned:
+                _deleted(path)
+                total -= found.st_size
+
+
+def _deleted(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def pack(key: str, parts: Sequence[bytes]) -> bytes:
+    """The contents of a file."""
+    pieces = [key.encode(), *parts]
+    rest = b"".join([struct.pack(f"<Q{len(pieces)}Q", len(pieces), *map(len, pieces)), *pieces])
+    return MAGIC + hashlib.sha256(rest).digest() + rest
+
+
+def unpack(data: bytes, key: str) -> list[bytes]:
+    """The parts in a file's contents; `Damaged` if they are not what `pack` made of this key."""
+    if not data.startswith(MAGIC):
+        raise Damaged("it is in another format")
+    rest = memoryview(data)[_HEAD:]
+    if hashlib.sha256(rest).digest() != data[len(MAGIC) : _HEAD]:
+        raise Damaged("its checksum is wrong")
+    # From here on it is as it was written; that it was written for this key and by this code is still to be seen.
+    count = struct.unpack_from("<Q", rest)[0] if len(rest) >= 8 else 0
+    if not 1 <= count <= _MOST_PARTS or len(rest) < 8 * (count + 1):
+        raise Damaged("its lengths are wrong")
+    lengths = struct.unpack_from(f"<{count}Q", rest, 8)
+    place = 8 * (count + 1)
+    if sum(lengths) != len(rest) - place:
+        raise Damaged("its lengths are wrong")
+    pieces = []
+    for length in lengths:
+        pieces.append(bytes(rest[place : place + length]))
+        place += length
+    if pieces[0] != key.encode():
+        raise Damaged("it belongs to another key")
+    return pieces[1:]
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged("it is no plain file")
+        if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
+            raise Damaged("others may write it")
+        return file.read()
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+
+
+def directory() -> Path:
+    """Where the cache is: the setting, else `SMELT_CACHE_DIR`, else the user's directory for caches."""
+    chosen = config.disk_cache_dir or os.environ.get("SMELT_CACHE_DIR", "")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "smelt"
+
+
+def open_store() -> Store | None:
+    """The cache as the settings have it now; None if it is off."""
+    if not config.disk_cache or os.environ.get("SMELT_CACHE", "") == "0":
+        return None
+    try:
+        return Store(directory(), config.disk_cache_limit)
+    except RuntimeError as reason:  # no home directory
+        events.emit("cache", f"there is no place for a cache: {reason}")
+        return None

@@ -1,0 +1,91 @@
+"""Machine code as plain bytes, and putting it into memory: no LLVM, no linker, no shared object.
+
+    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "GOMP_parallel"),))   →   Loaded, with an address("k0") to call
+
+An image does not depend on where it lies but for its slots: eight bytes each, which get the address of something
+outside (found in the running process by name), or one inside the image.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from smelt import _native
+from smelt.base.errors import SmeltError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
+
+    offset: int
+    name: str
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Code, the functions in it by offset, and what it needs to be told."""
+
+    code: bytes
+    symbols: tuple[tuple[str, int], ...]
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Machine code in memory; it stays there as long as this object does."""
+
+    code: "_native.Code"
+    offsets: Mapping[str, int]
+    needs: tuple[object, ...]  # other code that this code calls
+
+    def address(self, symbol: str) -> int:
+        return self.code.address + self.offsets[symbol]
+
+
+def load(image: Image, others: Mapping[str, Loaded]) -> Loaded:
+    """Map an image. What it calls is found in `others` by name, or in this process."""
+    slots = []
+    for slot in image.slots:
+        known = others.get(slot.name)
+        address = known.address(slot.name) if known is not None else _outside(slot.name) if slot.name else 0
+        slots.append((slot.offset, address + slot.addend, not slot.name))
+    offsets = dict(image.symbols)
+    if not all(0 <= offset < len(image.code) for offset in offsets.values()):
+        raise SmeltError("SM030", "a function lies outside its image")
+    return Loaded(_native.Code(image.code, slots), offsets, tuple(others.values()))
+
+
+def _outside(name: str) -> int:
+    address = find_symbol(name)
+    if address is None:
+        raise SmeltError("SM030", f"generated code calls {name}, which this process does not have")
+    return address
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """libtorch_cpu is loaded already and depends on the C library and the OpenMP in use, so a look-up through it finds
+    those very libraries; the process itself has the compiler's helpers."""
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    path = os.path.join(torch.__path__[0], "lib", f"libtorch_cpu.{suffix}")
+    return (ctypes.CDLL(path), ctypes.CDLL(None))
+
+
+@functools.cache
+def find_symbol(name: str) -> int | None:
+    """The address of a function of the C library or of OpenMP; None if there is none."""
+    for library in _libraries():
+        try:
+            found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        except AttributeError:
+            continue
+        if found:
+            return found
+    return None

@@ -1,0 +1,305 @@
+"""Compiled graphs out of the disk cache: the same answers as freshly compiled, whatever happened to the files."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import smelt
+from smelt import cli
+from smelt.runtime.cache import Store, directory
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The cache switched on, in a directory of its own."""
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    smelt.reset()
+    yield Store(tmp_path, 1 << 30)
+    smelt.reset()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.norm(torch.nn.functional.gelu(self.first(x))))
+        return out
+
+
+def trained(call: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    y = call(x)
+    y.square().mean().backward()  # type: ignore[no-untyped-call]
+    return [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def fresh(function: Any) -> Any:
+    """Compiled as in a new process, but for the cache on disk."""
+    smelt.reset()
+    return smelt.compile(function, options={"fallback": False})
+
+
+def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def test_training_out_of_the_cache_is_bit_for_bit_what_was_compiled(cache: Store) -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(5, 8)
+    first = trained(fresh(model), model, x)
+    assert smelt.counters["cache_writes"] == 1
+    second = trained(fresh(model), model, x)
+    assert smelt.counters["cache_hits"] == 1
+    assert smelt.counters["joint_graphs"] == 0
+    assert same(second, first)
+    for found, expected in zip(second, trained(model, model, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def f_writes(x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    state.add_(x.sum())
+    return x.t(), x.exp() * state
+
+
+def f_dropout(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, 0.5) + state
+
+
+def f_library(x: torch.Tensor, state: torch.Tensor) -> Any:
+    values, places = x.sort(dim=1, descending=True)
+    return values * 2, places, x @ x.t(), None, 3, x
+
+
+def f_cat(x: torch.Tensor, state: torch.Tensor) -> Any:
+    return torch.cat([x, x * 2], 1).softmax(-1).std(dim=0), x.to(torch.bfloat16).float()
+
+
+@pytest.mark.parametrize("function", [f_writes, f_dropout, f_library, f_cat])
+def test_all_kinds_of_results_come_out_as_from_the_compiler(cache: Store, function: Any) -> None:
+    def outcome(call: Any) -> list[Any]:
+        torch.manual_seed(1)
+        x, state = torch.randn(4, 6, requires_grad=True), torch.zeros(())
+        made = call(x, state)
+        made = list(made) if isinstance(made, tuple) else [made]
+        sum(y.sum() for y in made if isinstance(y, torch.Tensor) and y.grad_fn is not None).backward()
+        shapes = [(y.shape, y.stride()) for y in made if isinstance(y, torch.Tensor)]
+        plain = [y for y in made if not isinstance(y, torch.Tensor)]
+        return [*(y.detach().clone() for y in made if isinstance(y, torch.Tensor)), x.grad, state, shapes, plain]
+
+    first, second = outcome(fresh(function)), outcome(fresh(function))
+    assert smelt.counters["cache_hits"] == 1
+    assert first[-2:] == second[-2:]
+    assert same(second[:-2], first[:-2])
+
+
+def test_second_derivatives_through_a_graph_out_of_the_cache(cache: Store) -> None:
+    def penalty(call: Any) -> list[torch.Tensor]:
+        x = torch.linspace(-1, 1, 6).requires_grad_()
+        (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        assert x.grad is not None
+        return [slope.detach(), x.grad]
+
+    function = lambda x: (x.sin() * x).exp()  # noqa: E731
+    expected = penalty(function)
+    penalty(fresh(function))
+    found = penalty(fresh(function))
+    assert smelt.counters["cache_hits"] == 1
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_each_size_of_a_graph_with_open_sizes_has_an_entry(cache: Store) -> None:
+    function = lambda x: x.sin().sum(0)  # noqa: E731
+    for _ in range(2):
+        compiled = fresh(function)
+        for size in (3, 4, 5):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(compiled(x), function(x))
+    assert smelt.counters["cache_hits"] >= 3
+    assert smelt.counters["cache_misses"] == 0
+
+
+def compiles_again(function: Any, *args: Any, **options: Any) -> bool:
+    smelt.reset()
+    smelt.compile(function, options={"fallback": False, **options})(*args)
+    assert smelt.counters["cache_hits"] + smelt.counters["cache_misses"] == 1
+    return bool(smelt.counters["cache_misses"])
+
+
+def test_what_makes_a_key(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = [2.0]
+    function = lambda x: (x * scale[0]).relu()  # noqa: E731
+    x = torch.randn(4, 6)
+    assert compiles_again(function, x)
+    assert not compiles_again(function, torch.randn(4, 6))
+    assert compiles_again(function, x.t())
+    assert compiles_again(function, x.double())
+    assert compiles_again(function, x.clone().requires_grad_())
+    assert compiles_again(function, torch.randn(4, 7))
+    assert compiles_again(function, x, fuel=0)
+    assert not compiles_again(function, x, threads=1)
+    with torch.autocast("cpu"):
+        assert compiles_again(function, x)
+    scale[0] = -0.0
+    assert compiles_again(function, x)
+    scale[0] = 0.0
+    assert compiles_again(function, x)
+    monkeypatch.setattr("smelt.pipeline.keys.installation", lambda: ("another version",))
+    assert compiles_again(function, x)
+
+
+def test_graphs_without_a_key_are_compiled_each_time(cache: Store) -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * 2 * ctx.saved_tensors[0]
+
+    x = torch.randn(4, requires_grad=True)
+    fresh(lambda x: Square.apply(x).sum())(x).backward()
+    assert smelt.counters["cache_unstorable"] == 1
+    assert cache.usage().files == 0
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_explaining_shows_the_stages_though_the_graph_is_cached(cache: Store) -> None:
+    function = lambda x: x.sin() + 1  # noqa: E731
+    fresh(function)(torch.randn(3))
+    smelt.reset()
+    explained = smelt.explain(function)(torch.randn(3))
+    assert "fuse" in str(explained.compile_times)
+    assert smelt.counters["cache_hits"] == 0
+
+
+def test_the_cache_switched_off_leaves_no_trace(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smelt.config, "disk_cache", False)
+    fresh(lambda x: x + 1)(torch.randn(3))
+    assert not any(name.startswith("cache") for name in smelt.counters)
+    assert cache.usage().files == 0
+
+
+def entry(cache: Store) -> Path:
+    (path,) = cache.directory.glob("*.smelt")
+    return path
+
+
+def wavy(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * 2 + x.mean(1, keepdim=True)).softmax(1)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damage_anywhere_gives_the_same_answer_and_a_whole_file(cache: Store, data: st.DataObject) -> None:
+    x = torch.linspace(-3, 3, 24).view(4, 6)
+    expected = fresh(wavy)(x)
+    path = entry(cache)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    if data.draw(st.booleans()):
+        del damaged[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        bit = data.draw(st.integers(0, 8 * len(whole) - 1))
+        damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    assert torch.equal(fresh(wavy)(x), expected)
+    assert smelt.counters["cache_misses"] == 1
+    assert torch.equal(fresh(wavy)(x), expected)
+    assert smelt.counters["cache_hits"] == 1
+
+
+def test_contents_that_are_whole_but_say_nonsense_are_dropped(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a right checksum and key, whose parts are another's: as if written by other code with our version."""
+    x = torch.linspace(-3, 3, 24).view(4, 6)
+    expected = fresh(wavy)(x)
+    keys = []
+    get = Store.get
+    monkeypatch.setattr(Store, "get", lambda self, key: (keys.append(key), get(self, key))[1])
+    fresh(wavy)(x)
+    text, *images = cache.get(keys[0]) or []
+    broken: list[list[bytes]] = [
+        [],
+        [text],  # no code
+        [text, *images, b""],
+        [b"", *images],
+        [b"\xff", *images],
+        [b"[[],null]", *images],
+        [b"[[],5]", *images],
+        [text.replace(b'"Launch"', b'"Operand"'), *images],
+        [text.replace(b'"float32"', b'"float3"'), *images],
+        [text.replace(b'"k0"', b'"k9"', 1), *images],  # a function that is not there
+        [text.replace(b'"Plan"', b'"Plane"'), *images],
+    ]
+    for parts in broken:
+        assert parts != [text, *images]
+        cache.put(keys[0], parts)
+        assert torch.equal(fresh(wavy)(x), expected)
+        assert smelt.counters["cache_hits"] == 0
+        assert torch.equal(fresh(wavy)(x), expected)
+        assert smelt.counters["cache_hits"] == 1
+
+
+PROCESS = """
+import sys, torch, smelt
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+x = torch.randn(5, 8)
+y = smelt.compile(model, options={"fallback": False})(x)
+y.sum().backward()
+total = sum(p.grad.double().sum().item() for p in model.parameters()) + y.double().sum().item()
+print(total.hex(), smelt.counters["cache_hits"], "llvmlite" in sys.modules)
+"""
+
+
+def start(directory: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "SMELT_CACHE_DIR": str(directory)}
+    environment.pop("SMELT_CACHE", None)
+    return subprocess.Popen([sys.executable, "-c", PROCESS], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_new_process_needs_no_compiler_and_two_at_once_do_not_disturb_each_other(cache: Store) -> None:
+    first = [process.communicate()[0].split() for process in [start(cache.directory), start(cache.directory)]]
+    assert first[0][0] == first[1][0]
+    assert cache.usage().files == 1
+    again = start(cache.directory).communicate()[0].split()
+    assert again == [first[0][0], "1", "False"]
+
+
+def test_a_process_killed_at_any_moment_leaves_a_cache_that_works(cache: Store) -> None:
+    process = start(cache.directory)
+    while process.poll() is None and not cache.directory.glob("*"):
+        pass
+    process.kill()
+    process.communicate()
+    done = start(cache.directory).communicate()[0].split()
+    assert start(cache.directory).communicate()[0].split() == [done[0], "1", "False"]
+
+
+def test_the_command_line(cache: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(lambda x: x + 1)(torch.randn(3))
+    assert directory() == cache.directory
+    assert cli.main(["cache", "info"]) == 0
+    shown = capsys.readouterr().out
+    assert str(cache.directory) in shown
+    assert "compiled graphs: 1" in shown
+    assert cli.main(["cache", "clear"]) == 0
+    assert "deleted 1 files" in capsys.readouterr().out
+    assert cache.usage().files == 0
+    fresh(lambda x: x + 1)(torch.randn(3))
+    assert smelt.counters["cache_misses"] == 1

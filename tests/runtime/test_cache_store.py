@@ -1,0 +1,244 @@
+"""The disk cache as a store of files: nothing that happens to a file, a disk or a process yields a wrong answer."""
+
+import errno
+import hashlib
+import os
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smelt.base.options import config
+from smelt.runtime import cache
+from smelt.runtime.cache import Damaged, Store, pack, unpack
+
+PARTS = [b"program", b"", bytes(range(256)) * 3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache", 1 << 20)
+
+
+def test_what_was_put_is_got(store: Store) -> None:
+    assert store.get("key") is None
+    assert store.put("key", PARTS)
+    assert store.get("key") == PARTS
+    assert store.get("another key") is None
+
+
+def test_a_later_put_replaces_an_earlier_one(store: Store) -> None:
+    store.put("key", [b"old"])
+    store.put("key", [b"new"])
+    assert store.get("key") == [b"new"]
+    assert store.usage().files == 1
+
+
+def test_only_the_owner_may_read_or_write(store: Store) -> None:
+    store.put("key", PARTS)
+    assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.path("key").stat().st_mode) == 0o600
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_contents_with_any_bit_flipped_are_refused(data: st.DataObject) -> None:
+    contents = bytearray(pack("key", PARTS))
+    bit = data.draw(st.integers(0, 8 * len(contents) - 1))
+    contents[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(Damaged):
+        unpack(bytes(contents), "key")
+
+
+def test_contents_cut_short_anywhere_or_with_more_behind_are_refused() -> None:
+    contents = pack("key", PARTS)
+    for length in range(len(contents)):
+        with pytest.raises(Damaged):
+            unpack(contents[:length], "key")
+    with pytest.raises(Damaged):
+        unpack(contents + b"\0", "key")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(), st.lists(st.binary(max_size=100), max_size=8), st.text())
+def test_contents_are_for_their_key_alone(key: str, parts: list[bytes], other: str) -> None:
+    contents = pack(key, parts)
+    assert unpack(contents, key) == parts
+    if other != key:
+        with pytest.raises(Damaged, match="another key"):
+            unpack(contents, other)
+
+
+@pytest.mark.parametrize("count", [0, 2, 1 << 40])
+def test_lengths_that_do_not_fit_are_refused_even_with_a_right_checksum(count: int) -> None:
+    rest = struct.pack("<QQ", count, 3) + b"key"
+    with pytest.raises(Damaged, match="lengths"):
+        unpack(cache.MAGIC + hashlib.sha256(rest).digest() + rest, "key")
+
+
+def test_a_damaged_file_counts_as_absent_and_is_written_anew(store: Store) -> None:
+    store.put("key", PARTS)
+    path = store.path("key")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert store.get("key") is None
+    store.put("key", PARTS)
+    assert store.get("key") == PARTS
+
+
+def test_a_file_that_others_may_write_is_not_read(store: Store) -> None:
+    store.put("key", PARTS)
+    store.path("key").chmod(0o666)
+    assert store.get("key") is None
+
+
+def test_what_is_no_plain_file_is_not_read(store: Store, tmp_path: Path) -> None:
+    store.put("key", PARTS)
+    path = store.path("key")
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert store.get("key") is None
+    path.unlink()
+    path.mkdir()
+    assert store.get("key") is None
+    assert not store.put("key", PARTS)
+    assert store.get("key") is None
+
+
+def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("key", [b"old"])
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "_write", full)
+    assert not store.put("key", PARTS)
+    assert store.get("key") == [b"old"]
+    assert len(list(store.directory.iterdir())) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_a_device_without_space_is_an_error_that_put_survives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+    monkeypatch.setattr(cache.os, "open", lambda path, *rest: opened("/dev/full", os.O_WRONLY))
+    assert not store.put("key", PARTS)
+
+
+def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = Store(tmp_path / "file" / "cache", 1 << 20)
+    assert not store.put("key", PARTS)
+    assert store.get("key") is None
+    assert store.usage().files == 0
+    assert store.clear() == 0
+
+
+def test_beyond_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10_000)
+    for number in range(8):
+        store.put(str(number), [bytes(1000)])
+        os.utime(store.path(str(number)), (number, number))
+    assert store.get("0") is not None  # and is the most recently used from here on
+    store.put("big", [bytes(3000)])
+    assert store.usage().bytes <= 10_000
+    assert store.get("big") is not None
+    assert store.get("0") is not None
+    assert store.get("1") is None
+    assert store.get("2") is None
+
+
+def test_something_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path, 100)
+    store.put("key", [bytes(1000)])
+    assert store.usage().files == 0
+
+
+def test_clear_deletes_the_caches_files_and_no_others(store: Store) -> None:
+    store.put("key", PARTS)
+    (store.directory / ".tmp-1-abc").write_bytes(b"unfinished")
+    (store.directory / "notes.txt").write_text("mine")
+    assert store.clear() == 2
+    assert [path.name for path in store.directory.iterdir()] == ["notes.txt"]
+
+
+def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: Store) -> None:
+    store.put("key", PARTS)
+    old, new = store.directory / ".tmp-1-old", store.directory / ".tmp-1-new"
+    for path in (old, new):
+        path.write_bytes(b"unfinished")
+    os.utime(old, (1, 1))
+    store.put("another", PARTS)
+    assert not old.exists()
+    assert new.exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from smelt.runtime.cache import Store
+store = Store(Path(sys.argv[1]), 1 << 30)
+print("ready", flush=True)
+for turn in range(int(sys.argv[2])):
+    store.put("key", [sys.argv[3].encode() * 100_000] * 3)
+"""
+
+
+def start(directory: Path, turns: int, word: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(directory), str(turns), word]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_that_write_one_key_never_show_half_a_file(store: Store) -> None:
+    writers = [start(store.directory, 60, word) for word in "ab"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        parts = store.get("key")
+        if parts is not None:
+            assert parts in ([b"a" * 100_000] * 3, [b"b" * 100_000] * 3)
+            seen.add(parts[0][:1])
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert seen
+    assert store.get("key") is not None
+    assert store.usage().files == 1
+
+
+def test_a_process_killed_while_it_writes_loses_nothing(store: Store) -> None:
+    store.put("key", [b"c" * 100_000] * 3)
+    for _ in range(3):
+        writer = start(store.directory, 1_000_000, "d")
+        writer.kill()
+        writer.wait()
+        assert store.get("key") in ([b"c" * 100_000] * 3, [b"d" * 100_000] * 3)
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SMELT_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.directory() == Path("/home/somebody/.cache/smelt")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/somewhere")
+    assert cache.directory() == Path("/var/somewhere/smelt")
+    monkeypatch.setenv("SMELT_CACHE_DIR", "/var/chosen")
+    assert cache.directory() == Path("/var/chosen")
+    monkeypatch.setattr(config, "disk_cache_dir", "/var/set")
+    assert cache.directory() == Path("/var/set")
+
+
+def test_how_the_cache_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_CACHE", "0")
+    assert cache.open_store() is None
+    monkeypatch.delenv("SMELT_CACHE")
+    monkeypatch.setattr(config, "disk_cache_dir", tempfile.gettempdir())
+    assert cache.open_store() is not None
+    monkeypatch.setattr(config, "disk_cache", False)
+    assert cache.open_store() is None
