@@ -599,3 +599,31 @@ def test_new_values_that_are_other_inputs_are_not_lost() -> None:
     x, y = torch.zeros(3), torch.ones(3)
     assert join(lambda x, y: (y, x), None, plan)(x, y) == ()
     assert (x.sum().item(), y.sum().item()) == (3.0, 0.0)
+
+
+class TwoHeads(torch.nn.Module):
+    """As an encoder whose pooler nobody asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.first, self.second = (torch.nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.trunk(x).relu()
+        return self.first(hidden), self.second(hidden)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_a_result_nobody_uses_gives_no_gradient(backend: str, used: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain, twin, x = TwoHeads(), TwoHeads(), torch.randn(2, 3)
+    twin.load_state_dict(plain.state_dict())
+    compiled = smelt.compile(twin, backend=backend)
+    for model in (plain, compiled):
+        outputs = model(x)
+        torch.stack([outputs[number].square().sum() for number in used]).sum().backward()
+    for mine, theirs in zip(twin.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        if theirs.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad)

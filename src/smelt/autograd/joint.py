@@ -186,6 +186,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable=tuple(differentiable),
         tangents=tangents,
         gradients=tuple(gradients),
+        fed=_fed(recorder.graph, len(tangents), gradients.values()),
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
@@ -285,6 +286,19 @@ def _backward(
         assert node is not None
         found[index] = node
     return specs, found
+
+
+def _fed(graph: fx.Graph, tangents: int, gradients: Iterable[fx.Node]) -> tuple[int, ...]:
+    """Which tangents each gradient depends on: one that none arrives for is none, as in eager, and not zeros."""
+    if tangents < 2:
+        return ()
+    bits: dict[fx.Node, int] = {}
+    for number, node in enumerate(placeholders(graph)[-tangents:]):
+        bits[node] = 1 << number
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            bits[node] = bits.get(node, 0) | bits.get(used, 0)
+    return tuple(bits.get(node, 0) for node in gradients)
 
 
 def _run_engine(

@@ -154,6 +154,7 @@ class Plan:
     differentiable: tuple[int, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result
     gradients: tuple[int, ...] = ()  # the input that each result of the backward is the gradient of
+    fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
 
     @property

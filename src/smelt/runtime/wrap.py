@@ -241,10 +241,21 @@ def _gradients(
             plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
             given.append(tangent if plain else _fit(tangent, spec))
         gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
+        if state.plan.fed and any(tangent is None for tangent in tangents):
+            gradients = _without_unfed(gradients, state.plan.fed, tangents)
     placed: list[Any] = [None] * state.plan.inputs
     for index, gradient in zip(state.plan.gradients, gradients, strict=True):
         placed[index] = gradient
     return placed
+
+
+def _without_unfed(gradients: Sequence[Any], fed: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
+    """Gradients that depend on nothing but results nobody used are none at all: an optimizer skips those."""
+    arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
+    return [
+        None if sources and not sources & arrived else gradient
+        for gradient, sources in zip(gradients, fed, strict=True)
+    ]
 
 
 # An input that is not saved: itself or a way to have it again, its version, its layout if no more of it is needed.
