@@ -40,6 +40,8 @@ def _moves(x: torch.Tensor, chance: random.Random) -> Calls:
     dim = chance.randrange(-rank, rank)
     yield aten.unbind.int, (x, dim)
     yield aten.unfold.default, (x, dim, chance.choice([0, 1, 2]), chance.choice([1, 2]))
+    if x.shape[dim] > 1:
+        yield aten.unfold_backward.default, (x.unfold(dim, 2, 1), list(x.shape), dim, 2, 1)
     yield aten.diag_embed.default, (x, chance.choice([-1, 0, 2]), *chance.choice([(-2, -1), (0, -1), (1, 0)]))
     yield aten.sort.default, (x, dim)
     yield aten.roll.default, (x, [1], [dim])
@@ -54,6 +56,7 @@ def _moves(x: torch.Tensor, chance: random.Random) -> Calls:
     yield aten.scatter_add.default, (x, dim, index, x)
     yield aten.index_add.default, (x, dim, torch.arange(x.shape[dim]), x)
     if rank > 1:
+        yield aten.diagonal_backward.default, (x.diagonal(), list(x.shape), 0, 0, 1)
         yield aten.diagonal.default, (x, chance.choice([-1, 0, 1]), *chance.sample(range(rank), k=2))
     if x.dtype.is_floating_point:
         yield aten.glu.default, (x, dim)
@@ -84,9 +87,16 @@ def _pictures(x: torch.Tensor) -> Calls:
     windows: Any = (([2, 2], [], [0, 0], False), ([3], [2], [1], True), ([2, 3], [3, 1], [1, 0], True))
     for kernel, stride, padding, up in windows:
         yield aten.avg_pool2d.default, (x, kernel, stride, padding, up)
+        grad = torch.ones_like(aten.avg_pool2d.default(x, kernel, stride, padding, up))
+        yield aten.avg_pool2d_backward.default, (grad, x, kernel, stride, padding, up, True, None)
     for size in ([1, 1], [2, 3]):
         yield aten._adaptive_avg_pool2d.default, (x, size)
         yield aten.adaptive_max_pool2d.default, (x, size)
+        grad = torch.ones_like(aten._adaptive_avg_pool2d.default(x, size))
+        yield aten._adaptive_avg_pool2d_backward.default, (grad, x)
+        yield aten.upsample_nearest2d_backward.default, (grad, size, x.shape)
+        yield aten.upsample_bilinear2d_backward.default, (grad, size, x.shape, False)
+        yield aten.upsample_bicubic2d_backward.default, (grad, size, x.shape, True)
         yield aten.upsample_nearest2d.default, (x, size)
         yield aten.upsample_bilinear2d.default, (x, size, False)
         yield aten.upsample_bicubic2d.default, (x, size, True)
@@ -100,6 +110,9 @@ def _pictures(x: torch.Tensor) -> Calls:
 def _signals(x: torch.Tensor) -> Calls:
     yield aten.upsample_nearest1d.default, (x, [7])
     yield aten.upsample_linear1d.default, (x, [7], False)
+    grad = aten.upsample_nearest1d.default(x, [7])
+    yield aten.upsample_nearest1d_backward.default, (grad, [7], x.shape)
+    yield aten.upsample_linear1d_backward.default, (grad, [7], x.shape, False)
     yield aten.reflection_pad1d.default, (x, [1, 2])
     yield aten.replication_pad1d.default, (x, [1, 2])
 

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("llvmlite", "sympy", "scipy", "networkx", "pandas", "torch._dynamo", "torch._inductor", "torch._functorch")
 
 STEP = """
@@ -66,4 +68,47 @@ def test_importing_smelt_loads_nothing_heavy() -> None:
 def test_a_training_step_compiles_without_any_other_program_and_without_the_heavy_modules() -> None:
     answer = run(STEP, PATH="", CC="/nonexistent", CXX="/nonexistent")
     assert answer["graphs"]
+    assert [module for module in loaded(answer) if not module.startswith("llvmlite")] == []
+
+
+SIZES = """
+import json, sys
+import torch
+import torch.nn.functional as F
+
+before = set(sys.modules)
+import smelt
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(20, 8), torch.nn.Parameter(torch.randn(1, 32, 8))
+        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.image, self.last = torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Linear(8, 20)
+
+    def forward(self, words):
+        batch, length = words.shape
+        x = self.words(words) + self.places[:, :length]
+        mask = torch.full((length, length), float("-inf")).triu(1)
+        x = self.layer(x, src_mask=mask).repeat(1, 2, 1)[:, :length]
+        x = x + F.adaptive_avg_pool2d(F.relu(self.image(x[:, None].contiguous())), (1, 8)).mean(1)
+        x = x.flip(1).roll(1, 1) * x.sort(1)[0] + torch.cat([x[:, :1], x[:, 1:]], 1)
+        return F.cross_entropy(self.last(x).flatten(0, 1), F.pad(words, (0, 1))[:, 1:].flatten())
+
+torch.manual_seed(0)
+model = Model()
+compiled = smelt.compile(model, backend=BACKEND, options={"fallback": False})
+for batch, length in ((2, 5), (3, 7), (4, 9), (2, 11)):
+    words = torch.randint(20, (batch, length))
+    mine, theirs = compiled(words), model(words)
+    assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    mine.backward()
+print(json.dumps({"modules": sorted(set(sys.modules) - before), "graphs": smelt.counters["graphs"]}))
+"""
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_sizes_that_change_load_nothing_heavy(backend: str) -> None:
+    answer = run(SIZES.replace("BACKEND", repr(backend)))
+    assert answer["graphs"] == 2
     assert [module for module in loaded(answer) if not module.startswith("llvmlite")] == []

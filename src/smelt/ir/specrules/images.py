@@ -77,6 +77,27 @@ def _resized(rank: int) -> Any:
     return rule
 
 
+def _pooled_backward(grad: Any, value: Any, *rest: Any) -> Any:
+    """`avg_pool2d_backward`, `_adaptive_avg_pool2d_backward`: laid out as the input seems to be."""
+    if not _is_image(value, 2) or not _is_image(grad, 2) or grad.dtype is not value.dtype:
+        return NotImplemented
+    return suggested(tuple(value.shape), value)
+
+
+def _resized_backward(rank: int, heeds_layout: bool = True) -> Any:
+    """`upsample_…_backward(gradient, size, input_size, …)`."""
+
+    def rule(grad: Any, size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Any:
+        if not _is_image(grad, rank) or len(input_size) != rank + 2 or any(each < 1 for each in input_size):
+            return NotImplemented
+        if any(have != wanted for have, wanted in zip(grad.shape, (*input_size[:2], *size), strict=True)):
+            return NotImplemented
+        shape = tuple(input_size)
+        return suggested(shape, grad) if heeds_layout else row_major(shape, grad.dtype)
+
+    return rule
+
+
 def _repeated_edge(rank: int, reflect: bool) -> Any:
     """`reflection_pad…`, `replication_pad…`; of channels-last images PyTorch is asked."""
 
@@ -135,6 +156,13 @@ RULES: dict[Any, Any] = {
     aten.upsample_nearest2d.default: _resized(2),
     aten.upsample_bilinear2d.default: _resized(2),
     aten.upsample_bicubic2d.default: _resized(2),
+    aten.avg_pool2d_backward.default: _pooled_backward,
+    aten._adaptive_avg_pool2d_backward.default: _pooled_backward,
+    aten.upsample_linear1d_backward.default: _resized_backward(1, False),
+    aten.upsample_nearest1d_backward.default: _resized_backward(1, False),
+    aten.upsample_nearest2d_backward.default: _resized_backward(2),
+    aten.upsample_bilinear2d_backward.default: _resized_backward(2),
+    aten.upsample_bicubic2d_backward.default: _resized_backward(2, False),
     aten.reflection_pad1d.default: _repeated_edge(1, True),
     aten.reflection_pad2d.default: _repeated_edge(2, True),
     aten.replication_pad1d.default: _repeated_edge(1, False),

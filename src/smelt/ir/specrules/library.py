@@ -197,7 +197,7 @@ def _convolution(
     if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
         return NotImplemented
     if (
-        not value.is_contiguous()
+        (rank == 1 and not value.is_contiguous())  # it is computed as an image, whose layout may seem channels-last
         or not weight.is_contiguous()
         or suggests_channels_last(value.shape, value.stride())
         or suggests_channels_last(weight.shape, weight.stride())
@@ -235,6 +235,7 @@ def _convolution_backward(
     if (
         forward is NotImplemented
         or forward.shape != tuple(grad.shape)
+        or not value.is_contiguous()
         or not grad.is_contiguous()
         or suggests_channels_last(grad.shape, grad.stride())
     ):

@@ -152,6 +152,11 @@ def _unfold(value: Any, dimension: int, size: int, step: int) -> Any:
     return view_of(value, [*shape, size], [*stride, inner])
 
 
+def _backward_of_view(grad: Any, sizes: Sequence[int], *rest: Any) -> Any:
+    """`unfold_backward`, `diagonal_backward`: zeros of the whole, with the gradient in its place."""
+    return row_major(tuple(sizes), grad.dtype)
+
+
 def _glu(value: Any, dim: int = -1) -> Any:
     at = _axis(value, dim)
     if at is None or value.dtype not in FLOATS or value.shape[at] % 2 != 0:
@@ -248,6 +253,8 @@ RULES: dict[Any, Any] = {
     aten.diagonal.default: _diagonal,
     aten.diag_embed.default: _diag_embed,
     aten.unfold.default: _unfold,
+    aten.unfold_backward.default: _backward_of_view,
+    aten.diagonal_backward.default: _backward_of_view,
     aten.glu.default: _glu,
     aten.sort.default: _sort,
     aten.sort.stable: _sort_stable,
