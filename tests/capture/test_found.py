@@ -1,5 +1,6 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from tests.capture.programs import Captured, compare
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -86,3 +88,64 @@ def test_views_that_autograd_disowns_are_left_to_python() -> None:
 
     runner = compare(program, X.clone().requires_grad_())
     assert "B011" in runner.break_codes
+
+
+def test_a_generator_that_returns_after_asking_another_has_yielded_nothing() -> None:
+    def program(x: torch.Tensor) -> Any:
+        def first() -> Any:
+            for turn in range(3):
+                return next(filter(lambda t: t.dim() == 2, [x]))
+                yield turn
+
+        z = x + 1
+        for _ in first():
+            z = torch.zeros_like(x)
+        return z, [*first()]
+
+    runner = compare(program, X)
+    assert not runner.breaks
+
+
+def test_iterators_of_the_library_have_their_own_classes() -> None:
+    def program(x: torch.Tensor) -> Any:
+        made = [
+            itertools.chain([x], [x]),
+            itertools.chain.from_iterable([[x]]),
+            itertools.product([1], [2]),
+            itertools.accumulate([1, 2]),
+            filter(None, [1]),
+        ]
+        kinds = [type(each) for each in made]
+        try:
+            made[0].send(None)  # type: ignore[attr-defined]
+        except AttributeError as error:
+            kinds.append(str(error))  # type: ignore[arg-type]
+        return x + len(kinds), kinds, isinstance(made[0], types.GeneratorType)
+
+    compare(program, X)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_shares_memory_is_a_view_just_where_it_is_in_eager(backend: str, grad: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return x.detach(), x.view(-1).detach(), x.detach().view(-1), x[0], y, y.detach(), y.view(-1).detach()
+
+    def seen(tensor: torch.Tensor) -> tuple[Any, ...]:
+        made = torch._C._autograd._get_creation_meta(tensor).name if tensor._is_view() else ""
+        return tensor._is_view(), made, tensor.requires_grad, tensor.is_leaf
+
+    x = X.clone().requires_grad_(grad)
+    assert [*map(seen, smelt.compile(program, backend=backend)(x))] == [*map(seen, program(x))]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_a_leaf_made_by_detach_is_no_view_of_one(backend: str) -> None:
+    @smelt.compile(backend=backend)
+    def program(x: torch.Tensor) -> None:
+        leaf = x.detach().requires_grad_()
+        leaf += x
+
+    with pytest.raises(RuntimeError, match=r"^a leaf Variable that requires grad"):
+        program(X.clone())

@@ -140,8 +140,11 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, st
         if output.dtype != base.dtype or output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
             raise CannotTrace("an output shows the memory of another value as something else")
         steps = (Restride(tuple(output.shape), tuple(output.stride()), shown.offset - beneath.offset),)
-    made = torch._C._autograd._get_creation_meta(output).name if output._is_view() else "DEFAULT"
-    return steps, True, detached, made
+    if not output._is_view():
+        if output.requires_grad:
+            raise CannotTrace("an output shows the memory of another value and has gradients of its own")
+        return (*steps, ViewStep(aten.detach.default, ())), True, False, "DEFAULT"
+    return steps, True, detached, torch._C._autograd._get_creation_meta(output).name
 
 
 def _copied(results: Sequence[Result]) -> tuple[int, ...]:

@@ -45,6 +45,8 @@ _PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's
 )
 _PLAIN_STORES = (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__)
 
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
+
 
 class _Unworded(AttributeError):
     """Stands for the error of a value whose type's name is not known here: only Python can word it."""
@@ -69,7 +71,9 @@ def _missing(value: Value, name: str) -> AttributeError:
         return AttributeError(f"'super' object has no attribute {name!r}")
     if kind is None:
         return _Unworded(name)
-    return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"  # those go by their full names
+    full = f"{kind.__module__}.{kind.__name__}" if of_c else kind.__name__
+    return AttributeError(f"{full!r} object has no attribute {name!r}")
 
 
 def attribute(interp: Interpreter, value: Value, name: str) -> Value:

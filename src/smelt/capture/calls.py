@@ -48,7 +48,7 @@ from smelt.capture.policy import (
     qualified_name,
     treatment_of_code,
 )
-from smelt.capture.polyfills import POLYFILLS
+from smelt.capture.polyfills import KINDS, POLYFILLS
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -329,7 +329,7 @@ def _enter(
     if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and not interp.follow_generators):
         raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
     if info.code.co_flags & _GENERATOR:
-        frame.generator = Generator(frame)
+        frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))
         interp.made_generators.append(frame.generator)
         return frame.generator
     return interp.enter(frame)

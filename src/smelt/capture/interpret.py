@@ -313,7 +313,8 @@ class Interpreter:
             if VERSION < (3, 12) and self.failure_kind(raised) is StopIteration:
                 raise self.stopped_early(raised) from None  # from 3.12 the generator's own bytecode does this
             raise
-        return self.yielded
+        item, self.yielded = self.yielded, None  # the generator that asked for it may return before it yields
+        return item
 
     def _throw_in(self, thrown: Raised, depth: int) -> None:
         thrown.handled = self.handled()

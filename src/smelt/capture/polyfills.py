@@ -9,8 +9,10 @@ again and lets Python call the original.
 
 import collections
 import functools
+import inspect
 import itertools
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -322,3 +324,16 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     filter: filter_,
     functools.reduce: reduce,
 }
+
+
+def _kinds() -> Iterator[tuple[types.CodeType, type]]:
+    for original, function in POLYFILLS.items():
+        lazy = function
+        if not inspect.isgeneratorfunction(function):  # what it takes at once, it takes before the generator is made
+            lazy = globals().get("_" + function.__name__.rstrip("_"), function)
+        if inspect.isgeneratorfunction(lazy):
+            yield lazy.__code__, original if isinstance(original, type) else original.__objclass__
+
+
+KINDS = dict(_kinds())
+"""By the code of a generator above: the class of the iterators it stands for, which the program may ask for."""

@@ -223,9 +223,13 @@ class Joined(Value):
 
 @dataclass(slots=True, eq=False)
 class Generator(Value):
-    """A generator made by the captured code: its suspended `interpret.Frame`, and what it returned once `done`."""
+    """A generator made by the captured code: its suspended `interpret.Frame`, and what it returned once `done`.
+
+    Of another `kind` is one that stands for an iterator written in C.
+    """
 
     frame: Any
+    kind: type = types.GeneratorType
     done: bool = False
     result: Value | None = None
 
@@ -399,7 +403,7 @@ def python_type(value: Value) -> type | None:
         return type(value.known)
     if isinstance(value, Constant | Object):
         return type(value.value)
-    if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined):
+    if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined | Generator):
         return value.kind
     if isinstance(value, DictView):
         return type(getattr(value.mapping.kind(), value.part)())
@@ -407,7 +411,6 @@ def python_type(value: Value) -> type | None:
         Function: types.FunctionType,
         Method: types.MethodType,
         Slice: slice,
-        Generator: types.GeneratorType,
         Cell: types.CellType,
         Trace: types.TracebackType,
         Partial: functools.partial,

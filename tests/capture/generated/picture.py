@@ -98,10 +98,15 @@ class Picture:
     def _tensor(self, tensor: torch.Tensor) -> None:
         place = tensor.untyped_storage()._cdata
         memory = self._memory.setdefault(place, len(self._memory))
-        flags = f"grad={tensor.requires_grad} leaf={tensor.is_leaf} {type(tensor).__name__}"
+        try:
+            leaf = tensor.is_leaf
+        except RuntimeError as error:  # a view that autograd disowns, for how it was made and what came after
+            self.atoms += [str(error), tensor.detach().clone()]
+            return
+        flags = f"grad={tensor.requires_grad} leaf={leaf} {type(tensor).__name__}"
         layout = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.storage_offset()}"
         self.atoms += [f"tensor {flags} {layout} memory {memory}", tensor.detach().clone()]
-        self.see(tensor.grad if tensor.is_leaf else None)
+        self.see(tensor.grad if leaf else None)
 
     def _class(self, kind: type) -> None:
         if kind.__module__ != "world":
