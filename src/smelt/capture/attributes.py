@@ -19,6 +19,7 @@ from smelt.capture.policy import TENSOR_BREAKS
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Constant,
+    Deque,
     Failure,
     Function,
     Instance,
@@ -97,6 +98,8 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
         return part
     if isinstance(value, Sequence) and name in getattr(value.kind, "__match_args__", ()):
         return interp.outside.force(value.items[value.kind.__match_args__.index(name)])  # type: ignore[attr-defined]
+    if isinstance(value, Deque) and name == "maxlen":
+        return Constant(value.maxlen)
     if isinstance(value, Function) and name in ("__name__", "__qualname__"):
         return Constant(value.info.code.co_name if name == "__name__" else value.qualname)
     return _of_builtin(interp, value, name)

@@ -49,6 +49,7 @@ from smelt.capture.polyfills import greatest, least
 from smelt.capture.values import (
     Cell,
     Constant,
+    Deque,
     DictView,
     Function,
     Instance,
@@ -290,6 +291,8 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     value = args[0]
     if isinstance(value, Sequence) or (isinstance(value, Constant) and isinstance(value.value, range | str)):
         return Iterator(value, "reversed")
+    if isinstance(value, Deque):
+        return Iterator(value, "reversed", size=value.changes)
     if isinstance(value, Mapping | DictView):
         return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
     kind = python_type(value)

@@ -26,6 +26,7 @@ from smelt.capture.checkpoints import CHECKPOINTS
 from smelt.capture.construct import GETTERS, call_class, make_object
 from smelt.capture.container_calls import container_method
 from smelt.capture.copies import COPIES
+from smelt.capture.deque_calls import deque_method
 from smelt.capture.failures import method_of
 from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
@@ -52,6 +53,7 @@ from smelt.capture.polyfills import KINDS, POLYFILLS
 from smelt.capture.values import (
     Cell,
     Constant,
+    Deque,
     Failure,
     Function,
     Generator,
@@ -253,6 +255,10 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return answer
     if isinstance(receiver, Generator):
         return generator_method(interp, real.__name__, receiver, args[1:])
+    if isinstance(receiver, Deque) and not kwargs:
+        answer = deque_method(interp, real.__name__, receiver, args[1:])
+        if answer is not None:
+            return answer
     if receiver is not None:
         answer = container_method(interp, real, receiver, args[1:], kwargs)
         if answer is not None:

@@ -9,13 +9,14 @@ import enum
 import functools
 import operator
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
+from smelt.capture.deque_calls import make_deque
 from smelt.capture.failures import make_failure
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
@@ -69,6 +70,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return Partial(args[0], args[1:], dict(kwargs))
     if kind is defaultdict:
         return _make_defaultdict(interp, args, kwargs)
+    if kind is deque:
+        return make_deque(interp, args, kwargs)
     if kind is OrderedDict:
         return Mapping(unpacked(interp, args, kwargs), OrderedDict)
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:

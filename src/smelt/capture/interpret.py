@@ -23,6 +23,7 @@ from smelt.capture.values import (
     HANDLED_OUTSIDE,
     Cell,
     Constant,
+    Deque,
     Failure,
     Generator,
     Globals,
@@ -381,6 +382,10 @@ class Interpreter:
         elif isinstance(value, Iterator | Joined):
             position = value.position
             self._undo.append(lambda: setattr(value, "position", position))
+        elif isinstance(value, Deque):
+            items, changes = value.unseen.copy(), value.changes
+            self._undo.append(lambda: setattr(value, "changes", changes))
+            self._undo.append(lambda: setattr(value, "unseen", items))
         elif isinstance(value, Sequence):
             unseen = value.unseen.copy()
             self._undo.append(lambda: setattr(value, "unseen", unseen))

@@ -14,6 +14,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.values import (
     Constant,
+    Deque,
     DictView,
     Failure,
     Generator,
@@ -38,6 +39,8 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         return value
     if isinstance(value, Sequence):
         return Iterator(value, "forward")
+    if isinstance(value, Deque):
+        return Iterator(value, "forward", size=value.changes)
     if isinstance(value, Mapping):
         interp.outside.complete(value)
         return Iterator(value, "keys", size=len(value.items))
@@ -98,7 +101,9 @@ def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
 
 def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | None:
     over = value.over
-    if isinstance(over, Sequence):
+    if isinstance(over, Deque) and over.changes != value.size:
+        raise Raised.of(RuntimeError("deque mutated during iteration"))
+    if isinstance(over, Sequence | Deque):
         if position >= len(over.items):
             return None
         at = position if value.part == "forward" else len(over.items) - 1 - position

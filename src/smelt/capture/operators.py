@@ -19,6 +19,7 @@ from smelt.capture.iterate import drain
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.values import (
     Constant,
+    Deque,
     DictView,
     Function,
     Held,
@@ -275,6 +276,8 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
     if isinstance(left, DictView) or isinstance(right, DictView):
         return interp.compute(COMPARE[symbol], _as_set(interp, left), _as_set(interp, right))
+    if isinstance(left, Deque) or isinstance(right, Deque):
+        raise Unsupported("B008", f"{symbol} of a deque")
     answer = overloaded_compare(interp, symbol, left, right)
     if answer is not None:
         return answer
@@ -342,7 +345,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
         return False
     new_and_old = (left.source is None) != (right.source is None)
-    if new_and_old and (isinstance(left, Tensor | Mapping) or (isinstance(left, Sequence) and left.kind is list)):
+    own = isinstance(left, Tensor | Deque | Mapping) or (isinstance(left, Sequence) and left.kind is list)
+    if new_and_old and own:
         return False
     if isinstance(left, Tensor) and isinstance(right, Tensor) and left.source is not None and right.source is not None:
         same = left.real is right.real
@@ -366,7 +370,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
         if answer is None:
             raise Unsupported("B003", "a tensor decides which way to go")
         return answer
-    if isinstance(value, Sequence | Mapping | Set):
+    if isinstance(value, Sequence | Deque | Mapping | Set):
         return length(interp, value) > 0
     if isinstance(value, DictView):
         return length(interp, value.mapping) > 0
@@ -400,7 +404,7 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
 
 def length(interp: Interpreter, value: Value) -> int:
     """`len(value)` of anything whose length is known."""
-    if isinstance(value, Sequence | Set):
+    if isinstance(value, Sequence | Deque | Set):
         return len(value.items)
     if isinstance(value, Mapping):
         interp.outside.complete(value)
@@ -433,7 +437,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
         return item_key(interp, item) in container.items
     if isinstance(container, Constant) and isinstance(container.value, str | range | bytes | enum.Flag):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
-    if isinstance(container, Sequence | DictView):
+    if isinstance(container, Sequence | Deque | DictView):
         return any(_same(interp, candidate, item) for candidate in drain(interp, container))
     if isinstance(container, Object | Instance):
         method = attribute_now(interp, container, "__contains__")
@@ -491,6 +495,8 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
         return interp.tensor_call("call_function", operator.getitem, [container, key])
     if isinstance(container, Sequence):
         return _item(interp, container, key)
+    if isinstance(container, Deque):
+        return interp.outside.force(container.items[_place(interp, container, key)])
     if isinstance(container, Mapping):
         real = hashable(interp, key)
         if not interp.outside.present(container, real):
@@ -537,6 +543,16 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
         raise Raised.of(type(error)(text)) from error
 
 
+def _place(interp: Interpreter, container: Deque, key: Value) -> int:
+    """Where in a deque an item is."""
+    place = interp.plain(index_of(interp, key))
+    if not isinstance(place, int):
+        raise Unsupported("B019", f"TypeError: a deque with an index like {describe(key)}")
+    if not -len(container.items) <= place < len(container.items):
+        raise Raised.of(IndexError("deque index out of range"))
+    return place
+
+
 def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
     """`container[key] = value`."""
     if isinstance(container, Tensor):
@@ -546,6 +562,11 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         real = hashable(interp, key)
         interp.touch(container)
         container.items[real] = value
+        return
+    if isinstance(container, Deque):
+        place = _place(interp, container, key)
+        interp.touch(container)
+        container.items[place] = value
         return
     if isinstance(container, Sequence) and container.kind is list:
         position = interp.plain(key)

@@ -7,7 +7,7 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 import enum
 import sys
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +22,7 @@ from smelt.capture.tape import Tape
 from smelt.capture.values import (
     Cell,
     Constant,
+    Deque,
     Globals,
     Iterator,
     Joined,
@@ -68,6 +69,7 @@ _SHARED = (
     dict,
     OrderedDict,
     defaultdict,
+    deque,
     set,
     types.CellType,
 )  # what is one value however it is reached, so that writes are seen
@@ -165,7 +167,8 @@ class Outside:
         """A container from outside is about to be written to."""
         if self.closed or self.sealed:
             raise Unsupported("B005", describe(value))
-        if not isinstance(value, Cell | Mapping | Set) and not (isinstance(value, Sequence) and value.kind is list):
+        is_list = isinstance(value, Sequence) and value.kind is list
+        if not isinstance(value, Cell | Deque | Mapping | Set) and not is_list:
             raise Unsupported("B005", describe(value))
         if isinstance(value, Set) and value.kind is not set:
             raise Unsupported("B005", describe(value))
@@ -254,6 +257,10 @@ class Outside:
                 factory = self.value(real.default_factory, source.attribute("default_factory"))
                 made.factory = None if real.default_factory is None else factory
             return made
+        if kind is deque:
+            source.attribute("maxlen").check(("equals", real.maxlen))
+            queued = [Pending(item, source.item(position)) for position, item in enumerate(real)]
+            return Deque(list(queued), real.maxlen, tuple(queued), source=source)
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set(set(real), kind, frozenset(real), source=source)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Iterator as Iterating
 from collections.abc import Sequence as Many
@@ -30,6 +31,7 @@ from smelt.capture.source import Source
 from smelt.capture.values import (
     Cell,
     Constant,
+    Deque,
     DictView,
     Failure,
     Function,
@@ -221,6 +223,13 @@ def _sequence(build: Rebuilder, value: Sequence) -> Operand:
     return build.step(make, *map(build.operand, value.items))
 
 
+def _deque(build: Rebuilder, value: Deque) -> Operand:
+    maxlen = value.maxlen
+    made = build.early(value, build.step(lambda: deque(maxlen=maxlen)))
+    build.step(deque.extend, made, build.step(_tuple, *map(build.operand, value.items)))
+    return made
+
+
 def _tuple(*items: Any) -> tuple[Any, ...]:
     return items
 
@@ -256,6 +265,8 @@ def _view(build: Rebuilder, value: DictView) -> Operand:
 
 
 def _iterator(build: Rebuilder, value: Iterator) -> Operand:
+    if isinstance(value.over, Deque) and value.over.changes != value.size:
+        raise Abandoned("an iterator over a deque that has changed cannot be rebuilt")
     part, position = value.part, value.position
 
     def make(over: Any) -> Any:
@@ -434,6 +445,7 @@ def _object(build: Rebuilder, value: Object) -> Operand:
 _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Tensor: _tensor,
     Sequence: _sequence,
+    Deque: _deque,
     Mapping: _mapping,
     Set: _set,
     Slice: _slice,

@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.capture.outside import keys_check, unchanged
 from smelt.capture.rebuild import Rebuilder
-from smelt.capture.values import Cell, Mapping, Sequence, Set, Value
+from smelt.capture.values import Cell, Deque, Mapping, Sequence, Set, Value
 
 
 def replay(build: Rebuilder, written: Iterable[Value]) -> None:
@@ -22,7 +22,7 @@ def replay(build: Rebuilder, written: Iterable[Value]) -> None:
             _WRITERS[type(value)](build, value)
 
 
-def _list(build: Rebuilder, value: Sequence) -> None:
+def _list(build: Rebuilder, value: Sequence | Deque) -> None:
     original, final = value.original or (), value.unseen
     real = build.operand(value)
     kept = len(original)
@@ -31,15 +31,20 @@ def _list(build: Rebuilder, value: Sequence) -> None:
             build.step(_extend, real, *map(build.operand, final[kept:]))
         return
     assert value.counted
-    build.step(_refill_list, real, *map(build.operand, final))
+    build.step(_refill_list if isinstance(value, Sequence) else _refill_deque, real, *map(build.operand, final))
 
 
-def _extend(real: list[Any], *items: Any) -> None:
+def _extend(real: Any, *items: Any) -> None:
     real.extend(items)
 
 
 def _refill_list(real: list[Any], *items: Any) -> None:
     real[:] = items
+
+
+def _refill_deque(real: Any, *items: Any) -> None:
+    real.clear()
+    real.extend(items)
 
 
 def _mapping(build: Rebuilder, value: Mapping) -> None:
@@ -86,4 +91,10 @@ def _fill_cell(real: Any, contents: Any) -> None:
     real.cell_contents = contents
 
 
-_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {Sequence: _list, Mapping: _mapping, Set: _set, Cell: _cell}
+_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
+    Sequence: _list,
+    Deque: _list,
+    Mapping: _mapping,
+    Set: _set,
+    Cell: _cell,
+}

@@ -9,9 +9,10 @@ containers `Pending` items that become values (and guards) when they are first t
 import enum
 import functools
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -140,6 +141,30 @@ class Sequence(Value):
 
 
 @dataclass(slots=True, eq=False)
+class Deque(Value):
+    """A `collections.deque`; as of a list, nothing is assumed of the length of one from outside until it is looked at.
+
+    `changes` counts how often it grew, shrank or turned, which its iterators do not survive.
+    """
+
+    kind: ClassVar[type] = deque
+    unseen: list[Any]
+    maxlen: int | None = None
+    original: tuple[Any, ...] | None = None
+    counted: bool = False
+    changes: int = 0
+
+    @property
+    def items(self) -> list[Any]:
+        if self.original is not None and not self.counted and self.source is not None:
+            self.counted = True
+            self.source.check(("length", len(self.original)))
+        if self.maxlen is not None and len(self.unseen) > self.maxlen:
+            del self.unseen[: len(self.unseen) - self.maxlen]
+        return self.unseen
+
+
+@dataclass(slots=True, eq=False)
 class Mapping(Value):
     """A dict; keys are the real keys.
 
@@ -205,7 +230,7 @@ class Iterator(Value):
     over: Value
     part: str
     position: int = 0
-    size: int | None = None  # of a dict when the loop began: it may not change
+    size: int | None = None  # of a dict, or the changes of a deque, when the loop began: it may not change
     looped: bool = False  # whether a loop takes its items
 
 
@@ -392,7 +417,7 @@ def describe(value: Any) -> str:
         return describe(value.function)
     if isinstance(value, Function):
         return value.qualname
-    if isinstance(value, Sequence | Mapping | Set | Instance | Joined):
+    if isinstance(value, Sequence | Deque | Mapping | Set | Instance | Joined):
         return f"a {value.kind.__qualname__}"
     return f"a {type(value).__name__.lower()}"
 
@@ -403,7 +428,7 @@ def python_type(value: Value) -> type | None:
         return type(value.known)
     if isinstance(value, Constant | Object):
         return type(value.value)
-    if isinstance(value, Tensor | Sequence | Mapping | Set | Instance | Joined | Generator):
+    if isinstance(value, Tensor | Sequence | Deque | Mapping | Set | Instance | Joined | Generator):
         return value.kind
     if isinstance(value, DictView):
         return type(getattr(value.mapping.kind(), value.part)())
@@ -438,6 +463,7 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 
 _PARTS: dict[type, tuple[str, ...]] = {
     Sequence: ("unseen",),
+    Deque: ("unseen",),
     Mapping: ("items", "owner"),
     Instance: ("members", "contents"),
     Failure: ("members", "args"),
