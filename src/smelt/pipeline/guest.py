@@ -1,0 +1,101 @@
+"""smelt behind somebody else's capture: `torch.compile(model, backend="smelt")`.
+
+A backend there is a callable of a `GraphModule` and example inputs. Its graph is what ours is after capture, so it goes
+the same way from there; nothing of the peer is imported. Each combination of sizes and numbers that comes is compiled
+when it comes.
+
+    backend(gm, examples)  →  a callable of the same inputs, differentiable like the module
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.events import count, emit
+from smelt.base.options import Options
+from smelt.ir.graph import Level, Traced
+from smelt.ir.tensorspec import TensorSpec, set_spec
+from smelt.pipeline.stages import compile_llvm
+
+LIMIT = 64
+
+
+def backend(
+    module: fx.GraphModule, examples: Sequence[Any], *, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend. What it cannot take is left to the module itself, with a line in `SMELT_LOGS=graph`."""
+    reason = why_not_taken(module)
+    if reason is not None:
+        count("eager_graphs")
+        emit("graph", f"a graph of torch.compile is run by PyTorch: {reason}")
+        return module.forward
+    return _Guest(module, Options(**(options or {})))
+
+
+def why_not_taken(module: fx.GraphModule) -> str | None:
+    """Why a graph is not one that capture could have made."""
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            return f"it calls the module {node.target}"
+        if node.op == "get_attr" and not isinstance(_attribute(module, str(node.target)), torch.Tensor):
+            return f"it holds {node.target}, which is no tensor"
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls {node.target}, which takes functions"
+    return None
+
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+class _Guest:
+    """A foreign graph, compiled for each kind of inputs it is called with."""
+
+    def __init__(self, module: fx.GraphModule, options: Options) -> None:
+        self._module = module
+        self._options = options
+        self._versions: dict[Any, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        key = (torch.is_grad_enabled(), *[_kind(each) for each in inputs])
+        run = self._versions.get(key)
+        if run is None:
+            with self._lock:
+                run = self._versions.get(key) or self._make(inputs)
+                if len(self._versions) < LIMIT:
+                    self._versions[key] = run
+        return run(*[each for each in inputs if isinstance(each, torch.Tensor)])
+
+    def _make(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph, made = fx.Graph(), dict[fx.Node, Any]()
+        constants: dict[str, torch.Tensor] = {}
+        given = iter(inputs)
+        for node in self._module.graph.nodes:
+            value = next(given) if node.op == "placeholder" else None
+            if node.op == "placeholder" and not isinstance(value, torch.Tensor):
+                made[node] = value  # a number: it is part of the key
+                continue
+            copy = made[node] = graph.node_copy(node, made.__getitem__)
+            if isinstance(value, torch.Tensor):
+                set_spec(copy, TensorSpec.of(value))
+            if node.op == "get_attr":
+                copy.target = str(node.target).replace(".", "_")
+                constants[copy.target] = _attribute(self._module, str(node.target)).detach()
+        run = compile_llvm(Traced(graph, Level.TORCH, constants), self._options)
+        (returned,) = self._module.graph.output_node().args
+        if isinstance(returned, tuple | list):
+            return run
+        return lambda *tensors: run(*tensors)[0]
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.dtype, value.device, value.requires_grad, tuple(value.shape), value.stride())
+    return (type(value), repr(value))
