@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,3 +139,14 @@ def test_a_stride_that_changes_while_sizes_do_not() -> None:
     assert follow(lambda x: x * 2, calls) == (2, 1)
     calls.append((torch.arange(12).view(4, 3),))
     follow(lambda x: x.view(-1) if x.is_contiguous() else x, calls)
+
+
+def test_numbers_that_guards_cannot_compute_with() -> None:
+    def f(x: torch.Tensor, n: int) -> Any:
+        return (x * 2 if n * n * n > 10**20 else x * 3), n * n, n * n > 2**70, n**5, n // 3
+
+    numbers = (5, 6, 7, 2**31, 2**40, 2**61, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 9)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="SM020")
+        follow(f, [(torch.ones(2), number) for number in numbers[:7]])
+        follow(f, [(torch.ones(2), number) for number in (2**40, 2**41, 5, 6, *numbers[6:])])

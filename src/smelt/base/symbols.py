@@ -20,6 +20,9 @@ from typing import Any
 SMALLEST = 2
 """The least value of a symbol."""
 
+LARGEST = 2**63 - 1
+"""What guards compute with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -277,6 +280,10 @@ class World:
             return answer
         difference = self.simplest(left - right)
         answer = RELATIONS[relation](self.example(difference), 0)
+        if _extent(difference) > LARGEST:  # guards could not compute it
+            for symbol in sorted(difference.symbols(), key=self.symbols.index):
+                self.settle(Expression.of(symbol))
+            return answer
         fact = Fact(relation if answer else _OPPOSITE[relation], difference)
         if fact in self.facts:
             return answer
@@ -318,6 +325,17 @@ class World:
             for other, meaning in self._same.items():
                 self._same[other] = self.simplest(meaning)
             return
+
+
+def _extent(expression: Expression) -> int:
+    """No part of the computation of the expression in the example is larger."""
+    total = 0
+    for monomial, factor in expression.terms.items():
+        product = abs(factor)
+        for atom in monomial:
+            product *= atom.example if isinstance(atom, Symbol) else max(_extent(atom.left), _extent(atom.right)) + 1
+        total += product
+    return total
 
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
