@@ -149,3 +149,20 @@ def test_a_leaf_made_by_detach_is_no_view_of_one(backend: str) -> None:
 
     with pytest.raises(RuntimeError, match=r"^a leaf Variable that requires grad"):
         program(X.clone())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_what_no_gradient_arrives_for_has_none(backend: str) -> None:
+    """Not zeros either: behind a value that was overwritten, and in the graph before it."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x - 1
+        smelt.graph_break()
+        result = y * 6
+        z.zero_()
+        return result
+
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    smelt.compile(program, backend=backend)(x, y).sum().backward()
+    assert x.grad is None
+    assert y.grad is not None and y.grad.eq(6).all()

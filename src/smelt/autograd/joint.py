@@ -186,7 +186,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable=tuple(differentiable),
         tangents=tangents,
         gradients=tuple(gradients),
-        fed=_fed(recorder.graph, len(tangents), gradients.values()),
+        fed=_fed(run.leaves, [values[position][1] for position in differentiable] if tangents else (), gradients),
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
@@ -288,17 +288,30 @@ def _backward(
     return specs, found
 
 
-def _fed(graph: fx.Graph, tangents: int, gradients: Iterable[fx.Node]) -> tuple[int, ...]:
-    """Which tangents each gradient depends on: one that none arrives for is none, as in eager, and not zeros."""
-    if tangents < 2:
+def _fed(leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted: Iterable[int]) -> tuple[int, ...]:
+    """Which results' histories lead to each wanted leaf: if no tangent arrives for any, it gets no gradient, as in
+    eager, and not zeros. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
+    if len(results) < 2:
         return ()
-    bits: dict[fx.Node, int] = {}
-    for number, node in enumerate(placeholders(graph)[-tangents:]):
-        bits[node] = 1 << number
-    for node in graph.nodes:
-        for used in node.all_input_nodes:
-            bits[node] = bits.get(node, 0) | bits.get(used, 0)
-    return tuple(bits.get(node, 0) for node in gradients)
+    order: list[Any] = []
+    seen: set[Any] = set()
+    pending: list[tuple[Any, bool]] = [(result.grad_fn, False) for result in results]
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            pending.append((node, True))
+            pending.extend((before, False) for before, _ in node.next_functions)
+    bits: dict[Any, int] = {}
+    for number, result in enumerate(results):
+        bits[result.grad_fn] = bits.get(result.grad_fn, 0) | 1 << number
+    for node in reversed(order):
+        for before, _ in node.next_functions:
+            bits[before] = bits.get(before, 0) | bits.get(node, 0)
+    found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
+    return tuple(found.get(id(leaves[index]), 0) for index in wanted)
 
 
 def _run_engine(

@@ -204,8 +204,7 @@ class _Joined(torch.autograd.Function):
         if state.kept:
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        if len(plan.differentiable) > 1:  # a single result is never without its gradient, or it may as well be zeros
-            ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)
         ctx.joined = (state, others, hooked, box[1])  # in one: every attribute of a context costs
         if not state.only_results:
             box.append(list(values[: plan.forward_outputs]))
@@ -225,6 +224,8 @@ def _gradients(
     random: torch.Tensor | None = None,
 ) -> list[Any]:
     """What flows into each input of the graph."""
+    if not any(tangent is not None for tangent in tangents):
+        return [None] * state.plan.inputs  # as from any node that a later one had no gradient for
     if torch.is_grad_enabled():
         inputs = state.saved_inputs(ctx.saved_tensors, others or [])
         gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
@@ -348,10 +349,10 @@ def _quick(state: _Differentiable) -> Flat:
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
         if tracked:
             ctx.others = _track(state, inputs)
+        ctx.set_materialize_grads(False)
         if count == 1:
             value = values[0]
             return (value.detach() if value._is_view() else value,)
-        ctx.set_materialize_grads(False)
         return _results(values[:count])
 
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
