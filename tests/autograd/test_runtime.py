@@ -444,6 +444,52 @@ def test_second_derivative_after_inputs_it_does_not_depend_on_are_gone_or_change
     both(check, lambda x, y, b: x.exp() + y * 0.5 + b)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_second_derivative_after_a_computed_input_is_gone(backend: str) -> None:
+    """Nothing depends on its value, but gradients flow through it."""
+
+    def line(x: Any) -> Any:
+        return (x + 1) * 3
+
+    def check(run: Callable[..., Any]) -> Any:
+        x = torch.arange(4.0, requires_grad=True)
+        out = run(x * 2)
+        gc.collect()
+        (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return grad, torch.autograd.grad(grad.square().sum(), x)
+
+    torch.testing.assert_close(check(smelt.compile(line, backend=backend)), check(line))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_second_derivative_for_leaves_found_by_their_edges(backend: str) -> None:
+    """They are not kept track of: the node that accumulates each one's gradient has it, also if nobody else does."""
+
+    def line(x: Any, y: Any) -> Any:
+        return (x + 1) * 3 - y
+
+    def check(run: Callable[..., Any]) -> Any:
+        x, y = torch.arange(4.0, requires_grad=True), torch.ones(2, 4, requires_grad=True)
+        out = run(x, y)
+        found = {node.variable.dim(): node.variable for node, _ in run_edges(out)}
+        del x, y
+        gc.collect()
+        grads = torch.autograd.grad(out.square().sum(), [found[1], found[2]], create_graph=True)
+        return grads, torch.autograd.grad(sum(grad.square().sum() for grad in grads), [found[1], found[2]])
+
+    def run_edges(out: Any) -> list[Any]:
+        met, todo = [], [out.grad_fn]
+        while todo:
+            for node, number in todo.pop().next_functions:
+                if hasattr(node, "variable"):
+                    met.append((node, number))
+                elif node is not None:
+                    todo.append(node)
+        return met
+
+    torch.testing.assert_close(check(smelt.compile(line, backend=backend)), check(line))
+
+
 def test_second_derivative_without_the_data_is_an_error() -> None:
     """Data of which the backward needs something smaller is not kept for a derivative nobody may ask for."""
     x = g(4)

@@ -12,12 +12,12 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.weak import TensorWeakRef
 
 from smelt.base.errors import SmeltError, UnexpectedResult
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
@@ -167,10 +167,11 @@ class _Differentiable:
             if is_input:
                 inputs[index] = tensor
         for (index, _, needed), (other, version, layout) in zip(self.tracked, others, strict=True):
-            tensor = other if isinstance(other, torch.Tensor) else other()
-            if tensor is None and not needed:
+            tensor = other if isinstance(other, torch.Tensor) else _still_there(other)
+            if tensor is None and layout is not None:
                 shape, stride, dtype, device = layout
                 tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+                tensor.requires_grad_(index in self.wanted)
             if tensor is None:
                 raise SmeltError(
                     "SM040",
@@ -259,7 +260,8 @@ def _without_unfed(gradients: Sequence[Any], fed: Sequence[int], tangents: Seque
     ]
 
 
-# An input that is not saved: itself or a way to have it again, its version, its layout if no more of it is needed.
+# An input that is not saved: itself or a way to have it again, its version, its layout if no more of it is needed and
+# it may be gone by then.
 _Other = tuple[Any, int, Any]
 
 
@@ -274,13 +276,27 @@ def _track(state: _Differentiable, inputs: Sequence[Any]) -> list[_Other]:
         tensor = inputs[index]
         if not needed:
             layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            others.append((TensorWeakRef(tensor), 0, layout))
+            others.append((weakref.ref(tensor), 0, layout))
         elif tensor.is_leaf:
-            others.append((tensor if wanted else TensorWeakRef(tensor), _version(tensor), None))
+            others.append((tensor if wanted else weakref.ref(tensor), _version(tensor), None))
         else:
             with torch.enable_grad():
                 others.append((_hold(tensor), tensor._version, None))
     return others
+
+
+def _still_there(reference: Callable[[], Any]) -> torch.Tensor | None:
+    """What a weak reference leads to. PyTorch keeps a tensor that only its own side holds, and is to be told if Python
+    has found it again."""
+    tensor: torch.Tensor | None = reference()
+    if tensor is not None:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
+
+
+def _leaves(ctx: Any, state: _Differentiable) -> list[_Other]:
+    """Inputs that nothing was noted of: gradients accumulate in each, and the node that does so has it."""
+    return [(ctx.next_functions[index][0].variable, 0, None) for index, _, _ in state.tracked]
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -340,6 +356,9 @@ def _quick(state: _Differentiable) -> Flat:
     `torch.autograd.Function` of its own, with all that never changes bound beforehand.
     """
     compute, kept, tracked, count = state.forward, state.kept, state.tracked, state.plan.forward_outputs
+    # Of leaves whose value does not matter nothing is noted: `_leaves` finds them.
+    places = tuple(index for index, _, _ in tracked)
+    track_always = any(needed or not wanted for _, wanted, needed in tracked)
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -347,8 +366,10 @@ def _quick(state: _Differentiable) -> Flat:
         values = _without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
         if kept:
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
-        if tracked:
-            ctx.others = _track(state, inputs)
+        for index in places:
+            if track_always or not inputs[index].is_leaf:
+                ctx.others = _track(state, inputs)
+                break
         ctx.set_materialize_grads(False)
         if count == 1:
             value = values[0]
@@ -356,7 +377,10 @@ def _quick(state: _Differentiable) -> Flat:
         return _results(values[:count])
 
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        return tuple(_gradients(ctx, tangents, state, ctx.others if tracked else None))
+        others = getattr(ctx, "others", None)
+        if places and others is None and torch.is_grad_enabled():
+            others = _leaves(ctx, state)
+        return tuple(_gradients(ctx, tangents, state, others))
 
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type("_Joined", (torch.autograd.Function,), own)
