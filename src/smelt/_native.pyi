@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, overload
 
 NULL: object
 """Stands for an empty stack slot or an unbound local wherever frame contents cross into Python."""
@@ -69,7 +69,20 @@ class Guards:
 class Entry:
     """One compiled version of a frame: if `guards` hold, the frame's result is `run(*collected)`."""
 
+    @overload
     def __init__(self, guards: Guards, run: Callable[..., Any]) -> None: ...
+    @overload
+    def __init__(
+        self,
+        guards: Guards,
+        run: Callable[..., Any],
+        arguments: tuple[int, ...],
+        result: int | Callable[..., Any],
+        failed: Callable[..., Any],
+    ) -> None:
+        """`run` is a graph: it gets those collected values that `arguments` number and yields several. The frame's
+        result is the one with the number `result`, or `result(*all)`; if the graph raises an Exception, it is
+        `failed(error, *collected)`."""
     @property
     def guards(self) -> Guards: ...
     @property
@@ -93,6 +106,8 @@ class Region:
     def missed(self) -> Callable[[FunctionType, tuple[Any, ...]], Entry | None]: ...
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active on the thread."""
+    def enter(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """`call(function, *args, **kwargs)`."""
     def entries(self, code: CodeType) -> list[Entry]:
         """Oldest first, the order in which they are tried."""
     def add(self, code: CodeType, entry: Entry) -> None:

@@ -142,6 +142,65 @@ def test_many_collected_values() -> None:
     assert only(space["wide"], Entry(refuse, lambda *values: values)).call(space["wide"], *range(100)) is None
 
 
+def around(graph: Any, result: Any, arguments: tuple[int, ...] = (2, 0), count: int = 3) -> Any:
+    """A function of `count` arguments whose entry runs `graph` on some of them."""
+    space: dict[str, Any] = {}
+    exec(f"def wide({', '.join(f'v{i}' for i in range(count))}): return 'python'", space)
+    collect = Guards(tuple((("slot", i), (), (), True, f"v{i}") for i in range(count)))
+
+    def failed(error: Exception, *collected: Any) -> Any:
+        return type(error), collected, sys.exc_info()[0]
+
+    region = only(space["wide"], Entry(collect, graph, arguments, result, failed))
+    return lambda *args: region.call(space["wide"], *args)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_graphs_get_their_arguments_and_yield_the_result(kind: Any) -> None:
+    assert around(lambda *given: kind(given), 1)("a", "b", "c") == "a"
+    assert around(lambda *given: kind(given), lambda *outputs: outputs)("a", "b", "c") == ("c", "a")
+    assert around(lambda *given: kind(given), 0, ())("a", "b", "c")[0] is IndexError
+    every = around(lambda *given: (given,), 0, tuple(range(99, -1, -1)), 100)
+    assert every(*range(100)) == tuple(range(99, -1, -1))
+
+
+def test_graphs_that_raise() -> None:
+    def stop(*given: Any) -> Any:
+        raise given[0]
+
+    error = ValueError()
+    assert around(stop, 0)("a", "b", error) == (ValueError, ("a", "b", error), None)
+    with pytest.raises(KeyboardInterrupt):
+        around(stop, 0)("a", "b", KeyboardInterrupt())
+    with pytest.raises(ZeroDivisionError):  # not the graph's fault
+        around(lambda *given: given, lambda *outputs: 1 / 0)("a", "b", "c")
+
+
+def test_graphs_are_released_with_their_entry() -> None:
+    def failed(error: Exception) -> None: ...
+
+    class Makes:
+        def __call__(self, *outputs: Any) -> Any:
+            return outputs
+
+    make = Makes()
+    entry = Entry(ANYTHING, lambda: (), (), make, failed)
+    make.entry = entry  # type: ignore[attr-defined]
+    dropped = weakref.ref(make)
+    del make, entry
+    gc.collect()
+    assert dropped() is None
+
+
+def test_calls_with_arguments_in_a_tuple_and_a_dict() -> None:
+    region = Region(lambda function, slots: Entry(is_slot(0, slots[0]), lambda x: ("compiled", x)))
+    assert region.enter(double, (3,), {}) == ("compiled", 3)
+    assert region.enter(double, (), {"x": 3}) == ("compiled", 3)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        region.enter(double, (), {"y": 3})
+    assert active() is None
+
+
 def test_guards_see_the_function_after_the_last_slot() -> None:
     guards = Guards(((("slot", 1), (("is", double),), (), True, "function"),))
     region = only(double, Entry(guards, lambda function: function))
@@ -177,7 +236,11 @@ def test_wrong_arguments() -> None:
         (Region, (3,)),
         (Entry, (ANYTHING, 3)),
         (Entry, (3, print)),
+        (Entry, (ANYTHING, print, (), 0)),
+        (Entry, (ANYTHING, print, (), None, print)),
+        (Entry, (ANYTHING, print, [], 0, print)),
         (region.call, ()),
+        (region.enter, (double, [], {})),
         (region.add, (3, Entry(ANYTHING, print))),
         (region.add, (double.__code__, 3)),
         (region.add, ()),

@@ -1,25 +1,183 @@
-/* Entry: if its guards hold for a frame, the frame's result is run(*collected). */
+/* Entry: if its guards hold for a frame, the frame's result is run(*collected), or what is made of a graph's outputs. */
 #include "entry.h"
 
 #include <stddef.h>
 #include <structmember.h>
 
+/* --- running ---------------------------------------------------------------------------------- */
+
+enum { USUAL_ARGUMENTS = 32 };
+
+static PyObject *
+graph_outputs(const Entry *entry, PyObject *const *collected)
+{
+    const Around *around = entry->around;
+    PyObject *usual[USUAL_ARGUMENTS + 1];
+    PyObject **room = usual; /* room[0] is scratch space for vectorcall */
+    if (around->count > USUAL_ARGUMENTS) {
+        room = PyMem_New(PyObject *, around->count + 1);
+        if (room == NULL) {
+            return PyErr_NoMemory();
+        }
+    }
+    for (Py_ssize_t i = 0; i < around->count; i++) {
+        room[i + 1] = collected[around->arguments[i]];
+    }
+    size_t count = (size_t)around->count | PY_VECTORCALL_ARGUMENTS_OFFSET;
+    PyObject *outputs = PyObject_Vectorcall(entry->run, room + 1, count, NULL);
+    if (room != usual) {
+        PyMem_Free(room);
+    }
+    return outputs;
+}
+
+/* The exception that is set, taken off. */
+static PyObject *
+take_error(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace) {
+        PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+#endif
+}
+
+static PyObject *
+recover(const Around *around, PyObject *const *collected, Py_ssize_t count)
+{
+    PyObject *error = take_error();
+    PyObject *arguments = PyTuple_New(count + 1);
+    if (arguments == NULL) {
+        Py_DECREF(error);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(arguments, 0, error);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyTuple_SET_ITEM(arguments, i + 1, Py_NewRef(collected[i]));
+    }
+    PyObject *result = PyObject_Call(around->failed, arguments, NULL);
+    Py_DECREF(arguments);
+    return result;
+}
+
+/* Steals the outputs, which may be NULL with an exception. */
+static PyObject *
+one_output(PyObject *outputs, Py_ssize_t which)
+{
+    PyObject *output = outputs ? PySequence_GetItem(outputs, which) : NULL;
+    Py_XDECREF(outputs);
+    return output;
+}
+
+/* Calls make(*outputs), and steals them. */
+static PyObject *
+made_of_all(PyObject *make, PyObject *outputs)
+{
+    PyObject *arguments = PySequence_Tuple(outputs);
+    PyObject *result = arguments ? PyObject_Call(make, arguments, NULL) : NULL;
+    Py_DECREF(outputs);
+    Py_XDECREF(arguments);
+    return result;
+}
+
+PyObject *
+entry_run(Entry *entry, PyObject **collected, Py_ssize_t count)
+{
+    const Around *around = entry->around;
+    if (around == NULL) {
+        return PyObject_Vectorcall(entry->run, collected, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    bool is_one = PyLong_Check(around->result);
+    PyObject *found = graph_outputs(entry, collected);
+    found = is_one ? one_output(found, around->which) : found;
+    if (found == NULL) {
+        return PyErr_ExceptionMatches(PyExc_Exception) ? recover(around, collected, count) : NULL;
+    }
+    return is_one ? found : made_of_all(around->result, found);
+}
+
+/* --- the Python type -------------------------------------------------------------------------- */
+
+static void
+drop_around(Around *around)
+{
+    if (around) {
+        Py_DECREF(around->result);
+        Py_DECREF(around->failed);
+        PyMem_Free(around);
+    }
+}
+
+/* NULL with an exception. */
+static Around *
+take_around(PyObject *arguments, PyObject *result, PyObject *failed, Py_ssize_t collected)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+    Py_ssize_t which = PyLong_Check(result) ? PyLong_AsSsize_t(result) : 0;
+    if (which < 0 || !(PyLong_Check(result) || PyCallable_Check(result)) || failed == NULL || !PyCallable_Check(failed)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "Entry: result must be a number or callable, and failed callable");
+        }
+        return NULL;
+    }
+    Around *around = PyMem_Malloc(sizeof *around + (size_t)count * sizeof around->arguments[0]);
+    if (around == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    *around = (Around){.result = result, .which = which, .failed = failed, .count = count};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(arguments, i));
+        if (place < 0 || place >= collected) {
+            PyMem_Free(around);
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_IndexError, "Entry: %zd values are collected, none has number %zd", collected, place);
+            }
+            return NULL;
+        }
+        around->arguments[i] = place;
+    }
+    Py_INCREF(result);
+    Py_INCREF(failed);
+    return around;
+}
+
 static PyObject *
 entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"guards", "run", NULL};
-    PyObject *guards, *run;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O:Entry", names, &GuardsType, &guards, &run)) {
+    static char *names[] = {"guards", "run", "arguments", "result", "failed", NULL};
+    PyObject *guards, *run, *arguments = NULL, *result = Py_None, *failed = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|O!OO:Entry", names, &GuardsType, &guards, &run, &PyTuple_Type,
+                                     &arguments, &result, &failed)) {
         return NULL;
     }
     if (!PyCallable_Check(run)) {
         PyErr_Format(PyExc_TypeError, "Entry: run must be callable, not %.200s", Py_TYPE(run)->tp_name);
         return NULL;
     }
+    Around *around = NULL;
+    if (arguments) {
+        around = take_around(arguments, result, failed, guards_collected((Guards *)guards));
+        if (around == NULL) {
+            return NULL;
+        }
+    }
     Entry *self = (Entry *)type->tp_alloc(type, 0);
     if (self) {
         self->guards = (Guards *)Py_NewRef(guards);
         self->run = Py_NewRef(run);
+        self->around = around;
+    }
+    else {
+        drop_around(around);
     }
     return (PyObject *)self;
 }
@@ -29,6 +187,10 @@ entry_traverse(Entry *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->guards);
     Py_VISIT(self->run);
+    if (self->around) {
+        Py_VISIT(self->around->result);
+        Py_VISIT(self->around->failed);
+    }
     return 0;
 }
 
@@ -37,6 +199,9 @@ entry_clear(Entry *self)
 {
     Py_CLEAR(self->guards);
     Py_CLEAR(self->run);
+    Around *around = self->around;
+    self->around = NULL;
+    drop_around(around);
     return 0;
 }
 

@@ -195,13 +195,13 @@ hook_call_with(FrameContents *contents, PyObject *const *dummies, size_t positio
     return NULL;
 }
 
-/* Calls entry.run(*collected). Steals the collected references. */
+/* The entry's result. Steals the collected references. */
 static PyObject *
 run_entry(Entry *entry, PyObject **collected, Py_ssize_t count)
 {
     PyObject *result = NULL;
     if (!Py_EnterRecursiveCall(" in compiled code")) { /* it may come back here without any Python frame in between */
-        result = PyObject_Vectorcall(entry->run, collected, (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        result = entry_run(entry, collected, count);
         Py_LeaveRecursiveCall();
     }
     for (Py_ssize_t i = 0; i < count; i++) {

@@ -198,6 +198,23 @@ region_call(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *n
     return result;
 }
 
+/* The same for arguments in a tuple and a dict, as a Python function with *args and **kwargs has them. */
+static PyObject *
+region_enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "Region.enter() needs the function to call, a tuple and a dict");
+        return NULL;
+    }
+    PyTupleObject *given = (PyTupleObject *)args[1];
+    Region *outer = hook_activate((Region *)self);
+    PyObject *result = PyDict_GET_SIZE(args[2])
+                           ? PyObject_Call(args[0], args[1], args[2])
+                           : PyObject_Vectorcall(args[0], given->ob_item, (size_t)Py_SIZE(given), NULL);
+    hook_activate(outer);
+    return result;
+}
+
 static int
 expect_code(PyObject *object, const char *method)
 {
@@ -285,6 +302,8 @@ region_held(PyObject *Py_UNUSED(none), PyObject *Py_UNUSED(unused))
 static PyMethodDef region_methods[] = {
     {"call", (PyCFunction)(void (*)(void))region_call, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with this region active on the thread.")},
+    {"enter", (PyCFunction)(void (*)(void))region_enter, METH_FASTCALL,
+     PyDoc_STR("Call a function with a tuple and a dict of arguments with this region active on the thread.")},
     {"hold", region_hold, METH_NOARGS | METH_STATIC,
      PyDoc_STR("No region is or becomes active on this thread until release().")},
     {"release", region_release, METH_NOARGS | METH_STATIC, PyDoc_STR("The end of hold().")},

@@ -24,7 +24,7 @@ from smelt.capture.drive import drive, recover, run_eagerly
 from smelt.capture.layout import teach_guards
 from smelt.capture.loops import PLACE
 from smelt.capture.marks import DISABLED
-from smelt.capture.plan import Plan, Return, quick_run
+from smelt.capture.plan import GraphFailed, Plan, Return, Stop, what_is_returned
 from smelt.capture.policy import frame_is_worth_capturing
 from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
@@ -67,7 +67,7 @@ class Engine:
 
     def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
-        call = self.native.call
+        enter = self.native.enter
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
         transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -76,7 +76,7 @@ class Engine:
             try:
                 if dispatch_modes() or (function_modes() and _watched()) or transforms() is not None:
                     return _under_modes(function, args, kwargs)
-                return call(function, *args, **kwargs)
+                return enter(function, args, kwargs)
             except BaseException as error:
                 error.__traceback__ = without_smelt(error.__traceback__)
                 raise
@@ -111,16 +111,35 @@ class Engine:
             captured = self._capture(frames, code, [entry.guards for entry in known])
             if captured is None:
                 return None
-            made = _native.Entry(captured.guards, self._runner(captured))
+            made = self._entry(captured)
             self.native.add(code, made)  # before another thread looks
             return made
 
+    def _entry(self, captured: Captured) -> "_native.Entry":
+        """Where nothing is to be done but to run the graph, C does it."""
+        plan, entrance = captured.plan, captured.entrance
+        computation = plan.computation
+        result = what_is_returned(plan) if isinstance(plan, Return) and entrance.open else None
+        if result is None or computation.run is None:
+            return _native.Entry(captured.guards, self._runner(captured))
+
+        def failed(error: Exception, *collected: Any) -> Any:
+            return recover(self, entrance, computation.failed(error), collected)
+
+        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed)
+
     def _runner(self, captured: Captured) -> Callable[..., Any]:
         plan, entrance = captured.plan, captured.entrance
-        if isinstance(plan, Return):
-            run = quick_run(plan, lambda failure, collected: recover(self, entrance, failure, collected))
-        else:
-            run = lambda *collected: drive(self, plan, collected, entrance)  # noqa: E731
+
+        def run(*collected: Any) -> Any:
+            if isinstance(plan, Stop):
+                return drive(self, plan, collected, entrance)
+            try:
+                return plan.finish(collected)
+            except GraphFailed as raised:
+                failure = raised.with_traceback(None)
+            return recover(self, entrance, failure, collected)
+
         if entrance.open:
             return run
         return lambda *collected: (

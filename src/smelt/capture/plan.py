@@ -5,7 +5,6 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
          instruction is executed and capture begins again
 """
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -161,68 +160,17 @@ class Entrance:
         return [frame.stand_up(registers) for frame in self.frames]
 
 
-Recover = Callable[[GraphFailed, tuple[Any, ...]], Any]
-
-
-def quick_run(plan: Return, recover: Recover) -> Callable[..., Any]:
-    """`plan.finish` as a function of the collected inputs, with nothing in it that this plan does not need."""
-    computation, result = plan.computation, plan.result
-    run, recipe = computation.run, computation.recipe
+def what_is_returned(plan: Return) -> int | Callable[..., Any] | None:
+    """Which of the graph's outputs, or what makes the result of them all; None if more than that is to be done."""
+    computation, recipe = plan.computation, plan.computation.recipe
+    if computation.run is None or computation.final is not None or recipe.writes:
+        return None
     first_output = len(recipe.constants) + computation.collected
-    if run is not None and computation.final is None and computation.arguments and not recipe.writes:
-        pick = _picker(computation)
-        if not recipe.steps and result >= first_output:
-            return _quick_single(run, pick, result - first_output, computation, recover)
-        if len(recipe.steps) == 1:
-            function, operands = recipe.steps[0]
-            if operands == tuple(range(first_output, first_output + len(operands))) and result > operands[-1]:
-                return _quick_tuple(run, pick, function, computation, recover)
-
-    def general(*collected: Any) -> Any:
-        try:
-            return plan.finish(collected)
-        except GraphFailed as raised:
-            failure = raised.with_traceback(None)
-        return recover(failure, collected)
-
-    return general
-
-
-Picker = Callable[[tuple[Any, ...]], tuple[Any, ...]]
-
-
-def _picker(computation: Computation) -> Picker:
-    """The graph's arguments out of the collected values."""
-    arguments = computation.arguments
-    first, end = arguments[0], arguments[0] + len(arguments)
-    if arguments == tuple(range(first, end)):
-        return operator.itemgetter(slice(first, end))
-    return operator.itemgetter(*arguments)
-
-
-def _quick_single(
-    run: GraphRun, pick: Picker, which: int, computation: Computation, recover: Recover
-) -> Callable[..., Any]:
-    def single(*collected: Any) -> Any:
-        try:
-            return run(*pick(collected))[which]
-        except Exception as error:
-            failure = computation.failed(error)
-        return recover(failure, collected)
-
-    return single
-
-
-def _quick_tuple(
-    run: GraphRun, pick: Picker, make: Callable[..., Any], computation: Computation, recover: Recover
-) -> Callable[..., Any]:
-    def several(*collected: Any) -> Any:
-        try:
-            outputs = run(*pick(collected))
-        except Exception as error:
-            failure = computation.failed(error)
-        else:
-            return make(*outputs)
-        return recover(failure, collected)
-
-    return several
+    if not recipe.steps and plan.result >= first_output:
+        return plan.result - first_output
+    if len(recipe.steps) == 1:
+        function, operands = recipe.steps[0]
+        end = first_output + len(operands)
+        if operands == tuple(range(first_output, end)) and plan.result == end:  # no output is left out
+            return function
+    return None
