@@ -13,11 +13,9 @@ from tests.capture.programs import Captured, compare
 from tests.capture.test_language import Point, Vector, X
 
 
-def of_deques_and_counters(x):
+def of_counters(x):
     counter = collections.Counter("abca")
-    queue = collections.deque([1, 2, 3], maxlen=3)
-    queue.append(4)
-    return x * counter["a"], queue.popleft(), len(queue), counter.most_common(1)
+    return x * counter["a"], counter.most_common(1)
 
 
 def of_identity(x):
@@ -44,25 +42,13 @@ def of_new_classes(x):
     return x * Local.k
 
 
-def of_slots(x):
-    return x * Slotted(3).n
-
-
-class Slotted:
-    __slots__ = ("n",)
-
-    def __init__(self, n):
-        self.n = n
-
-
 BREAKS: list[tuple[Callable[..., Any], str]] = [
-    (of_deques_and_counters, "B002"),  # C containers with their own storage
+    (of_counters, "B002"),  # heapq
     (of_identity, "B002"),  # addresses of objects that do not exist yet
     (of_own_order, "B017"),  # how often __lt__ is asked, and in which order, is the sort's own business
     (of_groups, "B002"),  # groups share their source
     (of_sets, "B009"),  # the order of a set is its history
     (of_new_classes, "B012"),  # a class body is executed
-    (of_slots, "B002"),  # objects without a __dict__
 ]
 
 

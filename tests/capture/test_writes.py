@@ -297,18 +297,18 @@ def test_properties_and_own_setattr() -> None:
 
 
 def test_what_cannot_be_followed_is_a_break() -> None:
-    class Slotted:
-        __slots__ = ("value",)
+    class Target:
+        value: Any = None
 
-    def program(x: torch.Tensor, slotted: Any) -> Any:
+    def program(x: torch.Tensor, target: type[Target]) -> Any:
         y = x * 2
-        slotted.value = y
-        return slotted.value + 1
+        target.value = y  # of a class: whoever reads it through an object would have to be told
+        return target.value + 1
 
-    runner, target = Captured(), Slotted()
-    result = runner(program, torch.ones(2), target)
-    assert runner.break_codes == ["B005"]
-    assert torch.equal(result, torch.full((2,), 3.0)) and torch.equal(target.value, torch.full((2,), 2.0))
+    runner = Captured()
+    result = runner(program, torch.ones(2), Target)
+    assert runner.break_codes[0] == "B005"
+    assert torch.equal(result, torch.full((2,), 3.0)) and torch.equal(Target.value, torch.full((2,), 2.0))
 
 
 def test_sets() -> None:

@@ -46,6 +46,7 @@ _PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's
 )
 _PLAIN_STORES = (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__)
 
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
 
@@ -162,6 +163,8 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
         return value.members
     if isinstance(value, Failure) and isinstance(found, _DESCRIPTORS_OF_C):
         return attribute_of(value, name)
+    if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
+        return interp.outside.force(value.attributes[name])
     if _is_data_descriptor(found):
         return _run_descriptor(interp, value, found, name)
     if name in value.attributes:
@@ -324,6 +327,11 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         return interp.outside.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
         return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
+    if _is_slot(found) and isinstance(value, Object):
+        held = interp.outside.slots(value).items.get(name)
+        if held is None:
+            raise Unsupported("B007", f"{name} of {describe(value)}, which is empty")
+        return interp.outside.force(held)
     if isinstance(found, _DESCRIPTORS_OF_C) and isinstance(value, Object):
         try:
             real = found.__get__(value.value, type(value.value))
@@ -331,6 +339,11 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
             raise Unsupported("B007", f"{name} of {describe(value)}") from None
         return interp.outside.value(real, _source(value).attribute(name))
     raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _is_slot(found: Any) -> bool:
+    """Whether an entry of the class is one of its `__slots__`."""
+    return isinstance(found, types.MemberDescriptorType) and bool(found.__objclass__.__flags__ & _HEAP_TYPE)
 
 
 def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
@@ -444,7 +457,7 @@ def _written_kind(target: Value, name: str) -> type:
         raise Unsupported("B015", f"Tensor.{name} = …")
     if isinstance(target, Instance):
         return target.kind
-    if isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor | types.FunctionType):
+    if isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor):
         return type(target.value)
     raise Unsupported("B005", f"{describe(target)}.{name} = …")
 
@@ -462,9 +475,9 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     if own is not None:
         interp.now(interp.call(own, [interp.outside.fixed(found), target, value]))
         return
-    if _is_data_descriptor(found):
+    if _is_data_descriptor(found) and not _is_slot(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
-    members = _members(interp, target)
+    members = _members(interp, target, found)
     interp.touch(members)
     members.items[name] = value
 
@@ -487,17 +500,24 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(found.fdel), [target]))
         return
-    if _is_data_descriptor(found):
+    if _is_data_descriptor(found) and not _is_slot(found):
         raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
-    members = _members(interp, target)
+    members = _members(interp, target, found)
+    if _is_slot(found) and name not in members.items:
+        raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
     if not interp.outside.present(members, name):
         raise Missing(target, name)
     interp.touch(members)
     del members.items[name]
 
 
-def _members(interp: Interpreter, target: Value) -> Mapping:
+def _members(interp: Interpreter, target: Value, found: Any = ABSENT) -> Mapping:
+    """Where an attribute is written to, given what the class has under its name."""
     if isinstance(target, Instance):
+        if not (target.kind.__dictoffset__ or _is_slot(found)):
+            raise Unsupported("B019", f"AttributeError: {describe(target)} has no room for other attributes")
         return target.members
     assert isinstance(target, Object)
+    if _is_slot(found):
+        return interp.outside.slots(target)
     return interp.outside.members(target)

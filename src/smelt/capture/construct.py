@@ -8,6 +8,7 @@ OrderedDict(), partial(f)  →   Mapping, Partial
 import enum
 import functools
 import operator
+import struct
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -21,6 +22,7 @@ from smelt.capture.failures import make_failure
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
+from smelt.capture.outside import slot_names
 from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value, is_constant
 
 _HEAP_TYPE = 1 << 9
@@ -94,13 +96,24 @@ def _make_defaultdict(interp: Interpreter, args: list[Value], kwargs: dict[str, 
 
 
 def layout(interp: Interpreter, kind: type) -> type | None:
-    """The C type whose layout objects of this class have, if such an object is no more than that and a `__dict__`."""
+    """The C type whose layout objects of this class have, if they are no more than that and a `__dict__` or slots."""
     tree = interp.tree
-    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT or not kind.__dictoffset__:
+    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT:
         return None
+    if not kind.__dictoffset__:
+        return _layout_of_slots(interp, kind)
     base = next(each for each in _BASES if issubclass(kind, each))
     plainly_made = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__") or kind in _GRAD_CLASSES
     return base if plainly_made and kind.__basicsize__ <= base.__basicsize__ + 16 else None
+
+
+def _layout_of_slots(interp: Interpreter, kind: type) -> type | None:
+    """`object` if an instance is nothing but its slots, each with a name of its own."""
+    names = slot_names(kind)
+    weak = bool(kind.__weakrefoffset__)
+    room = object.__basicsize__ + (len(names) + weak) * struct.calcsize("P")
+    plainly_made = interp.tree.class_attribute(kind, "__new__") is object.__new__
+    return object if plainly_made and len(set(names)) == len(names) and kind.__basicsize__ == room else None
 
 
 def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Value], kwargs: dict[str, Value]) -> Value:

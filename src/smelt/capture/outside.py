@@ -4,6 +4,7 @@ outside.value(model, source of "self")   →   Object(model), guarded by its exa
 outside.value(3, source of "n")          →   Constant(3), guarded by equality
 """
 
+import contextlib
 import enum
 import sys
 import types
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import GuardTree
+from smelt.capture.guards import GuardTree, static_lookup
 from smelt.capture.loops import PLACE, Paused, PausedJoined
 from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
@@ -34,11 +35,13 @@ from smelt.capture.values import (
     Sequence,
     Set,
     Slice,
+    Slots,
     Value,
     describe,
     is_constant,
 )
 
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IDENTIFIED = (
     type,
     types.ModuleType,
@@ -53,6 +56,26 @@ def _is_plain_namedtuple(kind: type) -> bool:
     if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
         return False
     return all(getattr(kind, name) is getattr(tuple, name) for name in ("__iter__", "__getitem__", "__len__"))
+
+
+def slot_names(kind: type) -> list[str]:
+    """The names in the `__slots__` of a class and of its bases, as often as they occur."""
+    return [
+        name
+        for base in kind.__mro__
+        if base.__flags__ & _HEAP_TYPE
+        for name, found in vars(base).items()
+        if isinstance(found, types.MemberDescriptorType)
+    ]
+
+
+def _filled_slots(real: Any) -> dict[str, Any]:
+    """What the slots of an object hold, without asking its class for attributes."""
+    filled = {}
+    for name in slot_names(type(real)):
+        with contextlib.suppress(AttributeError):
+            filled[name] = static_lookup(type(real), name).__get__(real)
+    return filled
 
 
 def _is_bound(real: Any) -> bool:
@@ -163,6 +186,23 @@ class Outside:
             self.tree.relations.append((found.source.collect(), source.collect(), True))
         return found
 
+    def slots(self, value: Object) -> Slots:
+        """What the `__slots__` of an object hold that are filled."""
+        real, source = value.value, value.source
+        own = isinstance(static_lookup(type(real), "__getattribute__"), types.FunctionType)
+        if source is None or isinstance(real, dict) or own:
+            raise Unsupported("B007", f"__slots__ of {describe(value)}")
+        found: Slots | None = self.shared(real)
+        if found is None:
+            items: dict[Any, Any] = {
+                name: Pending(item, source.attribute(name)) for name, item in _filled_slots(real).items()
+            }
+            found = Slots(dict(items), original=items, holder=value, source=source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None and found.source is not source:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        return found
+
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
         if self.closed or self.sealed:
@@ -183,7 +223,7 @@ class Outside:
     def tell_apart(self) -> None:
         """What was written must be the same object as, or another than, each thing of its kind that was read."""
         for value in self.written.values():
-            owner = _owner(value.source)
+            owner = value.holder if isinstance(value, Slots) else _owner(value.source)
             if owner is not None:
                 for each in self._objects.get(type(owner.value), ()):
                     self._relate(owner.source, each.source, each.value is owner.value)
@@ -223,6 +263,8 @@ class Outside:
         source = self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__))
         if not isinstance(source.value, Object):
             source.value = Object(real, pinned=True, source=source)
+            if isinstance(real, types.FunctionType):  # whose attributes may be written by another way to it
+                self._objects.setdefault(types.FunctionType, []).append(source.value)
         return source.value
 
     def _wrap(self, real: Any, source: Source) -> Value:

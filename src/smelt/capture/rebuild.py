@@ -356,7 +356,8 @@ def _instance(build: Rebuilder, value: Instance) -> Operand:
     made = build.early(value, build.step(lambda: base.__new__(kind)))
     names = tuple(value.attributes)
     operands = map(build.operand, value.attributes.values())
-    build.step(lambda real, *items: real.__dict__.update(zip(names, items, strict=True)), made, *operands)
+    fill = _filler_of_dict(names) if kind.__dictoffset__ else _filler_of_slots(names)
+    build.step(fill, made, *operands)
     if contents is not None:
         build.step(_filler(base, tuple(contents.items)), made, *map(build.operand, contents.items.values()))
     return made
@@ -407,6 +408,18 @@ def _trace(build: Rebuilder, value: Trace) -> Operand:
 
 def _handled(build: Rebuilder, value: Handled) -> Operand:
     return build.step(lambda: sys.exc_info()[1])
+
+
+def _filler_of_dict(names: tuple[str, ...]) -> Callable[..., None]:
+    return lambda real, *items: real.__dict__.update(zip(names, items, strict=True))
+
+
+def _filler_of_slots(names: tuple[str, ...]) -> Callable[..., None]:
+    def fill(real: Any, *items: Any) -> None:
+        for name, item in zip(names, items, strict=True):
+            object.__setattr__(real, name, item)
+
+    return fill
 
 
 def _filler(base: Any, keys: tuple[Any, ...]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.capture.outside import keys_check, unchanged
 from smelt.capture.rebuild import Rebuilder
-from smelt.capture.values import Cell, Deque, Mapping, Sequence, Set, Value
+from smelt.capture.values import Cell, Deque, Mapping, Sequence, Set, Slots, Value
 
 
 def replay(build: Rebuilder, written: Iterable[Value]) -> None:
@@ -71,6 +71,21 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
         build.step(write, real, *[build.operand(final[key]) for key in changed])
 
 
+def _slots(build: Rebuilder, value: Slots) -> None:
+    original, final = value.original or {}, value.items
+    removed = tuple(name for name in original if name not in final)
+    changed = tuple(name for name in final if name not in original or not unchanged(original[name], final[name]))
+
+    def write(real: Any, *items: Any) -> None:
+        for name in removed:
+            object.__delattr__(real, name)
+        for name, item in zip(changed, items, strict=True):
+            object.__setattr__(real, name, item)
+
+    if removed or changed:
+        build.step(write, build.operand(value.holder), *[build.operand(final[name]) for name in changed])
+
+
 def _set(build: Rebuilder, value: Set) -> None:
     original = value.original or frozenset()
     removed, added = original - value.items, value.items - original
@@ -95,6 +110,7 @@ _WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
     Sequence: _list,
     Deque: _list,
     Mapping: _mapping,
+    Slots: _slots,
     Set: _set,
     Cell: _cell,
 }

@@ -180,6 +180,14 @@ class Mapping(Value):
     factory: Value | None = None  # of a defaultdict
 
 
+@dataclass(slots=True, eq=False)
+class Slots(Mapping):
+    """What the `__slots__` of an object from outside hold: no dict that the program could see."""
+
+    holder: Any = None
+    """The `Object` whose they are."""
+
+
 class Held:
     """An item of a set that is known by identity: a module, a parameter. `real` is the object or stands for it."""
 
