@@ -2,6 +2,7 @@
 
 import itertools
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,3 +167,44 @@ def test_what_no_gradient_arrives_for_has_none(backend: str) -> None:
     smelt.compile(program, backend=backend)(x, y).sum().backward()
     assert x.grad is None
     assert y.grad is not None and y.grad.eq(6).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_an_error_after_another_write_comes_from_the_programs_line(backend: str) -> None:
+    """The first input is written well; Python must not have to begin again after that."""
+
+    @smelt.compile(backend=backend)
+    def program(steps: torch.Tensor, x: torch.Tensor) -> None:
+        steps.add_(1)
+        x += x
+
+    computed = X.clone().requires_grad_() * 1
+    program(torch.zeros(1), computed)
+    leaf, steps = X.clone().requires_grad_(), torch.zeros(1)
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable") as caught:
+        program(steps, leaf.view(2, 3))
+    assert caught.traceback[-1].name == "program"
+    assert caught.value.__context__ is None
+    assert steps.item() == 1
+
+
+def test_a_warning_names_the_frame_that_its_level_says() -> None:
+    """Frames of the program, and beyond them those of its callers, with none of smelt's counted."""
+
+    def warned(x: torch.Tensor, level: int) -> torch.Tensor:
+        x = x + 1
+        warnings.warn("careful", UserWarning, level)
+        return x * 2
+
+    def program(x: torch.Tensor, level: int) -> torch.Tensor:
+        return warned(x, level=level) + 1
+
+    compiled = smelt.compile(program, backend="eager")
+    for level in (1, 2, 3, 4):
+        seen = []
+        for function in (program, compiled):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                function(X, level)
+            seen.append([(str(each.message), each.category, each.filename, each.lineno) for each in found])
+        assert len(seen[0]) == 1 and seen[0] == seen[1]

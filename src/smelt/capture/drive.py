@@ -6,6 +6,7 @@ shows them and nothing of smelt.
 """
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from smelt.capture.policy import runs_alone
 from smelt.capture.state import LiveFrame, handled_in
 from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
+from smelt.capture.warned import placed
 
 if TYPE_CHECKING:
     from smelt.capture.engine import Engine
@@ -98,7 +100,7 @@ def _one_step(plan: Stop) -> Action:
         frame = frames[-1]
         instruction = frame.instruction
         frame.index += 1
-        invoke = _invoker(owner, frame, instruction, handled_in(frames))
+        invoke = _invoker(owner, frames, instruction, handled_in(frames))
         STEPS[instruction.name](frame, instruction, invoke)
         if plan.forbidden is not None:
             raise plan.forbidden
@@ -141,12 +143,15 @@ def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
 
 
 def _invoker(
-    owner: "Engine", frame: LiveFrame, instruction: Instruction, handled: BaseException | None
+    owner: "Engine", frames: list[LiveFrame], instruction: Instruction, handled: BaseException | None
 ) -> Callable[..., Any]:
+    frame = frames[-1]
     code = shim_code(frame.info, instruction.line)
     shim = types.FunctionType(code, frame.function.__globals__)
 
     def invoke(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function is warnings.warn:
+            function, args, kwargs = placed(frames, args, kwargs)
         if runs_alone(function):
             return shim(_native.suspended, (function, *args), kwargs)
         return shim(_native.resumed, (owner.native, function, *args), kwargs)

@@ -51,6 +51,7 @@ class Tape:
         self.place = ""
         self.line = 0
         self.writes = False
+        self._histories: dict[fx.Node, tuple[Any, Any]] = {}
         self.draws = False  # whether random numbers are drawn, by which the generator moves on
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
@@ -128,6 +129,7 @@ class Tape:
             ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
         value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
+        self._histories[node] = (ghost, ghost.grad_fn)
         return value
 
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
@@ -220,6 +222,10 @@ class Tape:
     def writes_inputs(self) -> bool:
         """Whether a tensor from outside, or a view of one, is written."""
         return any(value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+
+    def rebased(self) -> set[fx.Node]:
+        """Inputs that are written with gradients: they have another history than they came with."""
+        return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
 
     def become(self, ambient: Ambient) -> None:
         """The nodes that follow run under this grad mode and this autocast."""

@@ -36,7 +36,8 @@ from smelt.capture.tape import Tape, Witness
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
-from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph
+from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
+from smelt.runtime.wrap import forbids_writing
 
 SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
 
@@ -390,7 +391,9 @@ class _Closing:
             with without_default_devices():
                 run = self.compile_graph(traced)
             if self.tape.writes_inputs:
-                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run)
+                rebased = self.tape.rebased()
+                places = [place for place, node in enumerate(placeholders(self.tape.graph)) if node in rebased]
+                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run, places)
             if self.inference:
                 run = torch.inference_mode()(run)
             if self.entry.devices:
@@ -443,13 +446,18 @@ def apart(run: GraphRun, traced: Traced) -> GraphRun:
     return checked
 
 
-def noting_writes(run: GraphRun) -> GraphRun:
-    """Run a graph that writes its inputs; what it raises before it has written any is `Unwritten`."""
+def noting_writes(run: GraphRun, rebased: list[int]) -> GraphRun:
+    """Run a graph that writes its inputs; what it raises before it has written any is `Unwritten`.
+
+    Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those.
+    """
 
     def versions(inputs: tuple[Any, ...]) -> list[int]:
         return [each._version for each in inputs if isinstance(each, torch.Tensor) and not each.is_inference()]
 
     def noted(*inputs: Any) -> Any:
+        if any(forbids_writing(inputs[place]) for place in rebased):
+            raise Unwritten(RuntimeError("autograd forbids to write an input"))
         before = versions(inputs)
         try:
             return run(*inputs)

@@ -12,12 +12,17 @@ _ON_BEHALF = tuple(  # they raise some of Python's own errors for the user
 )
 
 
+def is_own(code: types.CodeType) -> bool:
+    """Whether the code is smelt's."""
+    return code.co_filename.startswith(_HERE)
+
+
 def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | None:
     """The same traceback, entries in smelt's own files left out; all of it if smelt itself is at fault."""
     kept: list[types.TracebackType] = []
     whole, innermost = trace, ""
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        if not is_own(trace.tb_frame.f_code):
             kept.append(trace)
         innermost = trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
@@ -32,7 +37,7 @@ def without_smelt(trace: types.TracebackType | None) -> types.TracebackType | No
 def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback with an entry for a virtual frame in front, unless the frame has left its own there."""
     instruction = frame.running
-    if frame.info.code.co_filename.startswith(_HERE):
+    if is_own(frame.info.code):
         return trace
     if trace is not None:
         first = trace.tb_frame.f_code

@@ -478,7 +478,7 @@ def _memory(tensor: torch.Tensor) -> int:
 def _only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
-    if any(_why_not_written(inputs[index]) for index in plan.rebased):
+    if any(forbids_writing(inputs[index]) for index in plan.rebased):
         return True
     return bool(plan.written) and _share_memory(plan.written, inputs)
 
@@ -496,7 +496,7 @@ def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> boo
     return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
 
 
-def _why_not_written(tensor: torch.Tensor) -> bool:
+def forbids_writing(tensor: torch.Tensor) -> bool:
     """Whether PyTorch forbids to write this tensor differentiably: a leaf, a view of one, one of several views."""
     if not tensor._is_view():
         return tensor.requires_grad and tensor.is_leaf
