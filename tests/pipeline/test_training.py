@@ -149,3 +149,19 @@ def test_threads_do_not_change_what_is_computed(threads: int) -> None:
     got = gradients(smelt.compile(model, options={"threads": threads}), x)
     for have, want in zip(got, expected, strict=True):
         torch.testing.assert_close(have, want, rtol=2e-5, atol=1e-6)
+
+
+def test_a_part_that_is_written_brings_no_other_memory_along() -> None:
+    def row(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x * 3).cumsum(0) + x
+        y[0].add_(1)
+        y[:, 1:].mul_(2)
+        y.diagonal().add_(3)
+        return y.exp().cumsum(0), y
+
+    x = torch.randn(4, 4)
+    wanted, got = row(x), smelt.compile(row)(x)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.storage_offset() == theirs.storage_offset()
+        assert mine.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()

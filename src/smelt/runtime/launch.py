@@ -39,6 +39,17 @@ P = "smelt_"
 BuiltKernel = Callable[..., None]
 
 # The same operators by PyTorch's own Python bindings, which cost half of what a call through `torch.ops` does.
+def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A copy of a tensor with a part of it replaced. PyTorch's own would copy all of the memory the tensor lies in."""
+
+    def call(whole: torch.Tensor, part: torch.Tensor, *where: Any, **named: Any) -> torch.Tensor:
+        made = whole.clone()
+        view(made, *where, **named).copy_(part)
+        return made
+
+    return call
+
+
 BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.mm.out: torch.mm,
     torch.ops.aten.bmm.out: torch.bmm,
@@ -46,6 +57,9 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.baddbmm.out: torch.baddbmm,
     torch.ops.aten.convolution.default: torch.convolution,
     torch.ops.aten.embedding.default: torch.embedding,
+    torch.ops.aten.select_scatter.default: _scatter(torch.select),
+    torch.ops.aten.slice_scatter.default: _scatter(torch.ops.aten.slice.Tensor),
+    torch.ops.aten.diagonal_scatter.default: _scatter(torch.diagonal),
 }
 
 
