@@ -77,6 +77,52 @@ def test_an_attribute_assigned_deleted_and_back_again() -> None:
     assert same_answer(guards, Thing(a=first))
 
 
+class Plain:
+    """Its attributes are assigned one by one: from 3.13 on CPython keeps them in the object, beside no dict at all."""
+
+    def __init__(self, a: object) -> None:
+        self.a = a
+        self.b, self.c = 2, 3
+
+
+def test_attributes_kept_in_the_object_itself() -> None:
+    def write(thing: Plain, value: object) -> None:
+        thing.a = value
+
+    first, second = object(), object()
+    checks = (("keys", ("a", "b", "c")),)
+    things = [Plain(first) for _ in range(3)]
+    for thing in things:
+        for _ in range(20):  # CPython has learned by heart how to write it
+            write(thing, first)
+        seen = node(("dict",), node(("key", "a"), checks=(("is", first),)), checks=checks)
+        guards = armed(node(("slot", 0), seen, checks=(("type", Plain),)), thing)
+        facts, questions = guards.shortcut or (0, 0)
+        assert facts > 0 and questions == 0
+        for value in (second, first) * 10:
+            write(thing, value)
+            assert same_answer(guards, thing) == (value is first)
+        for _ in range(3):
+            assert same_answer(guards, thing)
+        thing.d = 4  # type: ignore[attr-defined]
+        assert not same_answer(guards, thing)
+        del thing.d  # type: ignore[attr-defined]
+        assert same_answer(guards, thing)
+        del thing.b
+        thing.b = 2
+        assert not same_answer(guards, thing)  # in another order
+    assert all(vars(thing) == {"a": first, "c": 3, "b": 2} for thing in things)
+
+
+def test_attributes_are_left_as_they_are() -> None:
+    thing = Plain(1)
+    names = iter(vars(thing))
+    assert next(names) == "a"
+    armed(node(("slot", 0), attribute("a", checks=(("equals", 1),)), checks=(("type", Plain),)), thing)
+    assert list(names) == ["b", "c"] and list(vars(thing).items()) == [("a", 1), ("b", 2), ("c", 3)]
+    assert list(vars(Plain(1))) == ["a", "b", "c"]
+
+
 def test_a_counter_beside_what_is_read() -> None:
     inner = Thing(x=5)
     thing = Thing(count=0, inner=inner)

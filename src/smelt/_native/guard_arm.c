@@ -407,12 +407,37 @@ looks_inside(const Arm *arm, Py_ssize_t node)
     return false;
 }
 
+#if PY_VERSION_HEX >= 0x030D0000
+/* From 3.13 on attributes are kept in the object itself and written past its dict, until the dict has a table of its
+   own: what makes CPython give it one, for good, is popping an item. This one is put there for it. */
+static bool
+ensure_own_table(PyDictObject *dict)
+{
+    if (dict->ma_values == NULL) {
+        return true;
+    }
+    PyObject *visitor = PyUnicode_FromString("a visit of smelt");
+    if (visitor && PyDict_Contains((PyObject *)dict, visitor) == 0
+        && PyDict_SetItem((PyObject *)dict, visitor, Py_None) == 0) {
+        PyObject *item = PyObject_CallMethod((PyObject *)dict, "popitem", NULL);
+        if (item == NULL) { /* out of memory before anything was changed */
+            PyErr_Clear();
+            PyDict_DelItem((PyObject *)dict, visitor);
+        }
+        Py_XDECREF(item);
+    }
+    PyErr_Clear();
+    Py_XDECREF(visitor);
+    return dict->ma_values == NULL;
+}
+#endif
+
 /* Where a dict keeps its version, which every change renews; NULL: some changes do not. */
 static uint64_t *
 version_of(PyDictObject *dict)
 {
 #if PY_VERSION_HEX >= 0x030D0000
-    if (dict->ma_values) { /* an object's attributes, which are written past the dict */
+    if (!ensure_own_table(dict)) {
         return NULL;
     }
 #endif
