@@ -35,4 +35,4 @@ def test_second_derivatives_prints_each_training_twice(capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[::2]] == list(second_derivatives.TRAININGS)
     for line in lines[1::2]:
-        assert float(line.split(": ")[1]) < 1e-2
+        assert float(line.split(": ")[1]) < 1e-6
