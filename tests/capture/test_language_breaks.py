@@ -1,7 +1,6 @@
 """Python that capture leaves to Python, each with its reason; warnings and logging, which are never lost or doubled."""
 
 import collections
-import itertools
 import logging
 import warnings
 from collections.abc import Callable
@@ -27,10 +26,6 @@ def of_own_order(x):
     return x, [v.items for v in sorted([Vector(1, 2, 3), Vector(1), Vector(1, 2)])]
 
 
-def of_groups(x):
-    return x * 2, [(k, list(g)) for k, g in itertools.groupby("aabbb")]
-
-
 def of_sets(x):
     return x, [n + 1 for n in {3, 1, 2}]
 
@@ -46,7 +41,6 @@ BREAKS: list[tuple[Callable[..., Any], str]] = [
     (of_counters, "B002"),  # heapq
     (of_identity, "B002"),  # addresses of objects that do not exist yet
     (of_own_order, "B017"),  # how often __lt__ is asked, and in which order, is the sort's own business
-    (of_groups, "B002"),  # groups share their source
     (of_sets, "B009"),  # the order of a set is its history
     (of_new_classes, "B012"),  # a class body is executed
 ]

@@ -46,6 +46,7 @@ _PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's
 )
 _PLAIN_STORES = (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__)
 
+_OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
@@ -204,6 +205,8 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     if type(real) is inspect.Signature and name == "parameters" and value.pinned:
         held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
         return Mapping(held, types.MappingProxyType)
+    if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.pinned:
+        return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if isinstance(hook, types.FunctionType):
         return interp.call(interp.outside.fixed(hook), [value, Constant(name)])

@@ -66,6 +66,7 @@ from smelt.capture.values import (
     Tensor,
     Value,
     describe,
+    is_constant,
     of_number,
     python_type,
 )
@@ -375,6 +376,8 @@ def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     """`inspect.signature` of a plain function or method."""
     bound = isinstance(args[0], Method)
     function = args[0].function if isinstance(args[0], Method) else args[0]
+    if isinstance(function, Function) and not bound and not kwargs:
+        return interp.outside.fixed(_signature_of_new(interp, function))
     if not isinstance(function, Object) or type(function.value) is not types.FunctionType or function.source is None:
         raise Unsupported("B002", "inspect.signature")
     real, source = interp.outside.pin(function), function.source
@@ -385,6 +388,29 @@ def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
         raise Unsupported("B002", "inspect.signature")
     found = inspect.signature(real)
     return interp.outside.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
+
+
+def _signature_of_new(interp: Interpreter, function: Function) -> inspect.Signature:
+    """The signature of a function that the captured code made, if it can be told from its code and plain defaults."""
+    defaults = () if function.defaults is None else interp.plain(function.defaults)
+    named = {} if function.keyword_defaults is None else interp.plain(function.keyword_defaults)
+    if function.annotations is not None or not all(map(is_constant, (*defaults, *named.values()))):
+        raise Unsupported("B002", "inspect.signature")
+    code = function.info.code
+    alike = types.FunctionType(code, {}, None, defaults, tuple(types.CellType() for _ in code.co_freevars))
+    alike.__kwdefaults__ = named
+    return inspect.signature(alike)
+
+
+def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
+    (value,) = args
+    if isinstance(value, Object):
+        return Constant(id(interp.outside.pin(value)))
+    if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
+        value.source.check(("is", value.real))
+        return Constant(id(value.real))
+    raise Unsupported("B002", "id")
 
 
 def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
@@ -467,6 +493,7 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     setattr: _setattr,
     delattr: _delattr,
     callable: _callable,
+    id: _id,
     len: _len,
     bool: _bool,
     str: _text("__str__", str),

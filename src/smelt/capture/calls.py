@@ -72,6 +72,7 @@ from smelt.capture.values import (
 
 CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
 _GENERATOR = 0x20
+_DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
 _COROUTINE = 0x80 | 0x100 | 0x200
 
@@ -136,6 +137,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
+    if isinstance(real, types.FunctionType) and real.__code__ is _DISPATCHING and args:
+        return _dispatch(interp, function, args, kwargs)
     if isinstance(real, types.FunctionType) and real.__code__ is ONCE:
         interp.tape.once = True
         return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)  # type: ignore[attr-defined]
@@ -148,6 +151,21 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if isinstance(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
+
+
+def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`functools.singledispatch`: its register is asked now and at every call, through weak references."""
+    real, kind = function.value, python_type(args[0])
+    if kind is None or function.source is None:
+        raise Unsupported("B002", real.__qualname__)
+    chosen = real.dispatch(kind)
+
+    def chooses_it(asked: Any) -> bool:
+        return asked.dispatch(kind) is chosen
+
+    chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
+    function.source.check(("predicate", chooses_it))
+    return call(interp, interp.outside.fixed(chosen), args, kwargs)
 
 
 def _weights_have_changed(interp: Interpreter, module: Value) -> Value:

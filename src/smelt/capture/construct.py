@@ -23,7 +23,7 @@ from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
-from smelt.capture.values import Constant, Instance, Mapping, Object, Partial, Sequence, Value, is_constant
+from smelt.capture.values import Constant, Instance, Mapping, Method, Object, Partial, Sequence, Value, is_constant
 
 _HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
@@ -72,6 +72,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return Partial(args[0], args[1:], dict(kwargs))
     if kind is defaultdict:
         return _make_defaultdict(interp, args, kwargs)
+    if kind is types.MethodType and len(args) == 2 and not kwargs:
+        return Method(args[0], args[1])
     if kind is deque:
         return make_deque(interp, args, kwargs)
     if kind is OrderedDict:

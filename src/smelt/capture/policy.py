@@ -45,10 +45,13 @@ _STDLIB_INLINE = (
     "typing.py",
 )
 
+_SIGNATURES = ("Signature.", "BoundArguments.", "Parameter.")  # what else is in `inspect` looks at frames and files
+
 # Code that tensors may pass through on their way, and that never starts anything.
 _FOLLOWED_ONLY = (
     "<frozen _collections_abc>",
-    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", os.path.join("collections", ""))),
+    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", "inspect.py")),
+    _STDLIB + os.path.join("collections", ""),
 )
 
 # Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
@@ -179,7 +182,8 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.BREAK  # its Python leads to C at once
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
-        return Treatment.INLINE if inside in _STDLIB_INLINE else Treatment.BREAK
+        followed = inside in _STDLIB_INLINE or (inside == "inspect.py" and code.co_qualname.startswith(_SIGNATURES))
+        return Treatment.INLINE if followed else Treatment.BREAK
     return Treatment.INLINE
 
 

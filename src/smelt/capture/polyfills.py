@@ -212,6 +212,65 @@ def _filterfalse(function: Callable[[Any], Any], source: Iterator[Any]) -> Itera
             yield item
 
 
+def groupby(iterable: Iterable[Any], key: Any = None) -> Iterator[Any]:
+    return _groupby(iter(iterable), key)
+
+
+def _groupby(source: Iterator[Any], key: Any) -> Iterator[Any]:
+    state: dict[str, Any] = {"key": None, "item": None, "begun": False, "waiting": False, "group": 0}
+    target = None
+    while True:
+        state["group"] += 1
+        while not state["begun"] or (state["group"] > 1 and _same_key(target, state["key"])):
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            state.update(key=item if key is None else key(item), item=item, begun=True, waiting=True)
+        target = state["key"]
+        yield target, _group(source, key, state, target, state["group"])
+
+
+def _group(source: Iterator[Any], key: Any, state: dict[str, Any], target: Any, number: int) -> Iterator[Any]:
+    """One group: it ends with its key, or as soon as the next group is asked for."""
+    while state["group"] == number:
+        if not state["waiting"]:
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            state.update(key=item if key is None else key(item), item=item, waiting=True)
+        if not _same_key(target, state["key"]):
+            return
+        state["waiting"] = False
+        yield state["item"]
+
+
+def _same_key(one: Any, other: Any) -> Any:
+    return one == other or (one != one and one is other)  # NaN is its own equal
+
+
+def tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
+    if n < 0:
+        raise ValueError("n must be >= 0")
+    source = iter(iterable)
+    taken: list[Any] = []
+    return tuple([_taking(source, taken) for _ in range(n)])
+
+
+def _taking(source: Iterator[Any], taken: list[Any]) -> Iterator[Any]:
+    place = 0
+    while True:
+        if place == len(taken):
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            taken.append(item)
+        yield taken[place]
+        place += 1
+
+
 def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
     kept = []
     for item in iterable:
@@ -321,6 +380,8 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.starmap: starmap,
     itertools.filterfalse: filterfalse,
     itertools.cycle: cycle,
+    itertools.groupby: groupby,
+    itertools.tee: tee,
     filter: filter_,
     functools.reduce: reduce,
 }
@@ -335,5 +396,9 @@ def _kinds() -> Iterator[tuple[types.CodeType, type]]:
             yield lazy.__code__, original if isinstance(original, type) else original.__objclass__
 
 
-KINDS = dict(_kinds())
+KINDS: dict[types.CodeType, type] = {
+    **dict(_kinds()),
+    _group.__code__: type(next(itertools.groupby("a"))[1]),
+    _taking.__code__: type(itertools.tee("a")[0]),
+}
 """By the code of a generator above: the class of the iterators it stands for, which the program may ask for."""
