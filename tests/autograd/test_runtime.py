@@ -673,3 +673,60 @@ def test_a_result_nobody_uses_gives_no_gradient(backend: str, used: tuple[int, .
         assert (mine.grad is None) == (theirs.grad is None)
         if theirs.grad is not None:
             torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def apart(x: Any, y: Any) -> Any:
+    return (x * x).sum(), (y * y).sum()
+
+
+def sharing(x: Any, y: Any) -> Any:
+    hidden = x.exp()
+    return hidden.sum(), (hidden * y).sum()
+
+
+def with_nothing_saved(x: Any, y: Any) -> Any:
+    return (x * x).sum(), x - y
+
+
+@pytest.mark.parametrize("program", [apart, sharing, with_nothing_saved])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0), (1, 1, 0), (0, 1, 1)])
+def test_each_result_has_its_backward_as_in_eager(program: Any, order: tuple[int, ...]) -> None:
+    """A backward frees what it used, and no more: results that share nothing saved have one each."""
+
+    def outcome(function: Any) -> tuple[list[str], list[Any]]:
+        x, y = (torch.arange(1.0, 7.0, requires_grad=True) for _ in range(2))
+        results, said = function(x, y), []
+        for number in order:
+            try:
+                results[number].sum().backward()
+                said.append("done")
+            except RuntimeError as error:
+                said.append(str(error))
+        return said, [x.grad, y.grad]
+
+    (mine, gradients), (theirs, expected) = outcome(smelt.compile(program, backend="aot_eager")), outcome(program)
+    assert mine == theirs
+    if set(theirs) != {"done"}:
+        return  # an engine that stops half way has given some gradients, others than one that does not start
+    for one, other in zip(gradients, expected, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def test_what_no_other_result_may_use_is_freed_at_once() -> None:
+    x, y = (torch.arange(1.0, 7.0, requires_grad=True) for _ in range(2))
+    first, _ = smelt.compile(sharing, backend="aot_eager")(x, y)
+    first.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        first.grad_fn.saved_tensors  # noqa: B018
+    assert not vars(first.grad_fn).get("left")
+
+
+def test_what_is_left_for_another_backward_is_watched() -> None:
+    x, y = (torch.arange(1.0, 7.0, requires_grad=True) for _ in range(2))
+    first, second = smelt.compile(apart, backend="aot_eager")(x, y)
+    first.backward()
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()

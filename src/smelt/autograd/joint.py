@@ -181,12 +181,15 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         recorder.phase = Phase.BACKWARD
         tangents, gradients = _backward(run, [values[position] for position in differentiable])
         recorder.output([*(node for node, _ in values), *gradients.values()])
+    results = [values[position][1] for position in differentiable] if tangents else []
+    fed, spends = _histories(run.leaves, results, gradients)
     plan = replace(
         _plan(run, arrangement, written),
         differentiable=tuple(differentiable),
         tangents=tangents,
         gradients=tuple(gradients),
-        fed=_fed(run.leaves, [values[position][1] for position in differentiable] if tangents else (), gradients),
+        fed=fed,
+        spends=spends,
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
@@ -288,11 +291,13 @@ def _backward(
     return specs, found
 
 
-def _fed(leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted: Iterable[int]) -> tuple[int, ...]:
-    """Which results' histories lead to each wanted leaf: if no tangent arrives for any, it gets no gradient, as in
-    eager, and not zeros. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
+def _histories(
+    leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`Plan.fed` and `Plan.spends`: which results' histories lead to each wanted leaf, and which results share what
+    autograd saves. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
     if len(results) < 2:
-        return ()
+        return (), ()
     order: list[Any] = []
     seen: set[Any] = set()
     pending: list[tuple[Any, bool]] = [(result.grad_fn, False) for result in results]
@@ -311,7 +316,12 @@ def _fed(leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted
         for before, _ in node.next_functions:
             bits[before] = bits.get(before, 0) | bits.get(node, 0)
     found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
-    return tuple(found.get(id(leaves[index]), 0) for index in wanted)
+    saving = {bits.get(node, 0) for node in order if any(name.startswith("_raw_saved_") for name in dir(type(node)))}
+    spends = [0] * len(results)
+    for shared in saving:
+        for number in range(len(results)):
+            spends[number] |= shared if shared >> number & 1 else 0
+    return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(spends)
 
 
 def _run_engine(

@@ -155,6 +155,8 @@ class Plan:
     tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result
     gradients: tuple[int, ...] = ()  # the input that each result of the backward is the gradient of
     fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
+    # Which tangents, a bit each, a backward from each may not be followed by: what eager saved for both is freed then.
+    spends: tuple[int, ...] = ()
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
 
     @property

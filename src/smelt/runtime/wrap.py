@@ -225,15 +225,18 @@ def _gradients(
     random: torch.Tensor | None = None,
 ) -> list[Any]:
     """What flows into each input of the graph."""
-    if not any(tangent is not None for tangent in tangents):
+    arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
+    saved, spent = _saved(ctx, state, arrived)
+    if not arrived:
         return [None] * state.plan.inputs  # as from any node that a later one had no gradient for
     if torch.is_grad_enabled():
-        inputs = state.saved_inputs(ctx.saved_tensors, others or [])
+        inputs = state.saved_inputs(saved, others or [])
         gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
     else:
-        given = list(ctx.saved_tensors)
+        given = list(saved)
+        del saved
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
-        if others and not torch._C._autograd._get_current_graph_task_keep_graph():
+        if others and spent:
             _let_go(others)
         if state.recalled:
             del given[-len(state.recalled) :]
@@ -243,17 +246,55 @@ def _gradients(
             plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
             given.append(tangent if plain else _fit(tangent, spec))
         gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
-        if state.plan.fed and any(tangent is None for tangent in tangents):
-            gradients = _without_unfed(gradients, state.plan.fed, tangents)
+        if state.plan.fed:
+            gradients = _without_unfed(gradients, state.plan.fed, arrived)
     placed: list[Any] = [None] * state.plan.inputs
     for index, gradient in zip(state.plan.gradients, gradients, strict=True):
         placed[index] = gradient
     return placed
 
 
-def _without_unfed(gradients: Sequence[Any], fed: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
+def _saved(ctx: Any, state: _Differentiable, arrived: int) -> tuple[Sequence[Any], bool]:
+    """What was saved for the backward, and whether nobody may ask for it again.
+
+    PyTorch frees all that a node saved when a backward that does not retain the graph has passed it. In eager the
+    graph is many nodes, and results that share none that saves anything have a backward each: it is kept for those.
+    """
+    left: _Left | None = ctx.__dict__.get("left")
+    saved, spent = _from_left(state, left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return saved, False
+    everything = (1 << len(state.tangents)) - 1
+    uses = state.plan.spends or (everything,)
+    for number, used in enumerate(uses):
+        spent |= used if arrived >> number & 1 else 0
+    if spent != everything or left:
+        needed = any(used and not spent >> number & 1 for number, used in enumerate(uses))
+        ctx.left = (tuple((tensor, _version(tensor)) for tensor in saved) if needed else None, spent)
+    return saved, spent == everything
+
+
+# Saved tensors with their versions, or None if their values matter no more, and the results whose backward has been.
+_Left = tuple[tuple[tuple[torch.Tensor, int], ...] | None, int]
+
+
+def _from_left(state: _Differentiable, left: _Left, arrived: int) -> tuple[Sequence[Any], int]:
+    """What an earlier backward left, and which results are spent."""
+    tensors, spent = left
+    if spent & arrived or (tensors is None and torch.is_grad_enabled()):
+        _gone()
+    if tensors is None:  # nothing was saved for what arrives, and what it was saved for gets zeros
+        return [_fit(None, kept.spec) for kept in state.plan.saved] + [None] * len(state.recalled), spent
+    if any(_version(tensor) != version for tensor, version in tensors):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation "
+            "since the first backward through the graph"
+        )
+    return [tensor for tensor, _ in tensors], spent
+
+
+def _without_unfed(gradients: Sequence[Any], fed: Sequence[int], arrived: int) -> list[Any]:
     """Gradients that depend on nothing but results nobody used are none at all: an optimizer skips those."""
-    arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
     return [
         None if sources and not sources & arrived else gradient
         for gradient, sources in zip(gradients, fed, strict=True)
@@ -312,7 +353,12 @@ def _let_go(others: list[_Other]) -> None:
 
 
 def _gone() -> torch.Tensor:
-    raise RuntimeError("Trying to backward through the graph a second time, and it was not retained the first time.")
+    raise RuntimeError(  # in the words in which PyTorch says it
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+        "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+        "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "
+        "saved tensors after calling backward."
+    )
 
 
 class _Holding(torch.autograd.Function):
