@@ -12,7 +12,10 @@ import torch
 
 
 def interleaved(
-    steps: Mapping[str, Callable[[], object]], rounds: int, per_round: float = 0.1
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    per_round: float = 0.1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds per step of each callable, one figure a round: they take turns, so a busy minute hits them all.
 
@@ -20,16 +23,16 @@ def interleaved(
     """
     repeats = {}
     for name, step in steps.items():
-        began = time.perf_counter()
+        began = clock()
         step()
-        repeats[name] = max(1, int(per_round / max(time.perf_counter() - began, 1e-7)))
+        repeats[name] = max(1, int(per_round / max(clock() - began, 1e-7)))
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            began = time.perf_counter()
+            began = clock()
             for _ in range(repeats[name]):
                 step()
-            seconds[name].append((time.perf_counter() - began) / repeats[name])
+            seconds[name].append((clock() - began) / repeats[name])
     return seconds
 
 
