@@ -261,30 +261,28 @@ def _saved(ctx: Any, state: _Differentiable, arrived: int) -> tuple[Sequence[Any
     graph is many nodes, and results that share none that saves anything have a backward each: it is kept for those.
     """
     left: _Left | None = ctx.__dict__.get("left")
-    saved, spent = _from_left(state, left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
+    saved, spent = _from_left(left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
     if torch._C._autograd._get_current_graph_task_keep_graph():
         return saved, False
     everything = (1 << len(state.tangents)) - 1
-    uses = state.plan.spends or (everything,)
-    for number, used in enumerate(uses):
+    for number, used in enumerate(state.plan.spends or (everything,)):
         spent |= used if arrived >> number & 1 else 0
-    if spent != everything or left:
-        needed = any(used and not spent >> number & 1 for number, used in enumerate(uses))
-        ctx.left = (tuple((tensor, _version(tensor)) for tensor in saved) if needed else None, spent)
+    if spent != everything:
+        ctx.left = ([(tensor, _version(tensor)) for tensor in saved], spent)
+    elif left:
+        ctx.left = ([], spent)
     return saved, spent == everything
 
 
-# Saved tensors with their versions, or None if their values matter no more, and the results whose backward has been.
-_Left = tuple[tuple[tuple[torch.Tensor, int], ...] | None, int]
+# Saved tensors with their versions, and the results whose backward has been.
+_Left = tuple[list[tuple[torch.Tensor, int]], int]
 
 
-def _from_left(state: _Differentiable, left: _Left, arrived: int) -> tuple[Sequence[Any], int]:
+def _from_left(left: _Left, arrived: int) -> tuple[Sequence[Any], int]:
     """What an earlier backward left, and which results are spent."""
     tensors, spent = left
-    if spent & arrived or (tensors is None and torch.is_grad_enabled()):
+    if spent & arrived:
         _gone()
-    if tensors is None:  # nothing was saved for what arrives, and what it was saved for gets zeros
-        return [_fit(None, kept.spec) for kept in state.plan.saved] + [None] * len(state.recalled), spent
     if any(_version(tensor) != version for tensor, version in tensors):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation "

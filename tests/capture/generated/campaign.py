@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -40,10 +41,36 @@ def failure_of(program: Program) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
+class _TooLong(BaseException):
+    """No `Exception`: the program may catch those."""
+
+
+def _in_time(program: Program) -> str | None:
+    """`failure_of` a program that may run for ever: without its `break`, say."""
+
+    def stop(*_: object) -> None:
+        raise _TooLong
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_PATIENCE // 10)
+    try:
+        return failure_of(program)
+    except _TooLong:
+        return None
+    finally:
+        signal.alarm(0)
+
+
 def report(program: Program, failure: str, name: str) -> str:
     """A failure with its smallest script."""
     kind = failure.startswith("call ")  # a difference; else smelt raised an error of its own
-    small = shrunk(program, lambda each: (found := failure_of(each)) is not None and found.startswith("call ") == kind)
+    deadline = time.monotonic() + _PATIENCE / 2
+
+    def fails(smaller: Program) -> bool:
+        found = _in_time(smaller) if time.monotonic() < deadline else None
+        return found is not None and found.startswith("call ") == kind
+
+    small = shrunk(program, fails)
     return f"{name}: {failure}\n\n{repro(small)}"
 
 

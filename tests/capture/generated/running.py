@@ -134,7 +134,8 @@ def _gradients(result: Any, given: tuple[Any, ...]) -> list[Any]:
         return []
     atoms: list[Any] = []
     try:
-        # Retained, because what a later call takes from the world may lead here again: a compiled graph is freed whole.
+        # Retained, because what a later call takes from the world may lead here again, and an engine that finds out
+        # half way that something was freed has given some gradients already.
         sum((tensor * 2).sum() for tensor in tensors).backward(retain_graph=True)  # type: ignore[union-attr]
     except RuntimeError as error:
         atoms.append(str(error).split(":")[0])
