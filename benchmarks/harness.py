@@ -4,8 +4,8 @@
 
 The first step is timed in a fresh process per backend, from just before the model is handed to the compiler (torch,
 and smelt for smelt, imported; nothing else) to the end of its backward: whatever a backend loads by then is part of it.
-The rest is measured in one more process in which the backends take turns. The peer's caches are off, and its cache
-folder is a new empty one each time.
+The rest is measured in one more process in which the backends take turns. Disk caches are off, smelt's and the peer's,
+and the peer's cache folder is a new empty one each time.
 """
 
 import json
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,21 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
     return function
 
 
-def in_fresh_process(arguments: Sequence[str], timeout: float = 900) -> dict[str, Any]:
-    """Run `python -m <arguments>` and read the JSON on its last line; a failure comes back as {"failed": why}."""
+def in_fresh_process(
+    arguments: Sequence[str], timeout: float = 900, settings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run `python -m <arguments>` and read the JSON on its last line; a failure comes back as {"failed": why}.
+
+    Nobody's caches are on, unless `settings` of the environment have them so.
+    """
     with tempfile.TemporaryDirectory() as cache:
         environment = {
             # Bytecode is kept, as an installed package has it.
             **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "TORCHINDUCTOR_CACHE_DIR": cache,
+            "SMELT_CACHE": "0",
+            **(settings or {}),
         }
         try:
             done = subprocess.run(

@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(store: Store, monk
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
 def test_a_device_without_space_is_an_error_that_put_survives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
-    monkeypatch.setattr(cache.os, "open", lambda path, *rest: opened("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr(os, "open", lambda path, *rest: opened("/dev/full", os.O_WRONLY))
     assert not store.put("key", PARTS)
 
 

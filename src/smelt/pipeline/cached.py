@@ -3,8 +3,9 @@
     torch-level graph ── key ──► file ──► Compiled: programs, the plan that joins them, machine code as images
 
 `CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
-A file that is whole but does not say what it should (`ir.stored`, `ir.check_program`, ranges) is dropped like a damaged
-one. Where somebody watches the stages (logs, `smelt.explain`, `check_specs`) nothing is read, so that they run.
+Programs are held to their rules before they are written, and that they are read as they were written the checksum
+tells; a file that is whole but does not say what it should (`ir.stored`, functions that are not there) is dropped like
+a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_specs`) nothing is read, they run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.base import events
+from smelt.base.errors import SpecError
 from smelt.base.options import Options, config
 from smelt.codegen.build import CompiledKernel
 from smelt.ir import stored
@@ -102,7 +104,7 @@ class CacheEntry:
         with events.timed("cache write"):
             try:
                 parts = _packed(forward, backward, plan, why_not_again, kernels)
-            except stored.CannotStore as reason:
+            except (stored.CannotStore, SpecError) as reason:
                 events.count("cache_unstorable")
                 events.emit("cache", f"a graph is not cached: {reason}")
                 return
@@ -117,6 +119,9 @@ def _packed(
     why_not_again: str | None,
     kernels: Sequence[Mapping[str, CompiledKernel]],
 ) -> list[bytes]:
+    for program in (forward, backward):
+        if program is not None:
+            check_program(program, after="fuse")
     images: dict[int, tuple[int, Image, int]] = {}  # by identity → number, image, the number of the one it calls
 
     def number(image: Image, called: int) -> int:
@@ -166,7 +171,6 @@ def _six(value: Any) -> tuple[Any, ...]:
 def _half(program: Any, rows: Any, images: Sequence[Loaded]) -> Half:
     if not isinstance(program, Program):
         raise ValueError("it holds no program")
-    check_program(program, after="reading it from the cache")
     kernels = {}
     for name, place, symbol, buffers, fixed, per_thread in rows:
         if not 0 <= place < len(images) or symbol not in images[place].offsets:

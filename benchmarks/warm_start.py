@@ -1,0 +1,112 @@
+"""The first step in a new process, with an empty disk cache (cold) and with what an earlier process left there (warm).
+
+    python -m benchmarks.warm_start [--models mlp gpt2 …] [--runs 3] [--peer] [--json FILE]
+
+What is measured is the time a compiler adds: the first step, with the model handed over, less a later step. Models of
+Hugging Face need `transformers`. docs/benchmarks.md says more.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory
+from benchmarks.harness import compiled_by, in_fresh_process
+from benchmarks.models import MODELS
+
+ALL = (*MODELS, *memory.MODELS)
+
+
+def build(name: str) -> tuple[Any, Callable[[Any], Any]]:
+    """A model, and a training step of whatever stands for the model."""
+    if name in MODELS:
+        case = MODELS[name].build()
+        return case.module, lambda model: case.loss(model(*case.inputs)).backward()
+    module, inputs = memory.build(name)
+    return module, lambda model: model(**inputs).loss.backward()
+
+
+def once(name: str, backend: str) -> dict[str, float]:
+    """The measured process: seconds on the clock, and of the main thread on a processor, that the first step adds."""
+    if backend == "smelt":
+        import smelt  # noqa: F401 (before the clock starts, as a user's program has)
+
+    module, step = build(name)
+    step(module)
+    before, busy = time.perf_counter(), time.thread_time()
+    model = compiled_by(backend, module)
+    step(model)
+    first, first_busy = time.perf_counter() - before, time.thread_time() - busy
+    later, later_busy = [], []
+    for _ in range(5):
+        before, busy = time.perf_counter(), time.thread_time()
+        step(model)
+        later.append(time.perf_counter() - before)
+        later_busy.append(time.thread_time() - busy)
+    added, busy = first - statistics.median(later), first_busy - statistics.median(later_busy)
+    return {"seconds": added, "processor": busy, "first": first}
+
+
+def measure(name: str, backend: str, runs: int) -> dict[str, list[dict[str, float]]]:
+    """Cold and warm starts: `runs` pairs of processes, each pair with a cache of its own."""
+    found: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"SMELT_CACHE": "1", "SMELT_CACHE_DIR": folder, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0"}
+            # One thread: on a busy machine the waits of a second one differ by more than loading takes.
+            settings |= {"TORCHINDUCTOR_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
+            for start in ("cold", "warm"):
+                answer = in_fresh_process(["benchmarks.warm_start", "--once", name, backend], settings=settings)
+                if "failed" in answer:
+                    print(f"{name}, {backend}: {answer['failed']}", file=sys.stderr)
+                    return found
+                found[start].append(answer)
+    return found
+
+
+def line(name: str, results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    def median(backend: str, start: str, what: str) -> float:
+        figures = [each[what] for each in results.get(backend, {}).get(start, [])]
+        return statistics.median(figures) if figures else float("nan")
+
+    words = [name.ljust(10)]
+    for what in ("seconds", "processor"):
+        cold, warm = median("smelt", "cold", what), median("smelt", "warm", what)
+        words.append(f"{cold:8.3f} {warm:8.3f} {cold / warm:6.1f}×")
+    theirs = median("peer", "warm", "seconds")
+    words.append(f"{theirs:8.2f} {theirs / median('smelt', 'warm', 'seconds'):6.0f}×")
+    return "   ".join(words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.warm_start", description="starts with and without a disk cache")
+    parser.add_argument("--models", nargs="+", choices=ALL, default=list(ALL))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--peer", action="store_true", help="torch.compile too, once: its cold start takes a minute")
+    parser.add_argument("--json", type=Path, help="also write every figure here")
+    parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.once:
+        print(json.dumps(once(*args.once)))
+        return 0
+    print("            on the clock, s: cold, warm, ratio   of the processor, s: cold, warm      peer warm, ratio")
+    everything = {}
+    for name in args.models:
+        results = {"smelt": measure(name, "smelt", args.runs)}
+        if args.peer:
+            results["peer"] = measure(name, "peer", 1)
+        everything[name] = results
+        print(line(name, results), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(everything, indent=1))
+    return int(not all(results["smelt"]["warm"] for results in everything.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

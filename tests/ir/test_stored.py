@@ -1,0 +1,115 @@
+"""Values as text and back: the same value, of the same types, and nothing but the values listed."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smelt.ir.joint import FromInput, FromResult, Plain, Plan, Restride, Saved, ViewStep
+from smelt.ir.kernel import Const
+from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.stored import BadText, CannotStore, dump, parse
+from smelt.ir.tensorspec import TensorSpec
+
+SPEC = TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"), requires_grad=True)
+
+PLAN = Plan(
+    inputs=2,
+    outputs=(
+        FromResult(0),
+        FromInput(
+            1, (ViewStep(torch.ops.aten.view.default, ([-1],), (("x", None),), 2), Restride((1,), (1,), 3)), True
+        ),
+        Plain("text"),
+    ),
+    results=1,
+    shown=((0, False),),
+    tangents=(SPEC,),
+    saved=(Saved("relu", SPEC, None, "needed"),),
+)
+
+PROGRAM = Program(
+    "forward",
+    (ProgramBuffer("x", SPEC, Place.INPUT), ProgramBuffer("y", SPEC, Place.ARENA, 64)),
+    ("x",),
+    (),
+    (
+        Library(
+            torch.ops.aten.mm.out,
+            (Operand("x", (2, 3), (3, 1)), [Operand("x", (3, 2), (1, 3))]),
+            (("dtype", torch.bfloat16), ("format", torch.channels_last), ("layout", torch.strided)),
+            ("y", None),
+            ("out",),
+        ),
+    ),
+    (Operand("y", (2, 3), (3, 1)), None, 3, 2.5, True),
+    128,
+)
+
+
+@pytest.mark.parametrize("value", [PLAN, PROGRAM, (PLAN, PROGRAM, None), [SPEC, SPEC], torch.Size([2, 3])])
+def test_there_and_back(value: Any) -> None:
+    assert parse(dump(value)) == value
+
+
+def test_equal_values_of_other_types_stay_apart() -> None:
+    values = tuple(Const("a", value, torch.float32) for value in (1, 1.0, True, 0.0, -0.0))
+    back = parse(dump(values))
+    assert [type(each.value) for each in back] == [int, float, bool, float, float]
+    assert math.copysign(1, back[4].value) == -1
+
+
+PLAINS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLAINS)
+def test_plain_values_keep_value_and_type(value: Any) -> None:
+    assert repr(parse(dump(value))) == repr(value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_json_lacks(value: float) -> None:
+    assert repr(parse(dump(value))) == repr(value)
+
+
+@torch.library.custom_op("smelt_stored::mine", mutates_args=())
+def mine(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize(
+    "value", [object(), torch.ones(2), {1: 2}, print, torch.ops.smelt_stored.mine.default, ViewStep, b"bytes"]
+)
+def test_what_has_no_form_is_refused(value: Any) -> None:
+    with pytest.raises(CannotStore):
+        dump((1, value))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_changed_text_is_a_value_or_refused_and_runs_nothing(data: st.DataObject) -> None:
+    text = dump((PLAN, PROGRAM))
+    place = data.draw(st.integers(0, len(text) - 1))
+    changed = text[:place] + data.draw(st.sampled_from(["", "[", '"', "9", "-", "x"])) + text[place + 1 :]
+    try:
+        parse(changed)
+    except BadText:
+        return
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "[[],[]]", '[[],["d","nn"]]', '[[],["d","ones"]]', '[[],["o","os","system","default"]]',
+             '[[],["#",0]]', '[[],["e","Role","MISSING"]]', '[[["Popen","ls"]],["#",0]]', '[[["Axis"]],["#",0]]',
+             "[" * 100_000],
+)  # fmt: skip
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(BadText):
+        parse(text)
