@@ -273,6 +273,13 @@ POOLS = [
     example("AdaptiveAvgPool1d", 3, shapes=[(2, 3, 8)]),
     example("AdaptiveAvgPool2d", (3, None), shapes=[(2, 3, 8, 7)]),
     example("AdaptiveAvgPool2d", 1, shapes=[(2, 3, 8, 7)], note="global"),
+    example("AdaptiveAvgPool1d", 1, shapes=lambda: (floats(2, 8, 3).mT,), note="strided"),
+    example(
+        "AdaptiveAvgPool2d",
+        1,
+        shapes=lambda: (floats(2, 3, 8, 7).to(memory_format=torch.channels_last),),
+        note="channels-last",
+    ),
     example("AdaptiveAvgPool3d", 2, shapes=[(2, 3, 5, 4, 6)]),
     example("AdaptiveMaxPool1d", 3, shapes=[(2, 3, 8)]),
     example("AdaptiveMaxPool2d", (3, None), shapes=[(2, 3, 8, 7)]),

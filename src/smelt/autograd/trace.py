@@ -53,7 +53,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
 
     def __init__(self, decompositions: Decompositions | None = None) -> None:
-        super().__init__({aten.bernoulli.p: toss, **(decompositions or {})})
+        own: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: toss, aten.as_strided_scatter.default: _scattered_whole}
+        super().__init__({**own, **(decompositions or {})})
         self.phase = Phase.FORWARD
         self._wish: Wish | None = None  # for what is recorded now
         self._policy: Policy | None = None
@@ -144,6 +145,24 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, tuple | list) else (result,)
+
+
+def _scattered_whole(
+    base: torch.Tensor, values: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+) -> Any:
+    """`as_strided_scatter` into every place of a vector, which is left with nothing but the values, in that order.
+
+    Pooling to one place strides its result anew, in dimensions of one element; this is part of the derivative of that.
+    """
+    if base.dim() != 1 or base.stride() != (1,) or base.storage_offset() or storage_offset:
+        return NotImplemented
+    order = sorted(range(len(size)), key=lambda dimension: (size[dimension] == 1, -stride[dimension]))
+    step = 1
+    for dimension in reversed(order):
+        if size[dimension] != 1 and stride[dimension] != step:
+            return NotImplemented
+        step *= size[dimension]
+    return values.permute(order).reshape(base.shape) if step == base.numel() else NotImplemented
 
 
 def _counts_from_storage(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

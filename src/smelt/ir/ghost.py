@@ -112,6 +112,8 @@ def without_caller_hooks() -> Iterator[None]:
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
+    if func is torch.ops.aten.as_strided_.default and isinstance(args[0], GhostTensor):
+        return _restrided(*args, **kwargs)
     if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
         with no_dispatch():
             func(*args, **kwargs)
@@ -129,6 +131,14 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
             made = [old if old is not None else new for old, new in zip(written, made, strict=True)]
         return type(template)(made)
     return template
+
+
+def _restrided(self: GhostTensor, size: Any, stride: Any, storage_offset: Any = None) -> GhostTensor:
+    """`as_strided_` of a ghost: PyTorch's own looks whether that fits into the memory, of which there is none."""
+    offset: Any = self.storage_offset() if storage_offset is None else storage_offset
+    with no_dispatch():
+        self.data = GhostTensor(TensorSpec(tuple(size), tuple(stride), self.dtype, self.device, offset))
+    return self
 
 
 _known: dict[Any, Any] = {}
