@@ -112,7 +112,7 @@ def layout(interp: Interpreter, kind: type) -> type | None:
 def _layout_of_slots(interp: Interpreter, kind: type) -> type | None:
     """`object` if an instance is nothing but its slots, each with a name of its own."""
     names = slot_names(kind)
-    weak = bool(kind.__weakrefoffset__)
+    weak = kind.__weakrefoffset__ > 0  # from 3.12 on it lies before the object
     room = object.__basicsize__ + (len(names) + weak) * struct.calcsize("P")
     plainly_made = interp.tree.class_attribute(kind, "__new__") is object.__new__
     return object if plainly_made and len(set(names)) == len(names) and kind.__basicsize__ == room else None
