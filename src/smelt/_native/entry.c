@@ -1,4 +1,4 @@
-/* Entry: if its guards hold for a frame, the frame's result is run(*collected), or what is made of a graph's outputs. */
+/* Entry: if its guards hold for a frame, the frame's result is run(*collected) or made of a graph's outputs. */
 #include "entry.h"
 
 #include <stddef.h>
@@ -122,7 +122,8 @@ take_around(PyObject *arguments, PyObject *result, PyObject *failed, Py_ssize_t 
 {
     Py_ssize_t count = PyTuple_GET_SIZE(arguments);
     Py_ssize_t which = PyLong_Check(result) ? PyLong_AsSsize_t(result) : 0;
-    if (which < 0 || !(PyLong_Check(result) || PyCallable_Check(result)) || failed == NULL || !PyCallable_Check(failed)) {
+    bool is_result = PyLong_Check(result) || PyCallable_Check(result);
+    if (which < 0 || !is_result || failed == NULL || !PyCallable_Check(failed)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "Entry: result must be a number or callable, and failed callable");
         }
@@ -139,7 +140,7 @@ take_around(PyObject *arguments, PyObject *result, PyObject *failed, Py_ssize_t 
         if (place < 0 || place >= collected) {
             PyMem_Free(around);
             if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_IndexError, "Entry: %zd values are collected, none has number %zd", collected, place);
+                PyErr_Format(PyExc_IndexError, "Entry: of %zd collected values none is number %zd", collected, place);
             }
             return NULL;
         }
