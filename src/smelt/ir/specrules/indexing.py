@@ -40,7 +40,10 @@ def _index(value: Any, indices: Sequence[Any]) -> Any:
         ones = (*[1] * len(before), *taken, *[1] * len(after))
         spread = strides_of_view(taken, each.expand(taken).stride(), ones) or contiguous_stride(ones)
         layouts.append((ones, tuple(spread)))
-    return TensorSpec(shape, iterator_stride(shape, layouts), value.dtype, CPU)
+    stride = iterator_stride(shape, layouts)
+    if 1 in shape and stride != contiguous_stride(shape):
+        return NotImplemented  # where dimensions change places, PyTorch is asked about the stride of single elements
+    return TensorSpec(shape, stride, value.dtype, CPU)
 
 
 RULES: dict[Any, Any] = {aten.index.Tensor: _index}
