@@ -450,7 +450,8 @@ def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
 
 def _index_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     picks: list[Any] = [None, torch.tensor([1, 0]), torch.tensor([[1], [0], [1]]), torch.tensor([[0, 1]]).expand(3, 2)]
-    picks += [torch.zeros(1, 1, dtype=torch.int64), torch.tensor(1), torch.zeros(3, 2, dtype=torch.int32).t()[:, None], torch.zeros(2, 0, dtype=torch.int64)]
+    picks += [torch.zeros(1, 1, dtype=torch.int64), torch.tensor(1), torch.zeros(2, 0, dtype=torch.int64)]
+    picks += [torch.zeros(3, 2, dtype=torch.int32).t()[:, None]]
     for shape in ((3, 2), (2, 3, 4), (2, 3, 4, 5), (2, 1, 3), (1, 1, 2)):
         for x in _layouts(shape, torch.float32):
             for _ in range(12):
