@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt.autograd.joint import Joint, Pure, Source, replaying, trace_forward, trace_joint
+from smelt.autograd.partial import given_only
 from smelt.autograd.partition import Halves, default, min_cut
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
@@ -26,6 +27,7 @@ from smelt.codegen import compile_kernels
 from smelt.codegen.build import CompiledKernel
 from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
+from smelt.ir.ambient import Ambient, restored
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.joint import Plan, Replay
@@ -248,12 +250,26 @@ def _join_stored(found: Compiled, traced: Traced, options: Options, arenas: Aren
         context = Context(options, half.program.name, Fuel(options.fuel), consuming=consuming, arenas=arenas)
         return _bind(half.program, half.kernels, context).run
 
-    source, plan = Source.of_graph(traced), found.plan
+    source, plan, ambient = Source.of_graph(traced), found.plan, Ambient.now()
     forward = bind(found.forward, False)
     backward = bind(found.backward, True) if found.backward is not None else None
     events.count("saved_bytes", plan.saved_bytes)
     replay = found.why_not_again or replaying(source, plan)
-    return Parts(forward, backward, plan, source.eager(), replay).joined()
+
+    def partial(arrived: int) -> Flat | None:
+        """The graphs themselves are not stored: they are made again, and are the same."""
+
+        def lower(half: Traced, name: str, consuming: bool) -> Flat:
+            context = Context(options, name, Fuel(options.fuel), consuming=consuming, arenas=arenas)
+            executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
+            return executable.run
+
+        with restored():
+            ambient.impose()
+            parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
+        return parts.partial(arrived) if parts.partial is not None and parts.plan == plan else None
+
+    return Parts(forward, backward, plan, source.eager(), replay, partial).joined()
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -287,11 +303,20 @@ class Parts:
     plan: Plan | None = None
     eager: Flat | None = None
     replay: Replay | str = ""
+    partial: Callable[[int], Flat | None] | None = None
 
     def joined(self) -> Flat:
         if self.plan is None:
             return self.forward
-        return join(self.forward, self.backward, self.plan, replay=self.replay, eager=self.eager, consuming=True)
+        return join(
+            self.forward,
+            self.backward,
+            self.plan,
+            replay=self.replay,
+            eager=self.eager,
+            consuming=True,
+            partial=self.partial,
+        )
 
 
 def _compile(traced: Traced, compile_static: Callable[[Traced], Flat]) -> Flat:
@@ -326,7 +351,13 @@ def _compile_static(
         return Parts(_run_by_pytorch(traced))
     forward = lower(halves.forward, f"forward{number}", False)
     backward = lower(halves.backward, f"backward{number}", True) if halves.backward is not None else None
-    return Parts(forward, backward, halves.plan, halves.eager, halves.replay)
+
+    def partial(arrived: int) -> Flat | None:
+        assert halves.backward is not None
+        some = given_only(halves.backward, halves.plan, arrived)
+        return None if some is None else lower(some, f"backward{number}_{arrived:b}", True)
+
+    return Parts(forward, backward, halves.plan, halves.eager, halves.replay, partial)
 
 
 def _has_numbers(traced: Traced) -> bool:

@@ -12,6 +12,7 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 
 import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from smelt.base.errors import SmeltError, UnexpectedResult
+from smelt import _native
+from smelt.base.errors import SmeltError, SmeltWarning, UnexpectedResult
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec
 
@@ -34,9 +36,11 @@ def join(
     replay: Replay | str = "no graph to compute the results from again was kept",
     eager: Flat | None = None,
     consuming: bool = False,
+    partial: "Callable[[int], Flat | None] | None" = None,
 ) -> Flat:
     """A callable from flat input tensors to flat outputs. A `consuming` backward takes its inputs in a list, out of
-    which it takes them, so that memory is free again as soon as it has been read.
+    which it takes them, so that memory is free again as soon as it has been read. `partial` makes the backward for
+    gradients that arrive for some results only (a bit each), from what was saved and their tangents.
 
     `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
     share memory, under `torch.func` transforms, in forward-mode differentiation, inside `torch.utils.checkpoint`, and
@@ -46,7 +50,7 @@ def join(
         return _Forward(forward, plan, eager).__call__
     if backward is None:
         raise ValueError("a plan with tangents needs a backward")
-    state = _Differentiable(forward, backward, plan, replay, eager, consuming)
+    state = _Differentiable(forward, backward, plan, replay, eager, consuming, partial)
     return _quick(state) if state.is_simple else state.__call__
 
 
@@ -102,8 +106,18 @@ class _Differentiable:
     """A compiled forward and backward."""
 
     def __init__(
-        self, forward: Flat, backward: Flat, plan: Plan, replay: Replay | str, eager: Flat | None, consuming: bool
+        self,
+        forward: Flat,
+        backward: Flat,
+        plan: Plan,
+        replay: Replay | str,
+        eager: Flat | None,
+        consuming: bool,
+        partial: "Callable[[int], Flat | None] | None" = None,
     ) -> None:
+        self.partial = partial
+        self.partials: dict[int, Flat | None] = {(1 << len(plan.tangents)) - 1: None}
+        self.making = threading.Lock()
         self.forward = forward
         self.backward = backward
         self.plan = plan
@@ -158,6 +172,20 @@ class _Differentiable:
                 _write_back(plan, inputs, values[plan.results :])
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
         return result
+
+    def backward_for(self, arrived: int) -> Flat | None:
+        """The backward for gradients of these results only; None for the one that takes them all, zeros if need be."""
+        if self.partial is None or arrived in self.partials:
+            return self.partials.get(arrived)
+        with self.making:
+            if arrived not in self.partials:
+                try:
+                    self.partials[arrived] = _native.suspended(self.partial, arrived)
+                except Exception as error:
+                    self.partials[arrived] = None
+                    text = "SM020: a backward for some results only could not be compiled; the others count as zeros"
+                    warnings.warn(f"{text}. {type(error).__name__}: {error}", SmeltWarning, stacklevel=2)
+        return self.partials[arrived]
 
     def saved_inputs(self, saved: Sequence[Any], others: "Sequence[_Other]") -> list[torch.Tensor]:
         """All inputs of the forward: those saved, and those it only kept track of. Where nothing depends on what an
@@ -242,10 +270,13 @@ def _gradients(
             del given[-len(state.recalled) :]
         if hooked:
             given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+        backward = state.backward_for(arrived)
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
+            if tangent is None and backward is not None:
+                continue
             plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
             given.append(tangent if plain else _fit(tangent, spec))
-        gradients = _without_autocast(state.backward, (given,) if state.consuming else given)
+        gradients = _without_autocast(backward or state.backward, (given,) if state.consuming else given)
         if state.plan.fed:
             gradients = _without_unfed(gradients, state.plan.fed, arrived)
     placed: list[Any] = [None] * state.plan.inputs
