@@ -208,3 +208,43 @@ def test_a_warning_names_the_frame_that_its_level_says() -> None:
                 function(X, level)
             seen.append([(str(each.message), each.category, each.filename, each.lineno) for each in found])
         assert len(seen[0]) == 1 and seen[0] == seen[1]
+
+
+class Plain:
+    pass
+
+
+def written_then_deleted(x: torch.Tensor, table: dict[str, int], key: str) -> torch.Tensor:
+    table[key] = 2
+    del table[key]
+    return x + 1
+
+
+def written_then_popped(x: torch.Tensor, table: dict[str, int], key: str) -> torch.Tensor:
+    table[key] = 2
+    return x + table.pop(key)
+
+
+def set_then_unset(x: torch.Tensor, thing: Any, key: str) -> torch.Tensor:
+    thing.extra = 2
+    del thing.extra
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [written_then_deleted, written_then_popped, set_then_unset])
+@pytest.mark.parametrize("order", [(True, False), (False, True), (True, False, True)])
+def test_what_was_there_before_it_was_written_and_taken_out(function: Any, order: tuple[bool, ...]) -> None:
+    """Nothing of it is read, and yet it matters: the real key goes if there was one."""
+    compiled = smelt.compile(function, backend="eager", fullgraph=True)
+    for there in order:
+        if function is set_then_unset:
+            thing: Any = Plain()
+            thing.extra = 1 if there else None
+            if not there:
+                del thing.extra
+            compiled(torch.ones(1), thing, "a")
+            assert vars(thing) == {}
+        else:
+            table = {"a": 1, "b": 2} if there else {"b": 2}
+            compiled(torch.ones(1), table, "a")
+            assert table == {"b": 2}

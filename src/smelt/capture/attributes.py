@@ -508,7 +508,7 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     members = _members(interp, target, found)
     if _is_slot(found) and name not in members.items:
         raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
-    if not interp.outside.present(members, name):
+    if not interp.outside.removable(members, name):
         raise Missing(target, name)
     interp.touch(members)
     del members.items[name]

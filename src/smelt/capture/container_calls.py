@@ -141,7 +141,7 @@ def _get(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
 
 def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if not interp.outside.present(receiver, key):
+    if not interp.outside.removable(receiver, key):
         if len(args) > 1:
             return args[1]
         raise Raised.of(KeyError(key))
@@ -213,7 +213,7 @@ def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value
 
 def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if receiver.kind is not OrderedDict or not interp.outside.present(receiver, key):
+    if receiver.kind is not OrderedDict or not interp.outside.removable(receiver, key):
         raise Unsupported("B002", "OrderedDict.move_to_end")
     last = len(args) < 2 or bool(interp.plain(args[1]))
     interp.touch(receiver)

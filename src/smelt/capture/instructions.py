@@ -170,7 +170,7 @@ def _store_global(interp: Interpreter, frame: Frame, instruction: Instruction) -
 @handles("DELETE_GLOBAL")
 def _delete_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
-    if not interp.outside.present(names, instruction.value):
+    if not interp.outside.removable(names, instruction.value):
         raise Unsupported("B018", instruction.value)
     interp.touch(names)
     del names.items[instruction.value]

@@ -599,7 +599,7 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     """`del container[key]`."""
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        if interp.outside.present(container, real):
+        if interp.outside.removable(container, real):
             interp.touch(container)
             del container.items[real]
             return

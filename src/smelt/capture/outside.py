@@ -395,6 +395,21 @@ class Outside:
             self.force(mapping.items[key])
         return found
 
+    def removable(self, mapping: Mapping, key: Any) -> bool:
+        """Whether the key is there and may be taken out. Then whether it was there at first is relied on, too: that
+        decides whether there is anything to take out of the real dict."""
+        if not self.present(mapping, key):
+            return False
+        if mapping.source is not None:
+            first = (mapping.original or {}).get(key)
+            if isinstance(first, Pending):
+                first.source.collect()
+            elif first is None and isinstance(mapping, Slots):
+                raise Unsupported("B005", f"del of {key}, a slot that was empty at first")
+            elif first is None:
+                mapping.source.check(("lacks", key))
+        return True
+
     def cell_contents(self, cell: Cell) -> Value | None:
         """What a cell holds, or None if it is empty."""
         if self.closed and cell.real is not None and cell.source is not None:
