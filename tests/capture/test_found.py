@@ -1,5 +1,6 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
+import copy
 import itertools
 import types
 import warnings
@@ -248,3 +249,20 @@ def test_what_was_there_before_it_was_written_and_taken_out(function: Any, order
             table = {"a": 1, "b": 2} if there else {"b": 2}
             compiled(torch.ones(1), table, "a")
             assert table == {"b": 2}
+
+
+def copied(x: torch.Tensor, thing: Any) -> tuple[torch.Tensor, Any]:
+    return x + 1, copy.deepcopy(thing)
+
+
+def test_a_copy_of_one_object_met_twice_is_one() -> None:
+    compiled = smelt.compile(copied, backend="eager")
+    for together in (True, False, True):
+        thing, inner = Plain(), Plain()
+        thing.items = [inner, inner if together else Plain(), thing]  # type: ignore[attr-defined]
+        thing.lists = [[1], [1]]  # type: ignore[attr-defined]
+        thing.lists[1] = thing.lists[0] if together else [1]  # type: ignore[attr-defined]
+        _, found = compiled(torch.ones(1), thing)
+        assert found is not thing and found.items[2] is found
+        assert (found.items[0] is found.items[1]) is together
+        assert (found.lists[0] is found.lists[1]) is together

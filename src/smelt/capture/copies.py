@@ -12,7 +12,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.construct import layout
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Constant, Instance, Mapping, Object, Sequence, Set, Slice, Value, describe
+from smelt.capture.values import Constant, Instance, Mapping, Object, Sequence, Set, Slice, Value, describe, python_type
 
 _HOOKS = (
     "__copy__",
@@ -37,14 +37,45 @@ def deep(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     if len(args) != 1 or kwargs:
         raise Unsupported("B002", "copy.deepcopy with a memo")
     known: dict[int, Value] = {}
+    met: list[Value] = []
 
     def once(value: Any) -> Value:
         value = interp.outside.force(value)
         if id(value) not in known:
-            known[id(value)] = _copied(interp, value, once, lambda made: known.setdefault(id(value), made))
+            twin = _met_before(interp, value, met)
+            if twin is not None:
+                known[id(value)] = known[id(twin)]
+            else:
+                known[id(value)] = _copied(interp, value, once, lambda made: known.setdefault(id(value), made))
         return known[id(value)]
 
     return once(args[0])
+
+
+_MANY = 40  # each pair of objects is compared at each call
+
+
+def _met_before(interp: Interpreter, value: Value, met: list[Value]) -> Value | None:
+    """The value under which an object from outside was met on another way. A copy of both is one: that they are the
+    same, or that they are not, is relied on."""
+    if value.source is None or not isinstance(value, Object | Mapping | Sequence) or _is_atom(value):
+        return None
+    alike = [other for other in met if python_type(other) is python_type(value)]
+    if len(alike) > _MANY:
+        raise Unsupported("B002", "copy.deepcopy of very many objects")
+    met.append(value)
+    twin = None
+    for other in alike:
+        same = isinstance(value, Object) and isinstance(other, Object) and value.value is other.value
+        interp.outside.relate(value.source, other.source, same)
+        twin = other if same else twin
+    return twin
+
+
+def _is_atom(value: Value) -> bool:
+    if isinstance(value, Sequence) and value.kind is not list:
+        return True  # told apart by what it holds
+    return isinstance(value, Object) and isinstance(value.value, _ATOMS)
 
 
 Each = Callable[[Any], Value]

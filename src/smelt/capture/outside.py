@@ -226,12 +226,13 @@ class Outside:
             owner = value.holder if isinstance(value, Slots) else _owner(value.source)
             if owner is not None:
                 for each in self._objects.get(type(owner.value), ()):
-                    self._relate(owner.source, each.source, each.value is owner.value)
+                    self.relate(owner.source, each.source, each.value is owner.value)
             for _, other in self._shared.values():
                 if _alike(value, other):
-                    self._relate(value.source, other.source, False)
+                    self.relate(value.source, other.source, False)
 
-    def _relate(self, source: Source | None, other: Source | None, same: bool) -> None:
+    def relate(self, source: Source | None, other: Source | None, same: bool) -> None:
+        """That two things from outside are one object, or are not, is relied on."""
         if source is None or other is None or source is other:
             return
         if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects
