@@ -266,3 +266,25 @@ def test_a_copy_of_one_object_met_twice_is_one() -> None:
         assert found is not thing and found.items[2] is found
         assert (found.items[0] is found.items[1]) is together
         assert (found.lists[0] is found.lists[1]) is together
+
+
+class Asks:
+    """A class that answers for what its property could not."""
+
+    @property
+    def wide(self) -> Any:
+        return self.missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wide":
+            return 5
+        raise AttributeError(name)
+
+
+def test_a_getter_that_raises_attribute_error_asks_the_class() -> None:
+    def f(x: torch.Tensor, thing: Asks) -> torch.Tensor:
+        return x * 2 + thing.wide
+
+    compiled = smelt.compile(f, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(1), Asks()), f(torch.ones(1), Asks()))

@@ -319,9 +319,24 @@ def _is_data_descriptor(found: Any) -> bool:
     return found is not ABSENT and hasattr(type(found), "__set__")
 
 
+def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
+    """A property. If its getter raises AttributeError, Python asks the class's `__getattr__`; that is left to it."""
+    answer = interp.call(interp.outside.fixed(getter), [value])
+    kind = python_type(value)
+    hook = interp.tree.class_attribute(kind, "__getattr__") if kind is not None else ABSENT
+    if not isinstance(hook, types.FunctionType) or hook is torch.nn.Module.__getattr__:
+        return answer
+    try:
+        return interp.now(answer)
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
+        raise Unsupported("B007", f"{name} of {describe(value)}, as its getter raises AttributeError") from None
+
+
 def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) -> Value:
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-        return interp.call(interp.outside.fixed(found.fget), [value])
+        return _run_getter(interp, value, found.fget, name)
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
         return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(python_type(value))])
