@@ -288,3 +288,49 @@ def test_a_getter_that_raises_attribute_error_asks_the_class() -> None:
     compiled = smelt.compile(f, backend="eager")
     for _ in range(2):
         torch.testing.assert_close(compiled(torch.ones(1), Asks()), f(torch.ones(1), Asks()))
+
+
+def test_a_selection_that_is_all_a_function_does_raises() -> None:
+    """A graph without results was not run, though an index was out of range."""
+
+    def f(x: torch.Tensor, index: torch.Tensor) -> None:
+        x.index_select(0, index).sum()
+
+    compiled = smelt.compile(f, backend="eager")
+    compiled(X, torch.tensor([0, 1]))
+    with pytest.raises(IndexError, match="index out of range"):
+        compiled(X, torch.tensor([0, 2]))
+
+
+class Bound:
+    def method(self) -> None: ...
+
+    @classmethod
+    def of_class(cls) -> None: ...
+
+
+def test_the_type_of_a_bound_method_tells_c_from_python() -> None:
+    def f(x: torch.Tensor, thing: Bound, items: list[int]) -> Any:
+        methods = [[].append, items.append, thing.method, Bound.of_class, x.sum, "a".join, dict.fromkeys, (1).__add__]
+        return x + 1, tuple(map(type, methods)), dict.fromkeys
+
+    compiled = smelt.compile(f, backend="eager")
+    assert compiled(X, Bound(), [1])[1:] == f(X, Bound(), [1])[1:]
+
+
+def least(values: Any) -> Any:
+    return min(values, 5)
+
+
+def test_an_error_in_a_function_of_c_shows_the_line_that_called_it() -> None:
+    """Capture interprets `min`, and its lines are not the user's."""
+
+    def f(x: torch.Tensor, given: Any) -> Any:
+        y = x + 1
+        return least(given), y
+
+    compiled = smelt.compile(f, backend="eager")
+    compiled(X, 3)
+    with pytest.raises(RuntimeError, match="ambiguous") as raised:
+        compiled(X, X)
+    assert [entry.name for entry in raised.traceback][1:] == ["f", "least"]

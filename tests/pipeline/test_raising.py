@@ -25,10 +25,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[torch
     "index_put": (lambda x, i: x.index_put((i,), x) * 2, (SCORES, GOOD), (SCORES, BAD)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (SCORES, GOOD), (SCORES, BAD)),
     "division": (lambda i: 5 // i, (GOOD + 1,), (GOOD,)),
+    "index that nobody uses": (lambda x, i: (x[i], x * 2)[1], (SCORES, GOOD), (SCORES, BAD)),
+    "selection that nobody uses": (lambda x, i: (x.index_select(0, i).sin(), x * 2)[1], (SCORES, GOOD), (SCORES, BAD)),
+    "lookup that nobody uses": (lambda x, i: (F.embedding(i, x), x * 2)[1], (SCORES, GOOD), (SCORES, BAD)),
+    "loss that nobody uses": (lambda x, i: (F.cross_entropy(x, i), x * 2)[1], (SCORES, GOOD), (SCORES, BAD)),
+    "division that nobody uses": (lambda i: (5 // i, i * 2)[1], (GOOD + 1,), (GOOD,)),
 }
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_bad_values_raise_as_in_eager(name: str, backend: str, gradients: bool) -> None:

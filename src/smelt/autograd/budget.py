@@ -28,7 +28,7 @@ from smelt.autograd.costs import own_bytes, work_of
 from smelt.autograd.maxflow import INFINITE
 from smelt.autograd.mincut import PER_BYTE, Problem, gradients_of, why_not_again
 from smelt.autograd.rehearsal import Rehearsal
-from smelt.ir.effects import why_not_drop
+from smelt.ir.effects import why_not_share
 from smelt.ir.joint import Phase, Wish, phase_of, wish_of
 from smelt.ir.peak import Peak
 
@@ -152,7 +152,7 @@ class _Facts:
 
 def never_again(node: fx.Node) -> bool:
     """Whether a heavy value cannot be had again, has an effect of its own, or was asked to be kept."""
-    return node.op == "placeholder" or why_not_drop(node) is not None or wish_of(node) is Wish.SAVED
+    return node.op == "placeholder" or why_not_share(node) is not None or wish_of(node) is Wish.SAVED
 
 
 def choices(problem: Problem) -> list[Choice]:

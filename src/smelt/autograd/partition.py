@@ -27,7 +27,7 @@ from smelt.autograd.mincut import Problem, depending_on, gradients_of, needed_fo
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
-from smelt.ir.effects import why_not_drop
+from smelt.ir.effects import VALUES, why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
 from smelt.ir.peak import Peak, graph_peak
@@ -182,7 +182,7 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
     written = {primals[index] for index in plan.lost}
     late = depending_on(tangents_of(joint))
-    kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and why_not_drop(node) is not None]
+    kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _stays(node)]
     forward = _extract(
         joint.traced,
         primals,
@@ -201,6 +201,12 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
         Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
     )
     return Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether a call is made whoever uses it; errors that depend on values are raised where eager raises them."""
+    reason = why_not_drop(node)
+    return reason is not None and (reason != VALUES or phase_of(node) is not Phase.BACKWARD)
 
 
 def _extract(

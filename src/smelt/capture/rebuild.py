@@ -324,6 +324,8 @@ def _bind(function: Any, receiver: Any) -> Any:
 
 def _cell(build: Rebuilder, value: Cell) -> Operand:
     made = build.early(value, build.step(types.CellType))
+    if isinstance(function, types.ClassMethodDescriptorType):
+        return function.__get__(None, receiver)
     if value.contents is not None:
         build.step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
     return made

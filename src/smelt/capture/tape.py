@@ -36,7 +36,7 @@ from smelt.ir.ambient import Ambient, forget_casts, set_autocast
 from smelt.ir.checkpoint import Checkpoint
 from smelt.ir.computed import computed
 from smelt.ir.derivative import Derivative
-from smelt.ir.effects import is_random
+from smelt.ir.effects import is_random, raises
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
@@ -52,7 +52,7 @@ class Tape:
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
-        self.draws = False  # whether random numbers are drawn, by which the generator moves on
+        self.acts = False  # whether an operator draws random numbers or raises for some values: it runs in any case
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
@@ -349,8 +349,8 @@ class Witness(GhostMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Many[type], args: tuple[Any, ...] = (), kwargs: Mapped[str, Any] | None = None
     ) -> Any:
-        if is_random(func):
-            self._tape.draws = True
+        if is_random(func) or raises(func, args):
+            self._tape.acts = True
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -380,7 +380,7 @@ class _Closing:
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
         recipe, self.number = self.build.seal(collected)
         run = None
-        if self.build.outputs or self.tape.writes or self.tape.draws:
+        if self.build.outputs or self.tape.writes or self.tape.acts:
             traced = Traced(self.tape.graph, Level.TORCH, {})
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line
@@ -480,7 +480,7 @@ def _among(value: Any, known: frozenset[Any]) -> bool:
 
 
 def _drop_unused_parts(graph: fx.Graph) -> None:
-    """Erase items of tuples that nobody took."""
+    """Erase items of tuples that nobody took; not what is taken from a tensor, as its index may be out of range."""
     for node in reversed(list(graph.nodes)):
-        if node.target is operator.getitem and not node.users and node.op == "call_function":
+        if node.target is operator.getitem and not node.users and type(node.args[1]) is int:
             graph.erase_node(node)

@@ -8,7 +8,7 @@ from smelt.capture.state import LiveFrame
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ON_BEHALF = tuple(  # they raise some of Python's own errors for the user
-    os.path.join(os.path.dirname(__file__), name) for name in ("step.py", "loops.py")
+    os.path.join(os.path.dirname(__file__), name) for name in ("step.py", "loops.py", "polyfills.py")
 )
 
 

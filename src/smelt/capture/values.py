@@ -430,6 +430,13 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__.lower()}"
 
 
+_BOUND: dict[type, type] = {  # what binding a function of C makes of it
+    types.MethodDescriptorType: types.BuiltinMethodType,
+    types.ClassMethodDescriptorType: types.BuiltinMethodType,
+    types.WrapperDescriptorType: types.MethodWrapperType,
+}
+
+
 def python_type(value: Value) -> type | None:
     """The exact Python type of the value, or None where it is not known."""
     if isinstance(value, Number):
@@ -440,9 +447,11 @@ def python_type(value: Value) -> type | None:
         return value.kind
     if isinstance(value, DictView):
         return type(getattr(value.mapping.kind(), value.part)())
+    if isinstance(value, Method):
+        function = value.function.value if isinstance(value.function, Constant | Object) else None
+        return _BOUND.get(type(function), types.MethodType)
     fixed: dict[type, type] = {
         Function: types.FunctionType,
-        Method: types.MethodType,
         Slice: slice,
         Cell: types.CellType,
         Trace: types.TracebackType,

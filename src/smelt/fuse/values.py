@@ -19,7 +19,7 @@ from torch import fx
 
 from smelt.base.sizes import Shape, Size, product
 from smelt.ir.check_program import span
-from smelt.ir.effects import why_not_drop
+from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
@@ -363,7 +363,7 @@ class _Lowerer:
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why)
         self.lowered.items.append(call)
-        if why_not_drop(node) is not None:
+        if why_not_share(node) is not None:
             call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
         if isinstance(spec, TensorSpec):

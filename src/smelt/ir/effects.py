@@ -1,6 +1,7 @@
 """What a call does besides yielding its result: draw random numbers, raise, write memory its schema keeps quiet about.
 
-why_not_drop(bernoulli(x))  → "draws random numbers"        why_not_drop(sin(x)) → None
+why_not_share(bernoulli(x))  → "draws random numbers"        why_not_share(sin(x)) → None
+why_not_drop(gather(x, 0, i)) → "raises for some values"     why_not_drop(sin(x)) → None
 """
 
 import operator
@@ -25,11 +26,74 @@ _QUIET_WRITERS = {
 RANDOM = "draws random numbers"
 QUIET_WRITE = "writes running statistics"
 CHECK = "raises if what it is given is not right"
+VALUES = "raises for some values"
+
+# Operators that raise depending on the values in a tensor, by name: an index out of range, a target that is no class.
+_RAISING = frozenset(
+    (
+        "index",
+        "index_select",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "_unsafe_index_put",
+        "index_reduce",
+        "gather",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "take",
+        "put",
+        "embedding",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "multi_margin_loss",
+        "multilabel_margin_loss_forward",
+        "binary_cross_entropy",
+        "masked_scatter",
+        "bincount",
+        "repeat_interleave",
+        "histc",
+    )
+)
+_DIVISIONS = frozenset(("div", "floor_divide", "remainder", "fmod"))  # integers by zero
 
 
 def why_not_drop(node: fx.Node) -> str | None:
-    """Why a call whose result nobody uses must stay, and why two equal calls are not one; None if they may go."""
+    """Why a call whose result nobody uses must stay; None if it may go."""
+    reason = why_not_share(node)
+    return VALUES if reason is None and raises(node.target, node.args) else reason
+
+
+def why_not_share(node: fx.Node) -> str | None:
+    """Why two equal calls are not one; None if they are."""
     return None if node.target is operator.getitem else effect_of(node.target, node.args, node.kwargs)
+
+
+def raises(target: object, args: Sequence[Any]) -> bool:
+    """Whether an operator raises for some values of the tensors it is given, which may be nodes."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = _names.get(target)
+    if name is None:
+        name = _names[target] = target._schema.name.removeprefix("aten::")
+    if name in _RAISING:
+        return True
+    return name in _DIVISIONS and len(args) > 1 and _is_zero_possible(args[1])
+
+
+_names: dict[torch._ops.OpOverload, str] = {}
+
+
+def _is_zero_possible(divisor: object) -> bool:
+    """Whether a divisor may be the integer 0."""
+    spec = spec_of(divisor) if isinstance(divisor, fx.Node) else divisor
+    if isinstance(spec, TensorSpec | torch.Tensor):
+        return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return False
 
 
 def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.ir.effects import is_view, why_not_drop
+from smelt.ir.effects import is_view, why_not_share
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import spec_of
 from smelt.simplify.memory import Memory
@@ -37,7 +37,7 @@ def share_common(traced: Traced, fuel: Fuel) -> Traced:
     for node in list(traced.graph.nodes):
         if node.op == "get_attr":
             key: Any = ("get_attr", node.target)
-        elif node.op != "call_function" or why_not_drop(node) is not None:
+        elif node.op != "call_function" or why_not_share(node) is not None:
             continue
         else:
             key = _key(node)
