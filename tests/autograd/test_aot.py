@@ -255,3 +255,15 @@ def test_bad_arguments_are_refused_at_once() -> None:
         aot_function(3, Seen().compiler)  # type: ignore[arg-type]
     with pytest.raises(SmeltError, match="SM002"):
         aot_function(simple_fn, lambda module, examples: 3)(torch.ones(2))  # type: ignore[arg-type, return-value]
+
+
+def test_gradients_of_one_result_do_not_ask_for_the_other() -> None:
+    """Zeros for a result nobody used are NaN where its derivative is infinite; eager never asks."""
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, (x - x.detach()).sqrt()
+
+    x, seen = torch.randn(3, requires_grad=True), Seen()
+    aot_function(both, seen.compiler)(x)[0].sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+    assert len(seen.modules) == 2

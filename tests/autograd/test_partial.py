@@ -91,4 +91,4 @@ def test_a_graph_out_of_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
         compiled = smelt.compile(infinite, fullgraph=True)
         for mine, theirs in zip(gradients(compiled, (0,)), gradients(infinite, (0,)), strict=True):
             torch.testing.assert_close(mine, theirs)
-    assert smelt.counters["cache_hits"] == 1
+    assert smelt.counters["cache_hits"] == 2

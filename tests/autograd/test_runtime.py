@@ -17,7 +17,7 @@ from smelt.autograd.joint import Source, trace_joint
 from smelt.base.errors import SmeltError
 from smelt.ir.joint import FromResult, Plan
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.wrap import join, lazily
+from smelt.runtime.wrap import join
 from tests.autograd.helpers import PARTITIONS, aot, leaves
 
 
@@ -571,17 +571,22 @@ def test_forward_mode_and_function_transforms_run_eagerly() -> None:
 # The wrapper alone.
 
 
-def test_a_backward_is_made_when_first_called() -> None:
+def test_a_backward_is_made_when_first_needed() -> None:
     made: list[int] = []
 
-    def make() -> Callable[..., Any]:
-        made.append(1)
-        return lambda x: (x,)
+    def make(arrived: int) -> Callable[..., Any]:
+        made.append(arrived)
+        return lambda tangent: (tangent * 3,)
 
-    call = lazily(make)
+    spec = TensorSpec.of(torch.ones(2))
+    plan = Plan(inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(spec,), gradients=(0,))
+    call = join(lambda x: (x * 3,), make, plan)
+    x = torch.ones(2, requires_grad=True)
+    (y,), (z,) = call(x), call(x)
     assert not made
-    assert call(1) == call(1) == (1,)
+    (y + z).sum().backward()
     assert made == [1]
+    torch.testing.assert_close(x.grad, torch.full((2,), 6.0))
 
 
 def test_a_plan_with_tangents_needs_a_backward() -> None:

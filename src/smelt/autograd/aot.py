@@ -22,13 +22,14 @@ from torch.utils import _pytree as pytree
 
 from smelt.autograd import partition
 from smelt.autograd.joint import Joint, Source, trace_forward, trace_joint
+from smelt.autograd.partial import given_only
 from smelt.autograd.partition import Halves
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base.errors import SmeltError
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
-from smelt.runtime.wrap import join, lazily
+from smelt.runtime.wrap import join
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., Any]
@@ -146,9 +147,15 @@ class _Stage:
             return join(_compiled(self.forward, pure.traced), None, pure.plan, eager=pure.eager)
         halves = self._split(trace_joint(source, self.decompositions))
         forward = _compiled(self.forward, halves.forward)
+        backwards = functools.partial(self._backward, halves)
+        return join(forward, backwards, halves.plan, replay=halves.replay, eager=halves.eager)
+
+    def _backward(self, halves: Halves, arrived: int) -> Callable[..., tuple[Any, ...]] | None:
+        """The backward for gradients of some results, compiled when they first arrive."""
         traced = halves.backward
-        backward = None if traced is None else lazily(lambda: _compiled(self.backward, traced))
-        return join(forward, backward, halves.plan, replay=halves.replay, eager=halves.eager)
+        if traced is not None and arrived != (1 << len(halves.plan.tangents)) - 1:
+            traced = given_only(traced, halves.plan, arrived)
+        return None if traced is None else _compiled(self.backward, traced)
 
     def _split(self, joint: Joint) -> Halves:
         if self.partition_fn in (partition.default, partition.min_cut) or not joint.plan.tangents:

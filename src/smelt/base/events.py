@@ -77,6 +77,11 @@ def wanted(channel: str) -> bool:
     return channel in _printed or bool(_sinks.lists)
 
 
+def collecting() -> bool:
+    """Whether this thread is inside `collect()`."""
+    return bool(_sinks.lists)
+
+
 def emit(channel: str, text: str, subject: object = None) -> None:
     """Report an event to whoever collects on this thread, and to stderr if its channel is switched on."""
     if channel not in CHANNELS:

@@ -1,16 +1,17 @@
 """Compiled graphs in the disk cache: what a graph became, as plain data, and back without any of the stages.
 
-    torch-level graph ── key ──► file ──► Compiled: programs, the plan that joins them, machine code as images
+    torch-level graph ── key ──► file ──► Compiled: a program, the plan that joins it, machine code as images
 
 `CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
+Each backward (one for gradients of these results, one for those) is a file of its own, written when it is first needed.
 Programs are held to their rules before they are written, and that they are read as they were written the checksum
 tells; a file that is whole but does not say what it should (`ir.stored`, functions that are not there) is dropped like
 a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_specs`) nothing is read, they run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from smelt.base import events
 from smelt.base.errors import SpecError
@@ -25,6 +26,9 @@ from smelt.pipeline.keys import Unstorable, key_of
 from smelt.runtime.cache import Store, open_store
 from smelt.runtime.image import Image, Loaded, Slot
 from smelt.runtime.image import load as map_image
+
+Kernels = Mapping[str, CompiledKernel]
+Found = TypeVar("Found")
 
 _WATCHED = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
 
@@ -50,10 +54,12 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A graph that was compiled. `why_not_again`: why results cannot be computed again, differentiably."""
+    """A graph that was compiled, but for its backwards.
+
+    `why_not_again`: why results cannot be computed again, differentiably.
+    """
 
     forward: Half
-    backward: Half | None
     plan: Plan
     why_not_again: str | None
 
@@ -81,96 +87,105 @@ class CacheEntry:
 
     def read(self, options: Options) -> Compiled | None:
         """What the graph became in an earlier process, or earlier in this one."""
+
+        def unpacked(parts: list[bytes]) -> Compiled:
+            program, rows, described, plan, why_not_again = _fields(parts, 5)
+            if not isinstance(plan, Plan):
+                raise ValueError("it holds no plan")
+            return Compiled(_half(program, rows, described, parts[1:]), plan, why_not_again)
+
+        return self._read(self.key, unpacked, options)
+
+    def read_backward(self, arrived: int, options: Options) -> Half | None:
+        """The backward for gradients of the results that have a bit in `arrived`."""
+
+        def unpacked(parts: list[bytes]) -> Half:
+            program, rows, described = _fields(parts, 3)
+            return _half(program, rows, described, parts[1:])
+
+        return self._read(self._backward_key(arrived), unpacked, options)
+
+    def write(self, program: Program, kernels: Kernels, plan: Plan, why_not_again: str | None) -> None:
+        """Keep what the graph became."""
+        self._write(self.key, program, kernels, plan, why_not_again)
+
+    def write_backward(self, arrived: int, program: Program, kernels: Kernels) -> None:
+        self._write(self._backward_key(arrived), program, kernels)
+
+    def _backward_key(self, arrived: int) -> str:
+        return f"{self.key}\nbackward {arrived:b}"
+
+    def _read(self, key: str, unpacked: Callable[[list[bytes]], Found], options: Options) -> Found | None:
         if options.check_specs or config.check_specs or any(map(events.wanted, _WATCHED)):
             return None
         with events.timed("cache read"):
-            parts = self.store.get(self.key)
+            parts = self.store.get(key)
             if parts is None:
                 events.count("cache_misses")
                 return None
             try:
-                found = _unpacked(parts)
+                found = unpacked(parts)
             except Exception as reason:  # whatever it is, compiling is the answer
                 events.count("cache_misses")
-                events.emit("cache", f"{self.store.path(self.key).name} is not used: {reason}")
-                self.store.drop(self.key)
+                events.emit("cache", f"{self.store.path(key).name} is not used: {reason}")
+                self.store.drop(key)
                 return None
         events.count("cache_hits")
         return found
 
-    def write(self, forward: Program, backward: Program | None, plan: Plan, why_not_again: str | None,
-              kernels: Sequence[Mapping[str, CompiledKernel]]) -> None:  # fmt: skip
-        """Keep what the graph became; `kernels` per program."""
+    def _write(self, key: str, program: Program, kernels: Kernels, *more: object) -> None:
         with events.timed("cache write"):
             try:
-                parts = _packed(forward, backward, plan, why_not_again, kernels)
+                parts = _packed(program, kernels, *more)
             except (stored.CannotStore, SpecError) as reason:
                 events.count("cache_unstorable")
                 events.emit("cache", f"a graph is not cached: {reason}")
                 return
-            if self.store.put(self.key, parts):
+            if self.store.put(key, parts):
                 events.count("cache_writes")
 
 
-def _packed(
-    forward: Program,
-    backward: Program | None,
-    plan: Plan,
-    why_not_again: str | None,
-    kernels: Sequence[Mapping[str, CompiledKernel]],
-) -> list[bytes]:
-    for program in (forward, backward):
-        if program is not None:
-            check_program(program, after="fuse")
+def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
+    """A program, where its kernels are in which image, the images' own descriptions, and `more`; then the images."""
+    check_program(program, after="fuse")
     images: dict[int, tuple[int, Image, int]] = {}  # by identity → number, image, the number of the one it calls
 
     def number(image: Image, called: int) -> int:
         return images.setdefault(id(image), (len(images), image, called))[0]
 
-    codes = []
-    for half in kernels:
-        rows = []
-        for name, kernel in half.items():
-            if kernel.built.images is None:
-                raise stored.CannotStore("LLVM itself loaded the code")
-            image, launcher = kernel.built.images
-            place = number(image, number(launcher, -1))
-            rows.append((name, place, kernel.symbol, kernel.buffers, kernel.fixed_workspace,
-                         kernel.per_thread_workspace))  # fmt: skip
-        codes.append(tuple(rows))
+    rows = []
+    for name, kernel in kernels.items():
+        if kernel.built.images is None:
+            raise stored.CannotStore("LLVM itself loaded the code")
+        image, launcher = kernel.built.images
+        place = number(image, number(launcher, -1))
+        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace))
     ordered = sorted(images.values(), key=lambda each: each[0])
     described = tuple(
         (called, image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
         for _, image, called in ordered
     )
-    value = (forward, backward, plan, why_not_again, tuple(codes), described)
+    value = (program, tuple(rows), described, *more)
     return [stored.dump(value).encode(), *(image.code for _, image, _ in ordered)]
 
 
-def _unpacked(parts: list[bytes]) -> Compiled:
-    forward, backward, plan, why_not_again, codes, described = _six(stored.parse(parts[0].decode()))
-    if len(described) != len(parts) - 1:
-        raise ValueError("an image is missing")
-    images: list[Loaded] = []
-    for (called, symbols, slots), code in zip(described, parts[1:], strict=True):
-        image = Image(code, symbols, tuple(Slot(*slot) for slot in slots))
-        others = dict.fromkeys(images[called].offsets, images[called]) if called >= 0 else {}
-        images.append(map_image(image, others))
-    halves = [_half(program, rows, images) for program, rows in zip((forward, backward), codes, strict=False)]
-    if not isinstance(plan, Plan) or len(halves) != (1 if backward is None else 2):
-        raise ValueError("the programs do not fit the plan")
-    return Compiled(halves[0], halves[1] if len(halves) > 1 else None, plan, why_not_again)
-
-
-def _six(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, tuple) or len(value) != 6:
+def _fields(parts: list[bytes], count: int) -> tuple[Any, ...]:
+    value = stored.parse(parts[0].decode())
+    if not isinstance(value, tuple) or len(value) != count:
         raise ValueError("it holds something else")
     return value
 
 
-def _half(program: Any, rows: Any, images: Sequence[Loaded]) -> Half:
+def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Half:
     if not isinstance(program, Program):
         raise ValueError("it holds no program")
+    if len(described) != len(codes):
+        raise ValueError("an image is missing")
+    images: list[Loaded] = []
+    for (called, symbols, slots), code in zip(described, codes, strict=True):
+        image = Image(code, symbols, tuple(Slot(*slot) for slot in slots))
+        others = dict.fromkeys(images[called].offsets, images[called]) if called >= 0 else {}
+        images.append(map_image(image, others))
     kernels = {}
     for name, place, symbol, buffers, fixed, per_thread in rows:
         if not 0 <= place < len(images) or symbol not in images[place].offsets:

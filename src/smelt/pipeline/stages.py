@@ -7,8 +7,8 @@ Every pass names the form it takes and the form it gives; with `check_specs` the
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from smelt.autograd.joint import Joint, Pure, Source, replaying, trace_forward, trace_joint
-from smelt.autograd.partial import given_only
 from smelt.autograd.partition import Halves, default, min_cut
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
@@ -27,7 +26,7 @@ from smelt.codegen import compile_kernels
 from smelt.codegen.build import CompiledKernel
 from smelt.codegen.build import forget as forget_kernels
 from smelt.fuse import build_program
-from smelt.ir.ambient import Ambient, restored
+from smelt.ir.ambient import Ambient
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
 from smelt.ir.joint import Plan, Replay
@@ -36,10 +35,11 @@ from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.pipeline.backwards import Backwards, Lower
 from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
 from smelt.pipeline.sized import SizedGraph, is_sized
 from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.wrap import Flat, join
+from smelt.runtime.wrap import Flat, MakeBackward, join
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
 
@@ -213,63 +213,73 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     """The whole way, for one torch-level graph, unless an earlier process has gone it."""
     fuel, arenas = Fuel(options.fuel), Arenas()
 
+    def lower(half: Traced, name: str, consuming: bool) -> Flat:
+        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
+        executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
+        return executable.run
+
+    def bind(half: Half, consuming: bool) -> Flat:
+        events.count("kernels", len(half.program.kernels))
+        context = Context(options, half.program.name, fuel, consuming=consuming, arenas=arenas)
+        return _bind(half.program, half.kernels, context).run
+
     def compile_static(traced: Traced) -> Flat:
         entry = CacheEntry.of(traced, options)
         found = entry.read(options) if entry is not None else None
         if found is not None:
-            return _join_stored(found, traced, options, arenas)
-        made: list[tuple[Program, Built]] = []
-
-        def lower(half: Traced, name: str, consuming: bool) -> Flat:
-            context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
-            executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
-            made.append((executable.program, executable.keep_alive))
-            return executable.run
-
-        parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
-        if entry is not None and made:
-            _store(entry, made, parts)
-        return parts.joined()
+            parts = _stored_parts(found, bind(found.forward, False), traced, options, lower)
+        else:
+            parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
+        if entry is None or parts.plan is None:
+            return parts.joined()
+        if found is None:
+            reason = parts.replay if isinstance(parts.replay, str) else None
+            entry.write(*_program_of(parts.forward), parts.plan, reason)
+        return _with_stored_backwards(parts, entry, options, bind).joined()
 
     return _compile(traced, compile_static)
 
 
-def _store(entry: CacheEntry, made: Sequence[tuple[Program, Built]], parts: "Parts") -> None:
-    assert parts.plan is not None
-    programs = [program for program, _ in made]
-    backward = programs[1] if len(programs) > 1 else None
-    reason = parts.replay if isinstance(parts.replay, str) else None
-    entry.write(programs[0], backward, parts.plan, reason, [kernels for _, kernels in made])
+def _program_of(run: Flat) -> tuple[Program, Built]:
+    executable = run.__dict__["executable"]
+    assert isinstance(executable, Executable)
+    return executable.program, executable.keep_alive
 
 
-def _join_stored(found: Compiled, traced: Traced, options: Options, arenas: Arenas) -> Flat:
-    """A graph out of the cache, bound to the source it would have come from."""
-
-    def bind(half: Half, consuming: bool) -> Flat:
-        events.count("kernels", len(half.program.kernels))
-        context = Context(options, half.program.name, Fuel(options.fuel), consuming=consuming, arenas=arenas)
-        return _bind(half.program, half.kernels, context).run
-
-    source, plan, ambient = Source.of_graph(traced), found.plan, Ambient.now()
-    forward = bind(found.forward, False)
-    backward = bind(found.backward, True) if found.backward is not None else None
+def _stored_parts(found: Compiled, forward: Flat, traced: Traced, options: Options, lower: Lower) -> "Parts":
+    """A graph out of the cache, bound to the source it would have come from. The graphs themselves are not stored: if
+    a backward was never compiled, they are made again, and are the same."""
+    source, plan = Source.of_graph(traced), found.plan
     events.count("saved_bytes", plan.saved_bytes)
+
+    def trace() -> Halves | None:
+        again = _trace_static(traced, Context(options, "", Fuel(options.fuel), DECOMPOSITIONS), _why_not_generate)
+        return again if isinstance(again, Halves) else None
+
+    number = found.forward.program.name.removeprefix("forward")
+    backwards = Backwards(trace, plan, lower, options, f"backward{number}", Ambient.now())
     replay = found.why_not_again or replaying(source, plan)
+    return Parts(forward, plan, source.eager(), replay, backwards if plan.tangents else None)
 
-    def partial(arrived: int) -> Flat | None:
-        """The graphs themselves are not stored: they are made again, and are the same."""
 
-        def lower(half: Traced, name: str, consuming: bool) -> Flat:
-            context = Context(options, name, Fuel(options.fuel), consuming=consuming, arenas=arenas)
-            executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
-            return executable.run
+def _with_stored_backwards(
+    parts: "Parts", entry: CacheEntry, options: Options, bind: Callable[[Half, bool], Flat]
+) -> "Parts":
+    """The same, with backwards looked up in the cache before they are made."""
+    make = parts.backwards
+    if make is None:
+        return parts
 
-        with restored():
-            ambient.impose()
-            parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
-        return parts.partial(arrived) if parts.partial is not None and parts.plan == plan else None
+    def backward(arrived: int) -> Flat | None:
+        found = entry.read_backward(arrived, options)
+        if found is not None:
+            return bind(found, True)
+        made = make(arrived)
+        if made is not None and "executable" in made.__dict__:  # else PyTorch runs it
+            entry.write_backward(arrived, *_program_of(made))
+        return made
 
-    return Parts(forward, backward, plan, source.eager(), replay, partial).joined()
+    return replace(parts, backwards=backward)
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -299,24 +309,25 @@ class Parts:
     """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
 
     forward: Flat
-    backward: Flat | None = None
     plan: Plan | None = None
     eager: Flat | None = None
     replay: Replay | str = ""
-    partial: Callable[[int], Flat | None] | None = None
+    backwards: MakeBackward | None = None
 
     def joined(self) -> Flat:
         if self.plan is None:
             return self.forward
-        return join(
-            self.forward,
-            self.backward,
-            self.plan,
-            replay=self.replay,
-            eager=self.eager,
-            consuming=True,
-            partial=self.partial,
-        )
+        backwards = self.backwards
+        if backwards is not None and events.collecting():
+            backwards = _whole_at_once(backwards, self.plan)
+        return join(self.forward, backwards, self.plan, replay=self.replay, eager=self.eager, consuming=True)
+
+
+def _whole_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
+    """For whoever collects what is compiled, and may never run a backward."""
+    everything = (1 << len(plan.tangents)) - 1
+    whole = backwards(everything)
+    return lambda arrived: whole if arrived == everything else backwards(arrived)
 
 
 def _compile(traced: Traced, compile_static: Callable[[Traced], Flat]) -> Flat:
@@ -326,7 +337,7 @@ def _compile(traced: Traced, compile_static: Callable[[Traced], Flat]) -> Flat:
 def _compile_static(
     traced: Traced,
     options: Options,
-    lower: Callable[[Traced, str, bool], Flat],
+    lower: Lower,
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Parts:
@@ -334,30 +345,41 @@ def _compile_static(
     context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:
         check_graph(traced.graph, Level.TORCH, after="capture")
+    found = _trace_static(traced, context, why_not)
+    if found is None:
+        return Parts(_run_by_pytorch(traced))
+    if isinstance(found, Pure):
+        return Parts(lower(found.traced, f"forward{number}", False), found.plan, found.eager)
+    forward = lower(found.forward, f"forward{number}", False)
+    if found.backward is None:
+        return Parts(forward, found.plan, found.eager, found.replay)
+
+    def trace() -> Halves | None:
+        again = _trace_static(traced, context, why_not)
+        return again if isinstance(again, Halves) else None
+
+    backwards = Backwards(trace, found.plan, lower, options, f"backward{number}", Ambient.now(), found)
+    return Parts(forward, found.plan, found.eager, found.replay, backwards)
+
+
+def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves | None:
+    """The pure graph, or the two of a graph that is trained through; None if PyTorch is to run the graph itself."""
     try:
         if not _needs_gradients(traced):
             pure: Pure = run_passes(traced, TRACE_FORWARD, context)
             _refuse(_why_not_open(pure.traced) or why_not(pure.traced))
-            return Parts(lower(pure.traced, f"forward{number}", False), None, pure.plan, pure.eager)
+            return pure
         halves: Halves = run_passes(traced, TRACE_JOINT, context)
         _refuse(_why_not_open(halves.forward) or why_not(halves.forward))
         if halves.backward is not None:
             _refuse(why_not(halves.backward))
+        return halves
     except CannotTrace as refused:
         if _has_numbers(traced):
             raise  # told what they are, it may still work
         events.count("eager_graphs")
-        events.emit("graph", f"graph {number} is run by PyTorch: {refused.reason}")
-        return Parts(_run_by_pytorch(traced))
-    forward = lower(halves.forward, f"forward{number}", False)
-    backward = lower(halves.backward, f"backward{number}", True) if halves.backward is not None else None
-
-    def partial(arrived: int) -> Flat | None:
-        assert halves.backward is not None
-        some = given_only(halves.backward, halves.plan, arrived)
-        return None if some is None else lower(some, f"backward{number}_{arrived:b}", True)
-
-    return Parts(forward, backward, halves.plan, halves.eager, halves.replay, partial)
+        events.emit("graph", f"{context.name} is run by PyTorch: {refused.reason}")
+        return None
 
 
 def _has_numbers(traced: Traced) -> bool:

@@ -12,7 +12,6 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 
 import contextlib
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,26 +20,31 @@ import torch
 from torch.autograd import forward_ad
 
 from smelt import _native
-from smelt.base.errors import SmeltError, SmeltWarning, UnexpectedResult
+from smelt.base.errors import SmeltError, UnexpectedResult
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec
 
 Flat = Callable[..., "tuple[Any, ...]"]
 
 
+# Makes the backward for gradients that arrive for some results, a bit each; None where only the one for all will do.
+MakeBackward = Callable[[int], "Flat | None"]
+
+
 def join(
     forward: Flat,
-    backward: Flat | None,
+    backwards: MakeBackward | None,
     plan: Plan,
     *,
     replay: Replay | str = "no graph to compute the results from again was kept",
     eager: Flat | None = None,
     consuming: bool = False,
-    partial: "Callable[[int], Flat | None] | None" = None,
 ) -> Flat:
-    """A callable from flat input tensors to flat outputs. A `consuming` backward takes its inputs in a list, out of
-    which it takes them, so that memory is free again as soon as it has been read. `partial` makes the backward for
-    gradients that arrive for some results only (a bit each), from what was saved and their tangents.
+    """A callable from flat input tensors to flat outputs.
+
+    Each backward is made when it is first needed; it takes what was saved and the tangents that have a bit. If they are
+    `consuming`, backwards take all that in a list, out of which they take it, so that memory is free again as soon as
+    it has been read.
 
     `eager`, the original graph, runs instead where the compiled one would not be right: when inputs that are written
     share memory, under `torch.func` transforms, in forward-mode differentiation, inside `torch.utils.checkpoint`, and
@@ -48,25 +52,10 @@ def join(
     """
     if not plan.tangents:
         return _Forward(forward, plan, eager).__call__
-    if backward is None:
+    if backwards is None:
         raise ValueError("a plan with tangents needs a backward")
-    state = _Differentiable(forward, backward, plan, replay, eager, consuming, partial)
+    state = _Differentiable(forward, backwards, plan, replay, eager, consuming)
     return _quick(state) if state.is_simple else state.__call__
-
-
-def lazily(make: Callable[[], Flat]) -> Flat:
-    """A callable that is made when first called: for a backward that may never run."""
-    lock = threading.Lock()
-    made: list[Flat] = []
-
-    def call(*inputs: Any) -> tuple[Any, ...]:
-        if not made:
-            with lock:
-                if not made:
-                    made.append(make())
-        return made[0](*inputs)
-
-    return call
 
 
 class _Forward:
@@ -108,18 +97,17 @@ class _Differentiable:
     def __init__(
         self,
         forward: Flat,
-        backward: Flat,
+        backwards: MakeBackward,
         plan: Plan,
         replay: Replay | str,
         eager: Flat | None,
         consuming: bool,
-        partial: "Callable[[int], Flat | None] | None" = None,
     ) -> None:
-        self.partial = partial
-        self.partials: dict[int, Flat | None] = {(1 << len(plan.tangents)) - 1: None}
-        self.making = threading.Lock()
         self.forward = forward
-        self.backward = backward
+        self.backwards = backwards
+        # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
+        self.made: dict[int, tuple[Flat, bool]] = {}
+        self.making = threading.Lock()
         self.plan = plan
         self.replay = replay
         self.eager = eager
@@ -173,19 +161,23 @@ class _Differentiable:
         result: tuple[Any, ...] = values if self.finish is None else self.finish(inputs, values)
         return result
 
-    def backward_for(self, arrived: int) -> Flat | None:
-        """The backward for gradients of these results only; None for the one that takes them all, zeros if need be."""
-        if self.partial is None or arrived in self.partials:
-            return self.partials.get(arrived)
-        with self.making:
-            if arrived not in self.partials:
-                try:
-                    self.partials[arrived] = _native.suspended(self.partial, arrived)
-                except Exception as error:
-                    self.partials[arrived] = None
-                    text = "SM020: a backward for some results only could not be compiled; the others count as zeros"
-                    warnings.warn(f"{text}. {type(error).__name__}: {error}", SmeltWarning, stacklevel=2)
-        return self.partials[arrived]
+    def backward_for(self, arrived: int) -> tuple[Flat, bool]:
+        """The backward for gradients of these results, and whether it takes zeros for the others."""
+        found = self.made.get(arrived)
+        if found is None:
+            with self.making:
+                found = self.made.get(arrived) or _native.suspended(self._make, arrived)
+        return found
+
+    def _make(self, arrived: int) -> tuple[Flat, bool]:
+        run, zeros = self.backwards(arrived), False
+        if run is None:
+            everything = (1 << len(self.tangents)) - 1
+            if arrived == everything:
+                raise ValueError("a plan with tangents needs a backward")
+            run, zeros = (self.made.get(everything) or self._make(everything))[0], True
+        self.made[arrived] = (run, zeros)
+        return run, zeros
 
     def saved_inputs(self, saved: Sequence[Any], others: "Sequence[_Other]") -> list[torch.Tensor]:
         """All inputs of the forward: those saved, and those it only kept track of. Where nothing depends on what an
@@ -270,13 +262,13 @@ def _gradients(
             del given[-len(state.recalled) :]
         if hooked:
             given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
-        backward = state.backward_for(arrived)
+        backward, zeros = state.backward_for(arrived)
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
-            if tangent is None and backward is not None:
+            if tangent is None and not zeros:
                 continue
             plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
             given.append(tangent if plain else _fit(tangent, spec))
-        gradients = _without_autocast(backward or state.backward, (given,) if state.consuming else given)
+        gradients = _without_autocast(backward, (given,) if state.consuming else given)
         if state.plan.fed:
             gradients = _without_unfed(gradients, state.plan.fed, arrived)
     placed: list[Any] = [None] * state.plan.inputs

@@ -1,0 +1,193 @@
+"""Backwards are compiled when gradients first arrive, for the results they arrive for; what goes wrong then is told."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.base.errors import SmeltError, SmeltWarning
+from smelt.pipeline import stages
+from smelt.runtime.cache import Store
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    smelt.reset()
+    yield
+    smelt.reset()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    return Store(tmp_path, 1 << 30)
+
+
+def heads(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss and what it was computed from, as models return them."""
+    logits = torch.tanh(x @ w) * x.exp()
+    return logits.square().mean(), logits
+
+
+def given() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(4, 4, generator=generator), torch.randn(4, 4, generator=generator).requires_grad_()
+
+
+def step(function: Callable[..., Any], *used: int) -> torch.Tensor:
+    x, w = given()
+    results = function(x, w)
+    torch.autograd.backward([results[number].sum() for number in used or (0,)])
+    assert w.grad is not None
+    return w.grad
+
+
+@pytest.mark.parametrize("backend", ["llvm", "aot_eager"])
+def test_one_backward_for_a_step_and_none_without(backend: str) -> None:
+    compiled = smelt.compile(heads, backend=backend, fullgraph=True)
+    compiled(*given())
+    assert smelt.counters["backwards"] == 0
+    for _ in range(2):
+        torch.testing.assert_close(step(compiled), step(heads))
+        assert smelt.counters["backwards"] == 1
+    torch.testing.assert_close(step(compiled, 0, 1), step(heads, 0, 1))
+    torch.testing.assert_close(step(compiled, 1), step(heads, 1))
+    assert smelt.counters["backwards"] == 3
+    for used in ((0, 1), (1,), (0,)):
+        torch.testing.assert_close(step(compiled, *used), step(heads, *used))
+    assert smelt.counters["backwards"] == 3
+
+
+def test_threads_that_need_the_same_backward_wait_for_it() -> None:
+    compiled = smelt.compile(heads, fullgraph=True)
+    compiled(*given())
+    gate, found = threading.Barrier(6), []
+
+    def train() -> None:
+        x, w = given()
+        loss, _ = compiled(x, w)
+        gate.wait()
+        loss.backward()
+        found.append(w.grad)
+
+    threads = [threading.Thread(target=train) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert smelt.counters["backwards"] == 1 and len(found) == 6
+    for gradient in found:
+        torch.testing.assert_close(gradient, step(heads))
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program can be built of a backward; the graph is left half rewritten."""
+    build = stages.build_program
+
+    def fail(traced: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if not name.startswith("backward"):
+            return build(traced, name, *args, **kwargs)
+        *_, last = [node for node in traced.graph.nodes if node.op == "call_function"]
+        last.args = last.args[::-1]
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(stages, "build_program", fail)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_a_backward_that_cannot_be_compiled_is_run_by_pytorch(broken: None, used: tuple[int, ...]) -> None:
+    compiled = smelt.compile(heads, fullgraph=True)
+    with pytest.warns(SmeltWarning, match="SM020: backward.* could not be compiled, and PyTorch .*no such thing"):
+        found = step(compiled, *used)
+    torch.testing.assert_close(found, step(heads, *used))
+    torch.testing.assert_close(step(compiled, *used), step(heads, *used))  # and says so once
+
+
+def test_without_fallback_it_raises_each_time(broken: None) -> None:
+    compiled = smelt.compile(heads, fullgraph=True, options={"fallback": False})
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no such thing"):
+            step(compiled)
+
+
+def test_the_state_of_the_process_is_that_of_the_forward() -> None:
+    """Autocast, a default device and no_grad round the call of backward are nothing to its graph."""
+    compiled = smelt.compile(heads, fullgraph=True)
+    x, w = given()
+    loss, _ = compiled(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), torch.no_grad():
+        loss.backward()
+    assert w.grad is not None and not torch.is_autocast_enabled("cpu")
+    torch.testing.assert_close(w.grad, step(heads))
+
+
+def test_explain_shows_the_backward_though_it_never_ran() -> None:
+    explained = smelt.explain(heads)(*given())
+    assert [program.name.rstrip("0123456789") for program in explained.programs] == ["forward", "backward"]
+
+
+def test_a_forward_out_of_the_cache_finds_its_backwards(cache: Store) -> None:
+    def fresh() -> Any:
+        smelt.reset()
+        return smelt.compile(heads, fullgraph=True, options={"fallback": False})
+
+    fresh()(*given())
+    assert cache.usage().files == 1
+    first = step(fresh())  # the graph is traced again, the forward is not compiled again
+    assert (smelt.counters["cache_hits"], smelt.counters["backwards"], smelt.counters["joint_graphs"]) == (1, 1, 1)
+    assert cache.usage().files == 2
+    assert torch.equal(step(fresh()), first)
+    assert (smelt.counters["cache_hits"], smelt.counters["backwards"], smelt.counters["joint_graphs"]) == (2, 0, 0)
+    both = step(fresh(), 0, 1)
+    assert (smelt.counters["cache_hits"], smelt.counters["backwards"]) == (1, 1)
+    assert torch.equal(step(fresh(), 0, 1), both)
+    assert (smelt.counters["cache_hits"], smelt.counters["backwards"]) == (2, 0)
+    torch.testing.assert_close(first, step(heads))
+    torch.testing.assert_close(both, step(heads, 0, 1))
+
+
+def test_another_split_than_the_stored_forward_has_is_not_taken(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh() -> Any:
+        smelt.reset()
+        return smelt.compile(heads, fullgraph=True)
+
+    fresh()(*given())
+    compiled = fresh()
+    monkeypatch.setattr(stages, "min_cut", stages.default)
+    with pytest.raises(SmeltError, match="another split"):
+        step(compiled, 0, 1)
+
+
+PROCESS = """
+import sys, torch, smelt
+import smelt.pipeline.keys
+smelt.pipeline.keys._files = lambda package: []  # should somebody save a file of the package meanwhile
+torch.manual_seed(0)
+layers = [torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Dropout(0.1)]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 8), torch.nn.Softmax(-1))
+y = smelt.compile(model, options={"fallback": False})(torch.randn(5, 8))
+if sys.argv[1] == "train":
+    y.square().sum().backward()
+    print(sum(p.grad.double().abs().sum().item() for p in model.parameters()).hex(), smelt.counters["cache_hits"])
+"""
+
+
+def test_another_process_traces_the_same_halves(cache: Store) -> None:
+    """The forward of one process and a backward that another traces belong together, in whatever order sets go."""
+    shown = []
+    for seed, what in (("1", "run"), ("2", "train"), ("3", "train")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "SMELT_CACHE_DIR": str(cache.directory)}
+        environment.pop("SMELT_CACHE", None)
+        command = [sys.executable, "-c", PROCESS, what]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        shown.append(done.stdout.split())
+    assert shown[0] == [] and shown[1][1] == "1" and shown[2] == [shown[1][0], "2"]
