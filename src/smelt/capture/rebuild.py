@@ -319,13 +319,13 @@ def _method(build: Rebuilder, value: Method) -> Operand:
 def _bind(function: Any, receiver: Any) -> Any:
     if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
         return function.__get__(receiver, type(receiver))
+    if isinstance(function, types.ClassMethodDescriptorType):
+        return function.__get__(None, receiver)
     return types.MethodType(function, receiver)
 
 
 def _cell(build: Rebuilder, value: Cell) -> Operand:
     made = build.early(value, build.step(types.CellType))
-    if isinstance(function, types.ClassMethodDescriptorType):
-        return function.__get__(None, receiver)
     if value.contents is not None:
         build.step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
     return made
