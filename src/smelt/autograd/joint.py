@@ -31,7 +31,7 @@ from smelt.autograd.trace import (
     settled,
 )
 from smelt.base import events
-from smelt.base.sizes import contiguous_stride
+from smelt.base.sizes import contiguous_stride, is_dense
 from smelt.ir.ambient import restored, without_autocast
 from smelt.ir.computed import computed
 from smelt.ir.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
@@ -343,14 +343,7 @@ def _tangent_spec(node: fx.Node) -> TensorSpec:
 
 
 def _is_dense(spec: TensorSpec) -> bool:
-    """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
-    expected = 1
-    dimensions = [(stride, size) for stride, size in zip(spec.stride, spec.shape, strict=True) if size != 1]
-    for stride, size in sorted(dimensions):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return is_dense(spec.shape, spec.stride)
 
 
 def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Plan:

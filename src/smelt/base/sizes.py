@@ -27,3 +27,13 @@ def contiguous_stride(shape: Sequence[Size]) -> Shape:
         strides.append(step)
         step = step * max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_dense(shape: Shape, stride: Shape) -> bool:
+    """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
+    expected: Size = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.backward_calls import gradient_of, store_gradient
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import attribute_of, store_in
 from smelt.capture.guards import ABSENT
@@ -131,6 +132,8 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 
 
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
+    if name == "grad" and value.real is not None:
+        return gradient_of(interp, value)
     if name in TENSOR_BREAKS and not callable(getattr(torch.Tensor, name, None)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":
@@ -460,6 +463,9 @@ def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | N
 
 def store_attribute(interp: Interpreter, target: Value, name: str, value: Value) -> None:
     """`target.name = value`, a class's own `__setattr__` included."""
+    if isinstance(target, Tensor) and name == "grad":
+        store_gradient(interp, target, value)
+        return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))

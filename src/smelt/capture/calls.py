@@ -19,6 +19,7 @@ from smelt import _native
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
+from smelt.capture.backward_calls import BACKWARD_CALLS
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
@@ -43,13 +44,14 @@ from smelt.capture.policy import (
     IGNORED,
     TENSOR_BREAKS,
     Treatment,
+    acts_as_in_eager,
     is_polyfill,
     is_torch_leaf,
     is_transform,
     qualified_name,
     treatment_of_code,
 )
-from smelt.capture.polyfills import KINDS, POLYFILLS
+from smelt.capture.polyfills import KINDS, POLYFILLS, STEPPING
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -70,7 +72,7 @@ from smelt.capture.values import (
     python_type,
 )
 
-CONTEXT_CALLS = {**BLOCKS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
+CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
 _GENERATOR = 0x20
 _DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
 _SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
@@ -103,7 +105,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     name = qualified_name(real)
     if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
         interp.outside.pin(function)
-        return Constant(True)
+        return Constant(not acts_as_in_eager(interp.frames[-1].info.code))
     if name in ANSWERED_FALSE:
         interp.outside.pin(function)
         return Constant(False)
@@ -142,6 +144,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if isinstance(real, types.FunctionType) and real.__code__ is ONCE:
         interp.tape.once = True
         return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)  # type: ignore[attr-defined]
+    if isinstance(real, types.FunctionType) and real.__code__ in STEPPING:
+        inner = interp.outside.fixed(real.__wrapped__)  # type: ignore[attr-defined]
+        return call(interp, interp.outside.fixed(STEPPING[real.__code__]), [inner, *args], kwargs)
     if isinstance(real, types.FunctionType):
         return _inline(interp, function, args, kwargs)
     if isinstance(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):

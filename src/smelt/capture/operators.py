@@ -16,6 +16,7 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import TYPES, Interpreter, make_sequence
 from smelt.capture.iterate import drain
+from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.values import (
     Constant,
@@ -471,6 +472,9 @@ def hashable(interp: Interpreter, key: Value) -> Any:
         if static_lookup(type(key.value), "__hash__") is object.__hash__:
             return interp.outside.pin(key)
         raise Unsupported("B017", describe(key))
+    if isinstance(key, Tensor) and key.real is not None and key.source is not None and may_pin(key):
+        interp.outside.single_out(key)
+        return key.real
     if isinstance(key, Sequence) and key.kind is not list:
         return make_sequence(key.kind, [hashable(interp, interp.outside.force(item)) for item in key.items])
     if isinstance(key, Constant) and is_constant(key.value):

@@ -10,6 +10,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Any
 
 import torch
@@ -128,6 +129,7 @@ class Outside:
         self.touched: list[Any] = []  # what it changed all the same, of what the captured code made
         self.closed = False  # whether code is followed that runs later, when data may be other than it is now
         self.follow_loops = True
+        self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
@@ -347,6 +349,22 @@ class Outside:
         source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
         return self.tape.input(real, source, shape, stride)
 
+    def single_out(self, value: Any) -> None:
+        """This very tensor is meant, wherever else it is met; of an argument, that it is another than the rest."""
+        self.singled_out[id(value.real)] = value
+        pin_tensor(value)
+
+    def gradient_slots(self, value: Any) -> Slots:
+        """The `.grad` of a leaf from outside, as something that is read and written."""
+        found: Slots | None = self.shared(value.real)
+        if found is None:
+            source = self.tree.fixed(value.real, value.source.text)
+            items: dict[Any, Any] = {"grad": Pending(value.real.grad, source.attribute("grad"))}
+            holder = Object(value.real, pinned=True, source=source)
+            found = Slots(dict(items), original=items, holder=holder, source=source)
+            self._shared[id(value.real)] = (value.real, found)
+        return found
+
     def _paused(self, real: Paused, source: Source) -> Value:
         """An iterator that nobody but the interpreter holds: the captured code goes on with one of its own."""
         for name in ("part", "position", "size"):
@@ -451,9 +469,23 @@ class Outside:
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
 
 
+def may_pin(value: Any) -> bool:
+    """Whether a tensor is one that stays: not an argument, which may be another at each call, unless a parameter."""
+    return value.source.accessor[0] != "slot" or value.kind is not torch.Tensor
+
+
+def pin_tensor(value: Any) -> bool:
+    """Rely on this very tensor, if it is one that stays."""
+    if may_pin(value):
+        value.source.check(("is", value.real))
+        return True
+    return False
+
+
 def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
     """The guard that a dict has these keys, in this order."""
-    if mapping.kind is dict and not mapping.inside:
+    tensors = any(isinstance(key, torch.Tensor) for key in keys)
+    if mapping.kind is dict and not mapping.inside and not tensors:
         return ("keys", keys)
     if not keys and not mapping.inside:
         return ("length", 0)
@@ -462,10 +494,21 @@ def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
     def same(real: Any) -> bool:
-        return tuple(kind.__iter__(real)) == keys
+        return same_keys(tuple(kind.__iter__(real)), keys)
 
-    same.__qualname__ = f"having the keys {keys!r}"  # as it reads where a recompile is explained
+    if any(isinstance(key, torch.Tensor) for key in keys):
+        same.__qualname__ = f"having the {len(keys)} keys it had"
+    else:
+        same.__qualname__ = f"having the keys {keys!r}"  # as it reads where a recompile is explained
     return same
+
+
+def same_keys(keys: Many[Any], others: Many[Any]) -> bool:
+    """Whether keys are equal and in the same order; tensors are by being the same, as a dict has it."""
+    return len(keys) == len(others) and all(
+        key is other or (not isinstance(key, torch.Tensor) and not isinstance(other, torch.Tensor) and key == other)
+        for key, other in zip(keys, others, strict=True)
+    )
 
 
 def unchanged(before: Any, after: Any) -> bool:
@@ -480,7 +523,7 @@ def _changed(value: Any) -> bool:
         return bool(value.items ^ (value.original or frozenset()))
     if isinstance(value, Mapping):
         before, after = value.original or {}, value.items
-        return list(before) != list(after) or not all(map(_as_real, before.values(), after.values()))
+        return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))
     first: tuple[Any, ...] = value.original
     return len(first) != len(value.unseen) or not all(map(_as_real, first, value.unseen))
 

@@ -34,6 +34,10 @@ _TORCH_FILES: dict[str, Treatment] = {
     "utils/_contextlib.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
     "_VF.py": Treatment.INLINE,
+    "optim/": Treatment.INLINE,
+    "nn/utils/clip_grad.py": Treatment.INLINE,
+    "utils/_foreach_utils.py": Treatment.INLINE,
+    "amp/grad_scaler.py": Treatment.INLINE,
 }
 
 _STDLIB_INLINE = (
@@ -223,6 +227,12 @@ def _is_numpy(file: str) -> bool:
 def is_polyfill(code: types.CodeType) -> bool:
     """Whether the code is smelt's own stand-in for a library function: no line of the program."""
     return code.co_filename == _POLYFILLS
+
+
+def acts_as_in_eager(code: types.CodeType) -> bool:
+    """Whether the code is to be told that nothing compiles it: optimizers compute in lower precision if something
+    does."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
 
 
 def is_transform(code: types.CodeType) -> bool:

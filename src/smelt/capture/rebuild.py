@@ -58,6 +58,7 @@ from smelt.capture.values import (
     Value,
     describe,
 )
+from smelt.runtime.spent import spent
 
 Operand = tuple[str, Any]
 """("constant" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
@@ -83,8 +84,9 @@ class Recipe:
 class Rebuilder:
     """Collects what must be rebuilt; `operand(value)` says where it will be found."""
 
-    def __init__(self, home: Callable[[Tensor], fx.Node]) -> None:
+    def __init__(self, home: Callable[[Tensor], fx.Node], spent: Callable[[Tensor], fx.Node | None]) -> None:
         self.home = home
+        self.spent = spent
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -210,6 +212,9 @@ class Rebuilder:
 
 
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
+    detached = build.spent(value)
+    if detached is not None:
+        return build.step(spent, build._output(detached))
     return build._output(build.home(value))
 
 

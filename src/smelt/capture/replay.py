@@ -10,7 +10,7 @@ in between, so the difference is what is replayed, container by container in the
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from smelt.capture.outside import keys_check, unchanged
+from smelt.capture.outside import keys_check, same_keys, unchanged
 from smelt.capture.rebuild import Rebuilder
 from smelt.capture.values import Cell, Deque, Mapping, Sequence, Set, Slots, Value
 
@@ -52,7 +52,7 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
     real = build.operand(value)
     removed = tuple(key for key in original if key not in final)
     in_place = [key for key in original if key in final] + [key for key in final if key not in original]
-    if in_place != list(final):  # a key was taken out and put back: it comes last now
+    if not same_keys(in_place, list(final)):  # a key was taken out and put back: it comes last now
         assert value.source is not None
         value.source.checks["complete"] = keys_check(value, tuple(original))
         removed, changed = tuple(original), tuple(final)

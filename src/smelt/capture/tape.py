@@ -18,6 +18,7 @@ from smelt.base.symbols import Expression, Symbol
 from smelt.base.symint import Formula, is_symbolic
 from smelt.capture.bounds import decided
 from smelt.capture.breaks import Unsupported
+from smelt.capture.histories import Histories
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Constant,
@@ -64,6 +65,8 @@ class Tape:
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
+        self._met: dict[int, list[tuple[fx.Node, Tensor]]] = {}
+        self.histories = Histories()
         self._places: dict[Source, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._number, lambda node: self._added.append(node))
         self._added: list[fx.Node] = []
@@ -130,7 +133,24 @@ class Tape:
         value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
         self._histories[node] = (ghost, ghost.grad_fn)
+        self._met.setdefault(id(tensor), []).append((node, value))
         return value
+
+    def value_of(self, ghost: Any) -> Tensor | None:
+        """The tensor that a ghost stands for."""
+        return self._by_ghost.get(id(ghost))
+
+    def spent(self, value: Tensor) -> fx.Node | None:
+        """A tensor without its history, if a backward has freed that; None if it has it still."""
+        if not value.ghost.requires_grad or not self.histories.is_spent(value.ghost):
+            return None
+        node = self.graph.call_method("detach", (self.home(value),))
+        set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
+        return node
+
+    def met_again(self) -> list[list[tuple[fx.Node, Tensor]]]:
+        """Tensors from outside, each as often as it was met: the input it was made, and what it was known as."""
+        return list(self._met.values())
 
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""

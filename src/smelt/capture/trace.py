@@ -22,7 +22,7 @@ from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
-from smelt.capture.outside import Outside
+from smelt.capture.outside import Outside, may_pin, pin_tensor
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop, Unwritten
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
@@ -33,7 +33,7 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
-from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Value
+from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
@@ -218,7 +218,7 @@ class _Closing:
         self.fullgraph = fullgraph
         self.entry = entry
         self.final = interp.tape.ambient
-        self.build = Rebuilder(interp.tape.home)
+        self.build = Rebuilder(interp.tape.home, interp.tape.spent)
 
     def captured(self) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
@@ -360,12 +360,33 @@ class _Closing:
         self.tape.graph.output(tuple(self.build.outputs))
         self.tape.close_regions()
         _drop_unused_parts(self.tape.graph)
+        self._join_inputs()
         for node, source in list(self.tape.inputs.items()):
             if node.users:
                 source.collect()
             else:
                 self.tape.graph.erase_node(node)
                 del self.tape.inputs[node]
+
+    def _join_inputs(self) -> None:
+        """One input for a tensor that was met in several places, where it matters that it is one: it is written, or its
+        gradient is taken. Inputs that gradients may flow to are told apart from those."""
+        singled_out = self.interp.outside.singled_out
+        for places in self.tape.met_again():
+            (first, value), *others = places
+            written = any(each.ghost._version for _, each in places) and all(may_pin(each) for _, each in places)
+            if id(value.real) in singled_out or (others and written):
+                self._join(first, value, others)
+            elif singled_out and value.ghost.requires_grad and not pin_tensor(value):
+                for each in singled_out.values():
+                    self.interp.outside.relate(each.source, value.source, False)
+
+    def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:
+        pinned = pin_tensor(value)
+        for node, each in others:
+            if not (pin_tensor(each) and pinned):
+                self.interp.outside.relate(value.source, each.source, True)
+            node.replace_all_uses_with(first)
 
     def _order_inputs(self) -> tuple[int, ...]:
         """Placeholders in the order their values are collected; returns which of the collected they are."""

@@ -1,0 +1,209 @@
+"""A backward inside captured code, and `.grad`: what `loss.backward()` and `torch.autograd.grad` mean for values.
+
+loss.backward()    →    one node for the gradients of all leaves that `loss` leads to; each leaf's `.grad` becomes its
+                        gradient, or has it added in place; after the graph has run the real leaves' are set so
+
+A leaf whose `.grad` is touched is relied on to be that very tensor: gradients belong to objects, not to values. What a
+hook would do is left to Python.
+"""
+
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.capture.breaks import Unsupported
+from smelt.capture.histories import leaves_of
+from smelt.capture.interpret import Interpreter
+from smelt.capture.outside import may_pin
+from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
+from smelt.ir.gradients import accumulable, gradients
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def gradient_of(interp: Interpreter, value: Tensor) -> Value:
+    """`value.grad`."""
+    return interp.outside.force(_slots(interp, value).items["grad"])
+
+
+def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
+    """`value.grad = gradient`."""
+    slots = _slots(interp, value)
+    if isinstance(gradient, Tensor):
+        given, own = gradient.ghost, value.ghost
+        if (given.shape, given.dtype, given.device) != (own.shape, own.dtype, own.device):
+            raise Unsupported("B011", "assigning a gradient of another shape or type")
+    elif not isinstance(gradient, Constant) or gradient.value is not None:
+        raise Unsupported("B011", f"assigning {describe(gradient)} as a gradient")
+    interp.touch(slots)
+    slots.items["grad"] = gradient
+
+
+def _slots(interp: Interpreter, value: Tensor) -> Slots:
+    if value.real is None or not value.real.is_leaf:
+        raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
+    if value.source is None or not may_pin(value):
+        raise Unsupported("B015", "Tensor.grad of an argument that is no parameter")
+    interp.outside.single_out(value)
+    return interp.outside.gradient_slots(value)
+
+
+def _of_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = _bound(torch.Tensor.backward, args, kwargs)
+    return _backward(interp, given["self"], given.get("gradient"), given)
+
+
+def _of_tensors(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = _bound(torch.autograd.backward, args, kwargs)
+    if _plain(given, "grad_variables") is not None:
+        raise Unsupported("B015", "torch.autograd.backward(grad_variables=…)")
+    return _backward(interp, given["tensors"], given.get("grad_tensors"), given)
+
+
+def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given: dict[str, Value]) -> Value:
+    if _plain(given, "create_graph"):
+        raise Unsupported("B015", "backward(create_graph=True)")
+    outputs = _outputs(interp, tensors)
+    only = given.get("inputs")
+    wanted = _tensors(interp, only) if only is not None and not _is_none(only) else None
+    if wanted is None:
+        wanted = _leaves(interp, outputs)
+    for leaf in wanted:
+        _refuse_hooks(leaf)
+    slots = [_slots(interp, leaf) for leaf in wanted]
+    retain = bool(_plain(given, "retain_graph"))
+    if not retain:
+        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in wanted])
+    given_tangents = _tangents(interp, outputs, tangents)
+    operands = [Sequence(tuple, list(outputs)), given_tangents, Sequence(tuple, list(wanted)), Constant(retain)]
+    found = interp.tensor_call("call_function", accumulable, operands)
+    assert isinstance(found, Sequence)
+    before = interp.tape.ambient
+    interp.tape.become(replace(before, grad=False))
+    for slot, gradient in zip(slots, found.items, strict=True):
+        _accumulate(interp, slot, gradient)
+    interp.tape.become(before)
+    return Constant(None)
+
+
+def _accumulate(interp: Interpreter, slots: Slots, gradient: Value) -> None:
+    if not isinstance(gradient, Tensor):
+        return
+    old = interp.outside.force(slots.items["grad"])
+    if isinstance(old, Tensor):
+        if old.ghost.requires_grad:
+            raise Unsupported("B015", "backward into a gradient that requires grad itself")
+        interp.tensor_call("call_method", "add_", [old, gradient])
+        return
+    interp.touch(slots)
+    slots.items["grad"] = gradient
+
+
+def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = _bound(torch.autograd.grad, args, kwargs)
+    for option in ("is_grads_batched", "materialize_grads"):
+        if _plain(given, option):
+            raise Unsupported("B015", f"torch.autograd.grad({option}=True)")
+    create, retain = bool(_plain(given, "create_graph")), _plain(given, "retain_graph")
+    retain = create if retain is None else bool(retain)
+    outputs, inputs = _outputs(interp, given["outputs"]), _tensors(interp, given["inputs"])
+    for each in inputs:
+        if not each.ghost.requires_grad:
+            raise Unsupported("B011", "torch.autograd.grad of a tensor that does not require grad")
+        if each.real is not None:
+            _refuse_hooks(each)
+            interp.outside.single_out(each)
+    if not retain:
+        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
+    tangents = _tangents(interp, outputs, given.get("grad_outputs"))
+    found = interp.tensor_call(
+        "call_function",
+        gradients,
+        [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(inputs)), Constant(retain), Constant(create)],
+    )
+    assert isinstance(found, Sequence)
+    if not _plain(given, "allow_unused") and not all(isinstance(each, Tensor) for each in found.items):
+        raise Unsupported("B011", "torch.autograd.grad of a tensor that is not used")
+    return found
+
+
+def _bound(function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise Unsupported("B019", f"TypeError: {error}") from None
+
+
+def _is_none(value: Value) -> bool:
+    return isinstance(value, Constant) and value.value is None
+
+
+def _plain(given: dict[str, Value], name: str) -> Any:
+    value = given.get(name, Constant(None))
+    if not isinstance(value, Constant):
+        raise Unsupported("B015", f"a backward with {name}={describe(value)}")
+    return value.value
+
+
+def _tensors(interp: Interpreter, value: Value) -> list[Tensor]:
+    found = interp.outside.items(value) if isinstance(value, Sequence) else [value]
+    for each in found:
+        if not isinstance(each, Tensor):
+            raise Unsupported("B015", f"a backward of {describe(each)}")
+    return found  # type: ignore[return-value]
+
+
+def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
+    found = _tensors(interp, value)
+    for each in found:
+        if not each.ghost.requires_grad:
+            raise Unsupported("B011", "a backward of a tensor that does not require grad")
+    return found
+
+
+def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -> Sequence:
+    items: list[Value] = [Constant(None)] * len(outputs)
+    if value is not None and not _is_none(value):
+        items = list(interp.outside.items(value)) if isinstance(value, Sequence) else [value]
+    if len(items) != len(outputs):
+        raise Unsupported("B011", "a backward with another number of gradients than tensors")
+    for output, tangent in zip(outputs, items, strict=True):
+        if isinstance(tangent, Tensor):
+            given, own = tangent.ghost, output.ghost
+            if (given.shape, given.dtype) != (own.shape, own.dtype) or given.requires_grad:
+                raise Unsupported("B015", "a backward with a gradient of another shape or type, or with a history")
+        elif not _is_none(tangent) or output.ghost.numel() != 1 or not output.ghost.dtype.is_floating_point:
+            raise Unsupported("B011", "a backward of more than one number, or with something else than tensors")
+    return Sequence(tuple, items)
+
+
+def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
+    """The leaves a backward reaches; each a tensor from outside, and none twice."""
+    found: dict[int, Tensor] = {}
+    for ghost in leaves_of([each.ghost for each in outputs]):
+        leaf = interp.tape.value_of(ghost)
+        if leaf is None or leaf.real is None or not leaf.real.is_leaf:
+            raise Unsupported("B015", "a backward that leads out of the compiled function, or to a leaf made in it")
+        found.setdefault(id(leaf.real), leaf)
+    return list(found.values())
+
+
+def _refuse_hooks(leaf: Tensor) -> None:
+    """Refuse a leaf with hooks. That there are none is relied on."""
+    assert leaf.real is not None and leaf.source is not None
+    for name in _HOOKS:
+        if getattr(leaf.real, name):
+            raise Unsupported("B015", f"a backward to a tensor with hooks ({name})")
+        none = getattr(leaf.real, name) is None
+        leaf.source.attribute(name).check(("equals", None) if none else ("predicate", operator.not_))
+
+
+BACKWARD_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
+    torch.Tensor.backward: _of_tensor,
+    torch.autograd.backward: _of_tensors,
+    torch.autograd.grad: _grad,
+}

@@ -1,0 +1,70 @@
+"""What autograd has written down about ghosts: which leaves a backward reaches, and what it leaves unusable.
+
+loss.backward()   →   leaves_of([loss]): the ghosts of weight and bias; from then on `loss` is spent
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Histories:
+    """The backwards of one capture."""
+
+    def __init__(self) -> None:
+        self._freed: set[Any] = set()
+
+    def note(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
+        """A backward from `outputs` to `inputs` that does not retain the graph is about to run."""
+        passed = {torch.autograd.graph.get_gradient_edge(each).node for each in inputs}
+        for node in _history(output.grad_fn for output in outputs):  # each after all it leads to
+            if any(after in passed for after, _ in node.next_functions):
+                passed.add(node)
+                if _saves(node):
+                    self._freed.add(node)
+
+    def is_spent(self, tensor: torch.Tensor) -> bool:
+        """Whether a backward from this tensor would come upon what another has freed."""
+        if not self._freed or tensor.grad_fn is None:
+            return False
+        return any(node in self._freed for node in _history([tensor.grad_fn]))
+
+
+def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that a backward from `outputs` reaches, each once."""
+    tensors = list(outputs)
+    found = {id(each): each for each in tensors if each.grad_fn is None}
+    for node in _history(each.grad_fn for each in tensors):
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.setdefault(id(leaf), leaf)
+    return list(found.values())
+
+
+def _history(roots: Iterable[Any]) -> list[Any]:
+    """The nodes behind `roots`, each after all it leads to."""
+    order: list[Any] = []
+    seen: set[Any] = set()
+    pending = [(root, False) for root in roots]
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            pending.append((node, True))
+            pending.extend((after, False) for after, _ in node.next_functions)
+    return order
+
+
+_saving: dict[type, bool] = {}
+
+
+def _saves(node: Any) -> bool:
+    """Whether a node keeps tensors for its backward; of one written in Python it is taken for granted."""
+    kind = type(node)
+    if kind not in _saving:
+        python = isinstance(node, torch.autograd.function.BackwardCFunction)
+        _saving[kind] = python or any(name.startswith("_raw_saved_") for name in dir(kind))
+    return _saving[kind]

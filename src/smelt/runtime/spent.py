@@ -1,0 +1,37 @@
+"""Results of a backward that has run already: they require grad, and what a second backward needs is gone.
+
+    spent(loss).backward()   →   RuntimeError: Trying to backward through the graph a second time …
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class _Spent(torch.autograd.Function):
+    """Yields what it is told, as if computed from its argument, which no gradient can reach any more."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: list[torch.Tensor]) -> torch.Tensor:
+        return tensor[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        raise RuntimeError(  # in the words in which PyTorch says it
+            "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+            "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+            "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if "
+            "you need to access saved tensors after calling backward."
+        )
+
+
+# `Function.apply` without its preparations for `torch.func`, which is not on here.
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Spent).apply
+
+
+def spent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with a history that raises."""
+    with torch.enable_grad():
+        made: torch.Tensor = _apply(torch.empty(0, requires_grad=True), [tensor])
+    return made
