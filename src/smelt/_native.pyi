@@ -1,4 +1,4 @@
-"""The C part: the frame hook, the guard checker, and the kernel launcher."""
+"""The C part: the frame hook, the guard checker, and what runs compiled programs."""
 
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
@@ -183,6 +183,59 @@ class Launcher:
 
     def __init__(self, address: int, buffers: int, fixed: int, per_thread: int) -> None: ...
     def __call__(self, threads: int, *tensors: Any) -> None: ...
+
+# A tensor where a program names one: any instance of a subclass of tuple, (number of a value, sizes, strides, offset).
+# Sizes None: the value as it is; otherwise a view of it, the offset in elements from where the value begins.
+# A step of a program, by its kind:
+#   ("allocate", value, sizes, strides, dtype, device, code)    a new tensor; code: the dtype's number in PyTorch's C
+#                                                               interface, -1 where Python is to allocate
+#   ("launch", kernel, values)                                  a Launcher; any other callable gets (threads, *tensors)
+#   ("call", function, arguments, names, results, is_one, native)
+#       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
+#       results  for each None or (value, sizes, strides, dtype, name), which `fit` sees to; is_one: the call yields its
+#                one result, not a sequence of them. No results: what the call yields is not looked at
+#       native   None or (name in the C interface, tensors, numbers): the same call without Python
+#   ("drop", values)                                            nobody needs these any more
+RunnerStep = tuple[Any, ...]
+
+class Runner:
+    """A program as one call: `runner(*inputs)` does the steps in order and yields `outputs` with tensors in place.
+
+    Tensors are values with numbers: first the inputs, then `constants`, then what the list that `take()` yields holds
+    (`arena` of them; it goes back by `give(list)`), then what steps make, `values` in all. A `consuming` runner is
+    given its inputs in a list, which it empties. Sizes must fit what the kernels were built for: nothing is checked.
+
+    The GIL is free while kernels and native calls run. Python does what native code does not: `allocate(sizes,
+    strides, dtype, device)`, `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` yield
+    tensors, `threads()` a number. It does all but the kernels where one of `watchers` yields something true, where
+    `set_library` was never called, and where an input is not a plain tensor or parameter.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: int,
+        constants: tuple[Any, ...],
+        arena: int,
+        values: int,
+        steps: tuple[RunnerStep, ...],
+        outputs: tuple[Any, ...],
+        consuming: bool,
+        threads: Callable[[], int],
+        take: Callable[[], list[Any]],
+        give: Callable[[Any], object],
+        allocate: Callable[..., Any],
+        view: Callable[..., Any],
+        fit: Callable[..., Any],
+        watchers: tuple[Callable[[], object], ...],
+    ) -> None: ...
+    @property
+    def steps(self) -> tuple[RunnerStep, ...]: ...
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
+def set_library(tensor: type, parameter: type, body: int, functions: dict[str, int], /) -> None:
+    """Say where PyTorch's C interface lies (`smelt.runtime.interface` finds out): addresses by name, and how many bytes
+    into the objects of these two classes the tensor is that the interface takes the address of."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

@@ -1,26 +1,15 @@
 /* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL.
 
    The workspace is kept between calls. It is taken off the launcher under the GIL for the time of a call, so a second
-   thread in the same kernel finds none and makes its own. */
+   thread in the same kernel finds none and makes its own. A program of several steps runs its kernels itself (runner.c)
+   and takes of a launcher only what it knows. */
 #include "launcher.h"
 
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);
-
 enum { ALIGNMENT = 64, USUAL_BUFFERS = 32 };
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    Kernel kernel;
-    Py_ssize_t buffers;
-    size_t fixed, per_thread;
-    void *workspace; /* NULL: none yet, or in use */
-    size_t workspace_size;
-} Launcher;
 
 static PyObject *data_ptr; /* interned */
 
@@ -31,47 +20,43 @@ launcher_init(void)
     return data_ptr ? 0 : -1;
 }
 
-typedef struct {
-    void *memory;
-    size_t size;
-} Workspace;
+Workspace
+workspace_take(Workspace *kept)
+{
+    Workspace taken = *kept;
+    *kept = (Workspace){.memory = NULL};
+    return taken;
+}
 
-/* 0, or -1 with an exception. */
-static int
-take_workspace(Launcher *self, int64_t threads, Workspace *taken)
+void
+workspace_give(Workspace *kept, Workspace taken)
+{
+    if (taken.size <= kept->size) {
+        free(taken.memory);
+        return;
+    }
+    free(kept->memory);
+    *kept = taken;
+}
+
+bool
+workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads)
 {
     const size_t limit = (size_t)PY_SSIZE_T_MAX - ALIGNMENT;
-    if (self->per_thread && (size_t)threads > (limit - self->fixed) / self->per_thread) {
-        PyErr_NoMemory();
-        return -1;
+    if (kernel->per_thread && (size_t)threads > (limit - kernel->fixed) / kernel->per_thread) {
+        return false;
     }
-    size_t size = self->fixed + self->per_thread * (size_t)threads;
-    *taken = (Workspace){.memory = self->workspace, .size = self->workspace_size};
-    self->workspace = NULL;
-    self->workspace_size = 0;
-    if (taken->size >= size) {
-        return 0;
+    size_t size = kernel->fixed + kernel->per_thread * (size_t)threads;
+    if (size <= taken->size) {
+        return true;
     }
     free(taken->memory);
     size = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* aligned_alloc wants a multiple */
     *taken = (Workspace){.memory = aligned_alloc(ALIGNMENT, size), .size = size};
     if (taken->memory == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        taken->size = 0;
     }
-    return 0;
-}
-
-static void
-give_workspace_back(Launcher *self, Workspace taken)
-{
-    if (taken.size <= self->workspace_size) {
-        free(taken.memory);
-        return;
-    }
-    free(self->workspace);
-    self->workspace = taken.memory;
-    self->workspace_size = taken.size;
+    return taken->memory != NULL;
 }
 
 /* 0, or -1 with an exception. */
@@ -96,15 +81,18 @@ find_pointers(PyObject *const *tensors, Py_ssize_t count, void **pointers)
 static int
 launch(Launcher *self, int64_t threads, void **pointers)
 {
-    Workspace workspace;
-    if (take_workspace(self, threads, &workspace) < 0) {
-        return -1;
+    Workspace workspace = workspace_take(&self->workspace);
+    bool fits = workspace_fits(&workspace, self, threads);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        self->kernel(pointers, threads, workspace.memory);
+        Py_END_ALLOW_THREADS
     }
-    Py_BEGIN_ALLOW_THREADS
-    self->kernel(pointers, threads, workspace.memory);
-    Py_END_ALLOW_THREADS
-    give_workspace_back(self, workspace);
-    return 0;
+    else {
+        PyErr_NoMemory();
+    }
+    workspace_give(&self->workspace, workspace);
+    return fits ? 0 : -1;
 }
 
 static PyObject *
@@ -180,7 +168,7 @@ launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 launcher_dealloc(Launcher *self)
 {
-    free(self->workspace);
+    free(self->workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 

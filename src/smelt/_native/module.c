@@ -6,9 +6,12 @@
 #include "guards.h"
 #include "hook.h"
 #include "launcher.h"
+#include "nodes.h"
+#include "library.h"
 #include "null.h"
 #include "region.h"
 #include "resume.h"
+#include "runner.h"
 
 static PyObject *
 active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -61,6 +64,13 @@ static PyMethodDef functions[] = {
      PyDoc_STR("A frame object that stands at an offset, for building tracebacks.")},
     {"set_tensor_layout", (PyCFunction)(void (*)(void))set_tensor_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
+    {"set_library", set_library, METH_VARARGS,
+     PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
+    {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
+    {"walk_graph", walk_graph, METH_O, PyDoc_STR("All nodes that a backward from these would run.")},
+    {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
+    {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };
@@ -76,8 +86,9 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType, &CodeType};
-    if (guard_tensor_init() < 0 || launcher_init() < 0 || hook_init() < 0) {
+    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
+                             &RunnerType, &CodeType};
+    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -1,18 +1,13 @@
-"""Running a kernel program: `Program` + built kernels → a Python callable from flat tensors to flat outputs.
+"""Running a kernel program: `Program` + built kernels → a callable from flat tensors to flat outputs.
 
-The steps are written out as one Python function, which is what `Executable.source` shows:
+The steps become a table that `_native.Runner` goes through in one call, without Python between them where PyTorch's C
+interface has the operators (`interface.py`):
 
-    def run(x, w):
-        arena = take()
-        try:
-            out = empty_strided((4, 8), (8, 1), dtype=float32, device=cpu)
-            mm_out(x, as_strided(w, (8, 8), (1, 8), w.storage_offset()), out=arena[0])
-            k0_relu(threads(), arena[0], out)
-            return (out,)
-        finally:
-            give(arena)
+    out = x @ w.T                     ("allocate", 2, (4, 8), (8, 1), float32, cpu, 6)
+    out = relu(out)          →        ("call", torch.mm, …, native=("aoti_torch_cpu_mm_out", (out, x, view of w), ()))
+                                      ("launch", k0_relu, (2,))
 
-(there with a prefix on every name but those of buffers, which the graph chose and may be anything)
+Tensors are numbers there: inputs, constants, what lies in the arena, then what steps make (`_native.pyi` has the form).
 
 An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
 between calls, so that pages are faulted in once, and shared by the halves of a training step; calls that overlap in
@@ -20,25 +15,34 @@ time each take their own.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from smelt import _native
 from smelt.base.errors import UnexpectedResult
-from smelt.base.sizes import Shape
+from smelt.base.sizes import Shape, Size
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.runtime.interface import connect, dtype_code
 
 ARENA_ALIGNMENT = 64
 
-# Before the names of everything in the source that is not a buffer: buffers are named after graph nodes, and an
-# operator may well be called `take` or `fit`.
-P = "smelt_"
-
 BuiltKernel = Callable[..., None]
 
-# The same operators by PyTorch's own Python bindings, which cost half of what a call through `torch.ops` does.
+# Where one of these yields something true, somebody looks at what operators are called, and Python calls them.
+_WATCHERS = (torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled)
+
+# Operators that PyTorch's C interface has a function for that writes into `out`, and the factors each takes.
+_NATIVE: dict[torch._ops.OpOverload, tuple[str, ...]] = {
+    torch.ops.aten.mm.out: (),
+    torch.ops.aten.bmm.out: (),
+    torch.ops.aten.addmm.out: ("beta", "alpha"),
+    torch.ops.aten.baddbmm.out: ("beta", "alpha"),
+}
+
+
 def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A copy of a tensor with a part of it replaced. PyTorch's own would copy all of the memory the tensor lies in."""
 
@@ -50,6 +54,7 @@ def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return call
 
 
+# The same operators by PyTorch's own Python bindings, which cost half of what a call through `torch.ops` does.
 BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.mm.out: torch.mm,
     torch.ops.aten.bmm.out: torch.bmm,
@@ -84,22 +89,39 @@ class Executable:
         consuming: bool = False,
         arenas: "Arenas | None" = None,
     ) -> None:
+        connect()
         self.program = program
         self.keep_alive = keep_alive  # owns the machine code
-        writer = _Writer(program, consuming)
-        self.source = writer.source()
-        names = dict(writer.names)
-        names.update({P + kernel.name: kernels[kernel.name] for kernel in program.kernels})
-        names[P + "threads"] = torch.get_num_threads if threads == 0 else lambda: threads
+        table = _Table(program, kernels, consuming)
         arenas = arenas if arenas is not None else Arenas()
-        names[P + "take"] = arenas.taker(program, tuple(writer.arena_views))
-        names[P + "give"] = arenas.give
-        exec(compile(self.source, f"<smelt program {program.name}>", "exec"), names)
-        self.run: Callable[..., tuple[Any, ...]] = names[P + "run"]
+        self.run = _native.Runner(
+            inputs=len(program.inputs),
+            constants=tuple(tensor for _, tensor in program.constants),
+            arena=len(table.arena_views),
+            values=table.count,
+            steps=table.steps(),
+            outputs=table.outputs(),
+            consuming=consuming,
+            threads=torch.get_num_threads if threads == 0 else lambda: threads,
+            take=arenas.taker(program, tuple(table.arena_views)),
+            give=arenas.give,
+            allocate=_allocate,
+            view=_view,
+            fit=fit,
+            watchers=_WATCHERS,
+        )
         self.run.__dict__["executable"] = self
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.run(*inputs)
+
+
+def _allocate(shape: Shape, stride: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _view(tensor: torch.Tensor, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
+    return torch.as_strided(tensor, shape, stride, tensor.storage_offset() + offset)
 
 
 def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, what: str) -> torch.Tensor:
@@ -179,132 +201,144 @@ def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
     return block[skip : skip + size]
 
 
-class _Writer:
-    """Writes the steps of one program as Python source, collecting the objects the source names."""
+class Ref(NamedTuple):
+    """A tensor in an argument list or among the results: the number of a value, as it is or as a view of it."""
 
-    def __init__(self, program: Program, consuming: bool) -> None:
+    value: int
+    shape: Shape | None = None
+    stride: Shape | None = None
+    offset: Size = 0
+
+
+class _Table:
+    """The steps of one program as the tuples `_native.Runner` takes, every buffer a number."""
+
+    def __init__(self, program: Program, kernels: Mapping[str, BuiltKernel], consuming: bool) -> None:
         self.program = program
+        self.kernels = kernels
         self.consuming = consuming
         self.buffers: dict[str, ProgramBuffer] = {buffer.name: buffer for buffer in program.buffers}
-        self.names: dict[str, Any] = {
-            P + "empty_strided": torch.empty_strided,
-            P + "as_strided": torch.as_strided,
-            P + "fit": fit,
-        }
         self.arena_views: dict[Operand, int] = {}
-        self._objects: dict[int, str] = {}
-        for name, tensor in program.constants:
-            self.names[name] = tensor
+        self.layouts = self._layouts()
+        for step in program.steps:
+            self._find_arena_views(step)
+        names = (*program.inputs, *(name for name, _ in program.constants))
+        self.numbers = {name: number for number, name in enumerate(names)}
+        self.arena_first = len(names)
+        made = (buffer.name for buffer in program.buffers if buffer.place in (Place.FRESH, Place.LIBRARY))
+        first = self.arena_first + len(self.arena_views)
+        self.numbers |= {name: first + place for place, name in enumerate(made)}
+        self.count = self.arena_first + len(self.arena_views) + len(self.numbers) - len(names)
 
-    def source(self) -> str:
-        program = self.program
-        body: list[str] = []
-        last_use = _last_uses(program)
-        allocated = {name for name, buffer in self.buffers.items() if buffer.place in (Place.INPUT, Place.CONSTANT)}
-        for position, step in enumerate(program.steps):
+    def _layouts(self) -> dict[str, tuple[Shape, Shape]]:
+        """How fresh buffers are laid out: as the one result that each is, so that no view of it need be made. Kernels
+        do not care; one in Python does."""
+        seen: dict[str, set[Operand]] = {}
+        for output in self.program.outputs:
+            if isinstance(output, Operand):
+                seen.setdefault(output.buffer, set()).add(output)
+        native = all(isinstance(kernel, _native.Launcher) for kernel in self.kernels.values())
+        layouts = {}
+        for name, buffer in self.buffers.items():
+            layouts[name] = buffer.spec.shape, buffer.spec.stride
+            if buffer.place is Place.FRESH and native and len(seen.get(name, ())) == 1:
+                (only,) = seen[name]
+                if only.offset == 0 and _extent(only.shape, only.stride) == _extent(*layouts[name]):
+                    layouts[name] = only.shape, only.stride
+        return layouts
+
+    def _find_arena_views(self, step: Step) -> None:
+        operands = [self._whole(name) for name in _written(step)]
+        if isinstance(step, Library):
+            operands += _operands_in((step.args, tuple(value for _, value in step.kwargs)))
+        for operand in operands:
+            if self.buffers[operand.buffer].place is Place.ARENA:
+                self.arena_views.setdefault(operand, len(self.arena_views))
+
+    def steps(self) -> tuple[tuple[Any, ...], ...]:
+        made: list[tuple[Any, ...]] = []
+        last_use = _last_uses(self.program)
+        allocated: set[str] = set()
+        for position, step in enumerate(self.program.steps):
             for name in _written(step):
-                if name not in allocated:
+                if name not in allocated and self.buffers[name].place is Place.FRESH:
                     allocated.add(name)
-                    body += self._allocate(name)
-            body.append(self._step(step))
-            dying = [name for name in last_use.get(position, ()) if self._is_local(name)]
+                    made.append(self._allocate(name))
+            made.append(self._launch(step) if isinstance(step, Launch) else self._call(step))
+            dying = tuple(self.numbers[name] for name in last_use.get(position, ()) if self._is_local(name))
             if dying:
-                body.append(f"del {', '.join(dying)}")
-        result = ", ".join(self._output(output) for output in program.outputs)
-        returned = f"return ({result},)" if program.outputs else "return ()"
-        if self.arena_views:
-            inside = [f"    {line}" for line in [*body, returned]]
-            body = [f"{P}arena = {P}take()", "try:", *inside, "finally:", f"    {P}give({P}arena)"]
-        else:
-            body.append(returned)
-        if self.consuming:
-            taken = [f"({', '.join(program.inputs)},) = {P}given"] if program.inputs else []
-            body = [*taken, f"{P}given.clear()", *body]
-        taking = f"{P}given" if self.consuming else ", ".join(program.inputs)
-        lines = [f"def {P}run({taking}):", *(f"    {line}" for line in body)]
-        return "\n".join(lines) + "\n"
+                made.append(("drop", dying))
+        return tuple(made)
+
+    def outputs(self) -> tuple[Any, ...]:
+        return tuple(self._argument(output) for output in self.program.outputs)
 
     def _is_local(self, name: str) -> bool:
         place = self.buffers[name].place
         return place in (Place.FRESH, Place.LIBRARY) or (place is Place.INPUT and self.consuming)
 
-    def _allocate(self, name: str) -> list[str]:
-        buffer = self.buffers[name]
-        if buffer.place is not Place.FRESH:
-            return []
-        spec = buffer.spec
-        dtype, device = self._name_object("dtype", spec.dtype), self._name_object("device", spec.device)
-        return [f"{name} = {P}empty_strided({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"]
+    def _allocate(self, name: str) -> tuple[Any, ...]:
+        spec, (shape, stride) = self.buffers[name].spec, self.layouts[name]
+        code = dtype_code(spec.dtype) if spec.device.type == "cpu" else -1
+        return ("allocate", self.numbers[name], tuple(shape), tuple(stride), spec.dtype, spec.device, code)
 
-    def _step(self, step: Step) -> str:
-        if isinstance(step, Launch):
-            words = [f"{P}threads()", *(self._whole(name) for name in step.args)]
-            return f"{P}{step.kernel.name}({', '.join(words)})"
-        return self._library(step)
+    def _launch(self, step: Launch) -> tuple[Any, ...]:
+        values = tuple(self._ref(self._whole(name)).value for name in step.args)
+        return ("launch", self.kernels[step.kernel.name], values)
 
-    def _library(self, step: Library) -> str:
-        function = self._name_object(str(step.op).replace(".", "_"), BINDINGS.get(step.op, step.op))
-        words = [self._argument(argument) for argument in step.args]
-        words += [f"{name}={self._argument(value)}" for name, value in step.kwargs]
-        if step.into:
-            words += [
-                f"{key}={self._whole(name)}" for key, name in zip(step.into, step.outs, strict=True) if name is not None
-            ]
-            return f"{function}({', '.join(words)})"
-        call = f"{function}({', '.join(words)})"
-        if not step.outs:
-            return call
-        if len(step.op._schema.returns) == 1 and not _returns_list(step.op):
-            return f"{step.outs[0]} = {self._fitted(step.outs[0], call)}" if step.outs[0] is not None else call
-        targets = [name if name is not None else f"{P}unused" for name in step.outs]
-        assigned = f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {call}"
-        fits = [f"{name} = {self._fitted(name, name)}" for name in step.outs if name is not None]
-        return "; ".join([assigned, *fits])
+    def _call(self, step: Library) -> tuple[Any, ...]:
+        outs = zip(step.into, step.outs, strict=True) if step.into else ()
+        named = [*step.kwargs, *((key, self._whole(name)) for key, name in outs if name is not None)]
+        arguments = tuple(self._argument(value) for value in (*step.args, *(value for _, value in named)))
+        names = tuple(key for key, _ in named)
+        results = () if step.into else tuple(self._result(name) for name in step.outs)
+        is_one = bool(results) and len(step.op._schema.returns) == 1 and not _returns_list(step.op)
+        return ("call", BINDINGS.get(step.op, step.op), arguments, names, results, is_one, self._native(step))
 
-    def _fitted(self, name: str, call: str) -> str:
+    def _result(self, name: str | None) -> tuple[Any, ...] | None:
+        if name is None:
+            return None
         spec = self.buffers[name].spec
-        dtype = self._name_object("dtype", spec.dtype)
-        return f"{P}fit({call}, {_tuple(spec.shape)}, {_tuple(spec.stride)}, {dtype}, {name!r})"
+        return (self.numbers[name], tuple(spec.shape), tuple(spec.stride), spec.dtype, name)
 
-    def _whole(self, name: str) -> str:
+    def _native(self, step: Library) -> tuple[Any, ...] | None:
+        """The same call through PyTorch's C interface, if that has it."""
+        factors = _NATIVE.get(step.op)
+        operands = [operand for operand in step.args if isinstance(operand, Operand)]
+        if factors is None or len(operands) != len(step.args) or step.into != ("out",) or step.outs[0] is None:
+            return None
+        tensors = [self._whole(step.outs[0]), *operands]
+        numbers = dict(step.kwargs)
+        on_cpu = all(self.buffers[operand.buffer].spec.device.type == "cpu" for operand in tensors)
+        if not on_cpu or not set(numbers) <= set(factors):
+            return None
+        name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
+        return (name, tuple(map(self._ref, tensors)), tuple(float(numbers.get(factor, 1)) for factor in factors))
+
+    def _whole(self, name: str) -> Operand:
         spec = self.buffers[name].spec
-        return self._operand(Operand(name, spec.shape, spec.stride, 0))
+        return Operand(name, spec.shape, spec.stride, 0)
 
-    def _operand(self, operand: Operand) -> str:
-        buffer = self.buffers[operand.buffer]
-        if buffer.place is Place.ARENA:
-            position = self.arena_views.setdefault(operand, len(self.arena_views))
-            return f"{P}arena[{position}]"
-        if operand.offset == 0 and operand.shape == buffer.spec.shape and operand.stride == buffer.spec.stride:
-            return operand.buffer
-        offset = f"{operand.buffer}.storage_offset()" + (f" + {operand.offset}" if operand.offset else "")
-        return f"{P}as_strided({operand.buffer}, {_tuple(operand.shape)}, {_tuple(operand.stride)}, {offset})"
+    def _ref(self, operand: Operand) -> Ref:
+        if operand in self.arena_views:
+            return Ref(self.arena_first + self.arena_views[operand])
+        number = self.numbers[operand.buffer]
+        if operand.offset == 0 and (operand.shape, operand.stride) == self.layouts[operand.buffer]:
+            return Ref(number)
+        return Ref(number, tuple(operand.shape), tuple(operand.stride), operand.offset)
 
-    def _output(self, output: Any) -> str:
-        return self._operand(output) if isinstance(output, Operand) else repr(output)
-
-    def _argument(self, value: Any) -> str:
+    def _argument(self, value: Any) -> Any:
         if isinstance(value, Operand):
-            return self._operand(value)
+            return self._ref(value)
         if isinstance(value, list):
-            return "[" + ", ".join(self._argument(item) for item in value) + "]"
-        if isinstance(value, tuple):
-            return "(" + "".join(self._argument(item) + ", " for item in value) + ")"
-        if value is None or type(value) in (int, bool, str):
-            return repr(value)
-        return self._name_object(type(value).__name__, value)
-
-    def _name_object(self, stem: str, value: Any) -> str:
-        """A name for an object the source must refer to; the same object keeps its name."""
-        known = self._objects.get(id(value))
-        if known is None:
-            known = self._objects[id(value)] = f"{P}{stem}_{len(self._objects)}"
-            self.names[known] = value
-        return known
+            return [self._argument(item) for item in value]
+        return tuple(self._argument(item) for item in value) if isinstance(value, tuple) else value
 
 
-def _tuple(sizes: Shape) -> str:
-    return repr(tuple(sizes))
+def _extent(shape: Shape, stride: Shape) -> tuple[Size, Size]:
+    """How many elements there are, and in how many places they lie."""
+    count = math.prod(shape)
+    return count, 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else 0
 
 
 def _returns_list(op: torch._ops.OpOverload) -> bool:
@@ -318,11 +352,11 @@ def _written(step: Step) -> list[str]:
     return [name for name in step.outs if name is not None]
 
 
-def _buffers_in(value: Any) -> list[str]:
+def _operands_in(value: Any) -> list[Operand]:
     if isinstance(value, Operand):
-        return [value.buffer]
+        return [value]
     if isinstance(value, tuple | list):
-        return [name for item in value for name in _buffers_in(item)]
+        return [operand for item in value for operand in _operands_in(item)]
     return []
 
 
@@ -332,11 +366,12 @@ def _last_uses(program: Program) -> dict[int, list[str]]:
     for position, step in enumerate(program.steps):
         used = _written(step)
         if isinstance(step, Library):
-            used = used + _buffers_in(step.args) + _buffers_in(tuple(value for _, value in step.kwargs))
+            named = tuple(value for _, value in step.kwargs)
+            used = used + [operand.buffer for operand in _operands_in((step.args, named))]
         for name in used:
             last[name] = position
-    for name in _buffers_in(program.outputs):
-        last.pop(name, None)
+    for operand in _operands_in(program.outputs):
+        last.pop(operand.buffer, None)
     by_position: dict[int, list[str]] = {}
     for name, position in last.items():
         by_position.setdefault(position, []).append(name)

@@ -1,0 +1,135 @@
+"""PyTorch's C interface, found by name in the running process and tried before it is used.
+
+    connect() → True: `_native.Runner` may call it; False: Python makes all calls
+
+libtorch exports plain C functions (`aoti_torch_…`) that take a tensor as a handle, which is the address of an
+`at::Tensor`. Each Python tensor has one inside: where is found by experiment, and that a handle made this way is
+understood is tried on tensors of several kinds. If anything is missing, or answers other than it should, nothing of it
+is used.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.runtime.image import find_symbol
+
+_NEEDED = (
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch__reinterpret_tensor",
+    "aoti_torch_delete_tensor_object",
+)
+_OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
+# The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
+_WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
+
+_WORD = 8
+_connected: bool | None = None
+
+
+def connect() -> bool:
+    """Tell the C part where the interface is, if it is there and works; asked again it has the answer ready."""
+    global _connected
+    if _connected is None:
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            return False  # under a mode, tensors are not what they seem: next time
+        with torch.inference_mode(False), torch.no_grad():
+            _connected = _connect()
+    return _connected
+
+
+def _connect() -> bool:
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return False
+    found = {name: find_symbol(name) for name in _NEEDED}
+    found["wrap"] = next((address for name in _WRAP if (address := _find_in_bindings(name))), None)
+    samples = _samples()
+    body = _only(place for place in range(2, 6) if all(_word(id(t) + place * _WORD) == t._cdata for t in samples))
+    if body is None or not all(found.values()):
+        return False
+    addresses = {name: address for name, address in found.items() if address is not None}
+    if not _works(addresses, body * _WORD, samples):
+        return False
+    operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
+    addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
+    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, addresses)
+    return True
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number of a dtype in the interface; -1 if it has none."""
+    address = find_symbol(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    return -1 if address is None else int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
+def _find_in_bindings(name: str) -> int | None:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    try:
+        library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", f"libtorch_python.{suffix}"))
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _samples() -> list[torch.Tensor]:
+    plain = torch.empty(7, 11, 13, device="cpu")
+    strided = [plain, plain[2:, 3], plain[1].t(), torch.empty((), device="cpu"), torch.empty(0, 5, device="cpu")]
+    integers = torch.empty(17, dtype=torch.int64, device="cpu")
+    return [*strided, integers, torch.nn.Parameter(torch.empty(3, device="cpu"))]
+
+
+def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]) -> bool:
+    """Whether handles made of Python tensors are understood, and what the interface makes is what was asked for."""
+
+    def function(name: str, *arguments: Any) -> Callable[..., Any]:
+        made: Callable[..., Any] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(addresses[name])
+        return made
+
+    word, number, numbers = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+    data_ptr = function("aoti_torch_get_data_ptr", word, ctypes.POINTER(word))
+    empty = function("aoti_torch_empty_strided", number, numbers, numbers, *[ctypes.c_int32] * 3, ctypes.POINTER(word))
+    view = function("aoti_torch__reinterpret_tensor", word, number, numbers, numbers, number, ctypes.POINTER(word))
+    drop = function("aoti_torch_delete_tensor_object", word)
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, word)(addresses["wrap"])
+
+    def wrapped(handle: ctypes.c_void_p) -> Any:
+        tensor = wrap(handle)
+        drop(handle)
+        return tensor
+
+    for tensor in samples:
+        handle, found, viewed = word(id(tensor) + body), word(), word()
+        if data_ptr(handle, ctypes.byref(found)) or (found.value or 0) != tensor.data_ptr():
+            return False
+        if wrap(handle) is not tensor:
+            return False
+        if tensor.numel():
+            if view(handle, 1, (number * 1)(1), (number * 1)(1), 0, ctypes.byref(viewed)):
+                return False
+            first = wrapped(viewed)
+            if first.data_ptr() != tensor.data_ptr() or first.shape != (1,) or first.dtype is not tensor.dtype:
+                return False
+    made = word()
+    if empty(2, (number * 2)(3, 5), (number * 2)(1, 3), dtype_code(torch.float32), 0, -1, ctypes.byref(made)):
+        return False
+    tensor = wrapped(made)
+    like = torch.empty_strided((3, 5), (1, 3), dtype=torch.float32, device="cpu")
+    layout = (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return layout == (torch.Tensor, like.shape, like.stride(), like.dtype, like.device)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _only(places: Any) -> int | None:
+    found = list(places)
+    return found[0] if len(found) == 1 else None
