@@ -9,7 +9,7 @@
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
-# make bench   the benchmark table       (ARGS="--models mlp --json out.json" to choose)
+# make bench   the benchmark table       (ARGS="--models mlp --modes train infer --json out.json" to choose)
 #
 # Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
 
@@ -55,7 +55,7 @@ lint: $(VENV)/dev
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-bench: $(VENV)/smelt
+bench: $(VENV)/dev
 	@$(PY) -m benchmarks.run $(ARGS)
 
 clean:

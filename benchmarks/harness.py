@@ -1,26 +1,29 @@
 """Runs one benchmark model in processes of its own and gathers the figures.
 
-    measure("mlp") → {"first": {backend: seconds}, "steady": {backend: [seconds a step]}, "saved": …, "error": …}
+    measure(Key("gpt2", "train", "float32"), ["eager", "smelt"], rounds=15)
+    → {"first": {backend: seconds}, "steady": {backend: [seconds of a step, by rounds]}, "saved": …, "error": …}
 
-The first step is timed in a fresh process per backend, from just before the model is handed to the compiler (torch,
-and smelt for smelt, imported; nothing else) to the end of its backward: whatever a backend loads by then is part of it.
-The rest is measured in one more process in which the backends take turns. Disk caches are off, smelt's and the peer's,
-and the peer's cache folder is a new empty one each time.
+Each backend has a process (`benchmarks.worker`). It does its first step when nothing else of ours runs; then the
+processes take turns at later steps. Disk caches are off, smelt's and the peer's, and the peer's cache folder is a new
+empty one each time.
 """
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("eager", "smelt", "peer")
+MODES = ("train", "infer")
+DTYPES = ("float32", "bfloat16")
 FIRST_RUNS, FIRST_SECONDS = 3, 20.0  # the first step: up to three fresh processes, no further one after 20 s
 
 
@@ -38,6 +41,33 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
     return function
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is measured: a model, "train" or "infer", and the dtype of its weights."""
+
+    model: str
+    mode: str = "train"
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.mode}, {self.dtype}"
+
+
+class WorkerFailed(RuntimeError):
+    """A worker ended before it answered; the text is the last line it wrote to stderr."""
+
+
+def environment(cache: str) -> dict[str, str]:
+    """Of a measured process: nobody's caches are on."""
+    return {
+        # Bytecode is kept, as an installed package has it.
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCHINDUCTOR_CACHE_DIR": cache,
+        "SMELT_CACHE": "0",
+    }
+
+
 def in_fresh_process(
     arguments: Sequence[str], timeout: float = 900, settings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
@@ -46,19 +76,11 @@ def in_fresh_process(
     Nobody's caches are on, unless `settings` of the environment have them so.
     """
     with tempfile.TemporaryDirectory() as cache:
-        environment = {
-            # Bytecode is kept, as an installed package has it.
-            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "SMELT_CACHE": "0",
-            **(settings or {}),
-        }
         try:
             done = subprocess.run(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
-                env=environment,
+                env=environment(cache) | dict(settings or {}),
                 capture_output=True,
                 text=True,
                 timeout=timeout,
@@ -74,29 +96,118 @@ def in_fresh_process(
     return answer
 
 
+class Worker:
+    """A process that holds one backend's copy of a model (`benchmarks.worker`) and steps when told to."""
+
+    def __init__(self, key: Key, backend: str, results: Path | None = None) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        words = [sys.executable, "-m", "benchmarks.worker", key.model, key.mode, key.dtype, backend]
+        self.errors = Path(self.folder.name, "stderr")
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [*words, *([str(results)] if results else [])],
+                cwd=ROOT,
+                env=environment(self.folder.name),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        try:
+            self.first = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            said = self.errors.read_text().strip().splitlines()
+            raise WorkerFailed(said[-1] if said else f"exit code {self.process.returncode}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def steps(self, count: int) -> dict[str, float]:
+        """Seconds of one step, out of `count`: on the clock, and of the processor."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.folder.cleanup()
+
+
 def measure(
-    name: str, backends: Sequence[str], rounds: int, say: Callable[[str], None] = lambda text: None
+    key: Key, backends: Sequence[str], rounds: int, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Every figure of one model. What failed stands under "failed", by backend."""
-    result: dict[str, Any] = {"model": name, "first": {}, "failed": {}}
-    runs: dict[str, list[float]] = {backend: [] for backend in backends}
-    for turn in range(FIRST_RUNS):
+    result: dict[str, Any] = {"model": key.model, "mode": key.mode, "dtype": key.dtype, "failed": {}}
+    first: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers: dict[str, Worker] = {}
         for backend in backends:
-            if backend in result["failed"] or sum(runs[backend]) > FIRST_SECONDS:
+            say(f"{key}: first step, {backend}")
+            try:
+                worker = Worker(key, backend, folder / backend)
+            except WorkerFailed as failed:
+                result["failed"][backend] = str(failed)
                 continue
-            say(f"{name}: first step, {backend} ({turn + 1})")
-            answer = in_fresh_process(["benchmarks.harness", "first", name, backend])
-            if "failed" in answer:
-                result["failed"][backend] = answer["failed"]
-            else:
-                runs[backend].append(answer["seconds"])
-    result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in runs.items() if seconds}
-    working = [backend for backend in backends if backend not in result["failed"]]
-    say(f"{name}: steady steps, {', '.join(working)} by turns")
-    answer = in_fresh_process(["benchmarks.harness", "steady", name, str(rounds), *working])
-    if "failed" in answer:
-        result["failed"]["steady"] = answer["failed"]
-    return {**result, **{key: value for key, value in answer.items() if key not in ("failed", "stderr")}}
+            stack.callback(worker.close)
+            workers[backend], first[backend] = worker, [worker.first["seconds"]]
+        for backend in workers:
+            while len(first[backend]) < FIRST_RUNS and sum(first[backend]) < FIRST_SECONDS:
+                again = Worker(key, backend)
+                first[backend].append(again.first["seconds"])
+                again.close()
+        say(f"{key}: steady steps, {', '.join(workers)} by turns")
+        result["steady"] = by_turns(workers, rounds)
+        result["error"], result["within"] = _errors(key, folder, list(workers))
+    result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in first.items()}
+    for what in ("saved", "breaks"):
+        result[what] = {backend: worker.first[what] for backend, worker in workers.items() if what in worker.first}
+    return result
+
+
+def by_turns(workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15) -> dict[str, list[dict[str, float]]]:
+    """Seconds per step of each worker, one figure a round: they take turns, so a busy minute hits them all."""
+    repeats = {}
+    for backend, worker in workers.items():
+        worker.steps(3)
+        repeats[backend] = max(1, int(per_round / worker.steps(1)["seconds"]))
+    seconds: dict[str, list[dict[str, float]]] = {backend: [] for backend in workers}
+    for _ in range(rounds):
+        for backend, worker in workers.items():
+            seconds[backend].append(worker.steps(repeats[backend]))
+    return seconds
+
+
+def _errors(key: Key, folder: Path, backends: Sequence[str]) -> tuple[dict[str, float], dict[str, bool]]:
+    """Errors against float64, and whether the rule holds; nothing for steps that draw random numbers."""
+    import torch
+
+    from benchmarks.measure import errors
+    from benchmarks.models import MODELS
+
+    if "eager" not in backends or (key.mode == "train" and MODELS[key.model].random):
+        return {}, {}
+    try:
+        Worker(key, "exact", folder / "exact").close()
+    except WorkerFailed:
+        return {}, {}
+    found = {backend: torch.load(folder / backend, weights_only=True) for backend in (*backends, "exact")}
+    measured = {backend: errors(found[backend], found["eager"], found["exact"]) for backend in backends}
+    return {b: error.scaled for b, error in measured.items()}, {b: error.within for b, error in measured.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -110,75 +221,3 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _first(name: str, backend: str) -> dict[str, Any]:
-    import torch  # noqa: F401 (imported before the clock starts, as a user's program has)
-
-    if backend == "smelt":
-        import smelt  # noqa: F401
-
-    from benchmarks.models import MODELS
-
-    case = MODELS[name].build()
-    began = time.perf_counter()
-    model = compiled_by(backend, case.module)
-    case.loss(model(*case.inputs)).backward()
-    return {"seconds": time.perf_counter() - began}
-
-
-def _steady(name: str, rounds: int, backends: Sequence[str]) -> dict[str, Any]:
-    import torch
-
-    from benchmarks import measure as by
-    from benchmarks.models import MODELS
-
-    steps: dict[str, Callable[[], object]] = {}
-    results: dict[str, list[torch.Tensor]] = {}
-    saved: dict[str, int] = {}
-    for backend in (*backends, "exact"):
-        case = MODELS[name].build(torch.float64 if backend == "exact" else torch.float32)
-        model = compiled_by(backend, case.module)
-        leaves = [*case.module.parameters(), *(x for x in case.inputs if x.requires_grad)]
-
-        def step(case: Any = case, model: Any = model, leaves: Any = leaves) -> torch.Tensor:
-            for leaf in leaves:
-                leaf.grad = None
-            loss: torch.Tensor = case.loss(model(*case.inputs))
-            loss.backward()
-            return loss
-
-        output = model(*case.inputs)
-        loss = case.loss(output)
-        saved[backend] = by.saved_bytes(loss, case.module.parameters())
-        loss.backward()
-        results[backend] = [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-        del output, loss
-        if backend != "exact":
-            steps[backend] = step
-    for warm in steps.values():
-        for _ in range(3):
-            warm()
-    seconds = by.interleaved(steps, rounds)
-    found = {backend: by.errors(results[backend], results["eager"], results["exact"]) for backend in backends}
-    answer: dict[str, Any] = {
-        "steady": seconds,
-        "saved": {backend: saved[backend] for backend in backends},
-        "error": {backend: error.scaled for backend, error in found.items()},
-        "within": {backend: error.within for backend, error in found.items()},
-    }
-    if "smelt" in backends:
-        import smelt
-
-        answer["breaks"] = smelt.counters["graph_breaks"]
-    return answer
-
-
-def main(arguments: Sequence[str]) -> None:
-    kind, name, *rest = arguments
-    answer = _first(name, rest[0]) if kind == "first" else _steady(name, int(rest[0]), rest[1:])
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,11 +1,15 @@
 """The benchmark models: each a module, its inputs and a loss, built the same way in every process.
 
-    MODELS["mlp"].build(torch.float32) → Case(module, inputs, loss)
-    loss(module(*inputs)).backward()     is one training step
+    MODELS["mlp"].build(torch.float32) → Case(module, inputs, kwargs, loss)
+    case.loss(case.call(module)).backward()     is one training step
+
+The first two need PyTorch alone. The others are architectures of Hugging Face at small sizes with random weights; they
+compute their loss inside, and in training their dropout is on.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +20,21 @@ SEED = 20240917
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model ready to be trained for a step. The loss is taken outside the compiled part."""
+    """A model ready to be trained for a step. `loss` makes the scalar out of the output, outside the compiled part."""
 
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
-    loss: Callable[[torch.Tensor], torch.Tensor]
+    loss: Callable[[Any], torch.Tensor]
+    kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def call(self, model: Callable[..., Any]) -> Any:
+        return model(*self.inputs, **self.kwargs)
+
+    def inferring(self) -> "Case":
+        """The same model for inference: nothing is dropped, nothing to learn is given."""
+        kwargs = {name: value for name, value in self.kwargs.items() if name != "labels"}
+        inputs = tuple(x.detach() for x in self.inputs)
+        return Case(self.module.eval().requires_grad_(False), inputs, self.loss, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +44,18 @@ class Model:
     name: str
     what: str
     make: Callable[[], Case]
+    random: bool = False  # whether a training step draws random numbers: no two runs need agree then
 
     def build(self, dtype: torch.dtype = torch.float32) -> Case:
         """The case, seeded; drawn in float32 and then converted, so that every dtype sees the same numbers."""
+
+        def converted(x: torch.Tensor) -> torch.Tensor:
+            return x.detach().to(dtype).requires_grad_(x.requires_grad) if x.is_floating_point() else x
+
         torch.manual_seed(SEED)
         case = self.make()
-        inputs = tuple(x.detach().to(dtype).requires_grad_(x.requires_grad) for x in case.inputs)
-        return Case(case.module.to(dtype), inputs, case.loss)
+        kwargs = {name: converted(value) for name, value in case.kwargs.items()}
+        return Case(case.module.to(dtype), tuple(map(converted, case.inputs)), case.loss, kwargs)
 
 
 class PointwiseBlock(nn.Module):
@@ -68,10 +87,65 @@ def _pointwise() -> Case:
     return Case(module, (torch.randn(2048, 1024, requires_grad=True),), lambda y: y.square().mean())
 
 
+_TEXT = {"vocab_size": 1000, "max_position_embeddings": 128}
+_ENCODER = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 1000, "n_positions": 128, "n_embd": 256, "n_layer": 4, "n_head": 4}),
+    "bert": ("BertForSequenceClassification", _TEXT | _ENCODER | {"intermediate_size": 1024}),
+    "llama": ("LlamaForCausalLM", _TEXT | _ENCODER | {"intermediate_size": 688}),
+    "distilbert": (
+        "DistilBertForSequenceClassification",
+        _TEXT | {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+        | {"image_size": 96, "patch_size": 16, "num_labels": 10},
+    ),
+    "resnet": (
+        "ResNetForImageClassification",
+        {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic", "num_labels": 10},
+    ),
+    "mobilenet": ("MobileNetV2ForImageClassification", {"image_size": 96, "num_labels": 10}),
+}
+
+
+def transformer(name: str, **changes: Any) -> Case:
+    """An architecture of Hugging Face in training mode, with random weights and inputs."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    architecture, settings = _SETTINGS[name]
+    kind = getattr(transformers, architecture)
+    config = kind.config_class(**(settings | changes))
+    config.use_cache = False  # keys and values of all layers would be results, which nobody wants in training
+    if name in ("gpt2", "llama"):
+        ids = torch.randint(0, 1000, (4, 128))
+        inputs = {"input_ids": ids, "labels": ids}
+    elif name in ("bert", "distilbert"):
+        inputs = {"input_ids": torch.randint(0, 1000, (8, 128)), "labels": torch.randint(0, 2, (8,))}
+    else:
+        inputs = {"pixel_values": torch.randn(4, 3, 96, 96), "labels": torch.randint(0, 10, (4,))}
+    if name not in ("gpt2", "llama"):
+        config.problem_type = "single_label_classification"  # else the first step finds out and sets it
+    return Case(kind(config).train(), (), lambda output: output.loss, inputs)
+
+
+def _transformer(name: str, what: str, random: bool = True) -> Model:
+    return Model(name, what, lambda: transformer(name), random)
+
+
 MODELS: dict[str, Model] = {
     model.name: model
     for model in (
         Model("mlp", "1024-2048-2048-10, ReLU, batch 128", _mlp),
         Model("pointwise", "gelu, sin·cos, layer_norm, softmax·tanh on 2048×1024", _pointwise),
+        _transformer("gpt2", "GPT-2, 4 layers of 256, 4×128 tokens"),
+        _transformer("bert", "BERT, 4 layers of 256, 8×128 tokens"),
+        _transformer("llama", "Llama, 4 layers of 256, 4×128 tokens", random=False),
+        _transformer("distilbert", "DistilBERT, 4 layers of 256, 8×128 tokens"),
+        _transformer("vit", "ViT, 4 layers of 192, 4×3×96×96", random=False),
+        _transformer("resnet", "ResNet, 8 basic blocks, 4×3×96×96", random=False),
+        _transformer("mobilenet", "MobileNetV2, 4×3×96×96"),
     )
 }

@@ -16,20 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import memory
 from benchmarks.harness import compiled_by, in_fresh_process
 from benchmarks.models import MODELS
 
-ALL = (*MODELS, *memory.MODELS)
+ALL = tuple(MODELS)
 
 
 def build(name: str) -> tuple[Any, Callable[[Any], Any]]:
     """A model, and a training step of whatever stands for the model."""
-    if name in MODELS:
-        case = MODELS[name].build()
-        return case.module, lambda model: case.loss(model(*case.inputs)).backward()
-    module, inputs = memory.build(name)
-    return module, lambda model: model(**inputs).loss.backward()
+    case = MODELS[name].build()
+    return case.module, lambda model: case.loss(case.call(model)).backward()
 
 
 def once(name: str, backend: str) -> dict[str, float]:

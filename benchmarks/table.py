@@ -1,0 +1,140 @@
+"""Results of `benchmarks.run` as text: a small table a model, one of Markdown for all, and what misses its bar.
+
+    {"model": "mlp", "first": {…}, "steady": {…}, …}  →  | mlp | 0.34 | 17.3 | 51× | 66.4 | 1.08× | 1.02× | …
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.measure import ratio
+from benchmarks.models import MODELS
+
+CLOCKS = ("seconds", "processor")
+FIRST_BAR, STEADY_BAR, PEER_BAR, EAGER_BAR, SAVED_BAR = 20.0, 1.10, 0.95, 1.0, 1.0
+BLANK = "–"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Rows as aligned text, the first one underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for label, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([label.ljust(widths[0]), *padded]))
+    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+
+
+def steady(result: dict[str, Any], clock: str, backend: str) -> float | None:
+    """The median step of a backend, in seconds."""
+    figures = result["steady"].get(backend)
+    return statistics.median(round[clock] for round in figures) if figures else None
+
+
+def speed(result: dict[str, Any], clock: str, other: str) -> float | None:
+    """How much faster smelt is: the median over rounds of the quotient within a round."""
+    turns = {b: [turn[clock] for turn in rounds] for b, rounds in result["steady"].items()}
+    return ratio(turns, other, "smelt") if other in turns and "smelt" in turns else None
+
+
+def quotient(figures: dict[str, float], other: str) -> float | None:
+    mine, theirs = figures.get("smelt"), figures.get(other)
+    return theirs / mine if mine and theirs else None
+
+
+def _cell(value: float | None, form: str = "{:.2f}") -> str:
+    return BLANK if value is None else form.format(value)
+
+
+def report(result: dict[str, Any], backends: Sequence[str], clock: str) -> str:
+    """One model: the figure of each backend, then smelt against eager and against the peer."""
+
+    def row(label: str, figures: dict[str, float], form: str, scale: float = 1.0) -> list[str]:
+        cells = [_cell(figures[b] * scale if b in figures else None, form) for b in backends]
+        return [label, *cells, *(_cell(quotient(figures, b), "{:.2f}×") for b in ("eager", "peer"))]
+
+    medians = {b: found for b in backends if (found := steady(result, clock, b)) is not None}
+    times = row("steady step, ms", medians, "{:.2f}", 1e3)
+    times[-2:] = [_cell(speed(result, clock, other), "{:.2f}×") for other in ("eager", "peer")]
+    rows = [row("first step, s", result["first"], "{:.2f}"), times]
+    if result["saved"]:
+        rows.append(row("saved for backward, MB", result["saved"], "{:.2f}", 1e-6))
+    if result["error"]:
+        rows.append(row("error against float64", result["error"], "{:.1e}"))
+    title = f"\n{result['model']}, {result['mode']}, {result['dtype']}: {MODELS[result['model']].what}"
+    lines = [title, aligned([["", *backends, "eager/smelt", "peer/smelt"], *rows])]
+    wrong = [backend for backend, within in result["within"].items() if not within]
+    lines += [f"{backend}: error more than twice eager's plus 4 ulp" for backend in wrong]
+    if result["breaks"].get("smelt"):
+        lines.append(f"smelt: {result['breaks']['smelt']} graph break(s)")
+    lines += [f"{backend} failed: {reason}" for backend, reason in result["failed"].items()]
+    return "\n".join(lines)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
+
+
+def _kinds(results: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    order = {name: place for place, name in enumerate(MODELS)}
+    found = []
+    kinds = {(r["mode"], r["dtype"]) for r in results}
+    for mode, dtype in sorted(kinds, key=lambda kind: (kind[1] != "float32", kind[0] != "train")):
+        these = [r for r in results if (r["mode"], r["dtype"]) == (mode, dtype)]
+        found.append((mode, dtype, sorted(these, key=lambda r: order[r["model"]])))
+    return found
+
+
+def markdown(results: Sequence[dict[str, Any]], clock: str) -> str:
+    """All results: a table for each mode and dtype, with geometric means."""
+    parts = []
+    for mode, dtype, these in _kinds(results):
+        training = mode == "train"
+        head = f"| {mode}, {dtype} | first step, s: smelt | peer | peer/smelt | step, ms: eager | smelt | peer "
+        head += "| eager/smelt | peer/smelt |" + (" saved, MB: eager | smelt | peer |" if training else "")
+        lines = [head, "|---" * (head.count("|") - 1) + "|"]
+        for r in these:
+            cells = [r["model"], _cell(r["first"].get("smelt")), _cell(r["first"].get("peer"))]
+            cells.append(_cell(quotient(r["first"], "peer"), "{:.0f}×"))
+            times = [steady(r, clock, b) for b in ("eager", "smelt", "peer")]
+            cells += [_cell(None if t is None else t * 1e3, "{:.1f}") for t in times]
+            cells += [_cell(speed(r, clock, b), "{:.2f}×") for b in ("eager", "peer")]
+            if training:
+                saved = [r["saved"].get(b) for b in ("eager", "smelt", "peer")]
+                cells += [_cell(None if s is None else s / 1e6, "{:.1f}") for s in saved]
+            lines.append("| " + " | ".join(cells) + " |")
+        means = [_cell(mean(quotient(r["first"], "peer") for r in these), "{:.0f}×"), "", "", ""]
+        means += [_cell(mean(speed(r, clock, b) for r in these), "{:.2f}×") for b in ("eager", "peer")]
+        if training:
+            means += ["", _cell(mean(quotient(r["saved"], "eager") for r in these), "{:.2f}× less")]
+            means += [_cell(mean(quotient(r["saved"], "peer") for r in these), "{:.2f}× less")]
+        lines.append("| geometric mean | | | " + " | ".join(means) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in bars(results, clock))])
+
+
+def bars(results: Sequence[dict[str, Any]], clock: str) -> list[str]:
+    """What was asked of each kind of run, and every model that misses it."""
+    lines = []
+    for mode, dtype, these in _kinds(results):
+        means = (
+            ("first step against the peer", mean(quotient(r["first"], "peer") for r in these), FIRST_BAR),
+            ("speed against the peer", mean(speed(r, clock, "peer") for r in these), STEADY_BAR),
+        )
+        for what, found, bar in means:
+            if found is not None:
+                verdict = "holds" if found >= bar else "missed"
+                lines.append(f"{mode}, {dtype}: {what} {found:.2f}×, geometric mean; {bar:.2f}× asked: {verdict}")
+        for r in these:
+            single = (
+                ("speed against the peer", speed(r, clock, "peer"), PEER_BAR),
+                ("speed against eager", speed(r, clock, "eager"), EAGER_BAR),
+                ("saved bytes, peer's to ours", quotient(r["saved"], "peer"), SAVED_BAR),
+            )
+            for what, found, bar in single:
+                if found is not None and found < bar:
+                    lines.append(f"{mode}, {dtype}: {r['model']} misses {bar:.2f}× in {what}: {found:.2f}×")
+    return lines

@@ -1,0 +1,107 @@
+"""One backend with one model in a process of its own: does its first step, then steps when asked to.
+
+    python -m benchmarks.worker MODEL MODE DTYPE BACKEND [RESULTS]
+
+It answers in lines of JSON: first {"seconds": the first step, "saved": bytes, "breaks": graph breaks}, then for each
+line it reads, a number of steps, {"seconds": one of those, "processor": the same in processor time}. The first step is
+timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
+end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
+step; "exact" as backend is eager in float64.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.harness import compiled_by
+from benchmarks.measure import saved_bytes
+from benchmarks.models import MODELS, Case
+
+
+def _training(case: Case, model: Callable[..., Any]) -> Callable[[], object]:
+    leaves = [*case.module.parameters(), *(x for x in case.inputs if x.requires_grad)]
+
+    def step() -> object:
+        for leaf in leaves:
+            leaf.grad = None
+        loss = case.loss(case.call(model))
+        loss.backward()
+        return loss
+
+    return step
+
+
+def _inferring(case: Case, model: Callable[..., Any]) -> Callable[[], object]:
+    def step() -> object:
+        with torch.no_grad():
+            return case.call(model)
+
+    return step
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor of an output, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _results(case: Case, model: Callable[..., Any], mode: str) -> list[torch.Tensor]:
+    if mode == "infer":
+        with torch.no_grad():
+            return list(tensors_in(case.call(model)))
+    leaves = [*case.module.parameters(), *(x for x in case.inputs if x.requires_grad)]
+    for leaf in leaves:
+        leaf.grad = None
+    output = case.call(model)
+    case.loss(output).backward()
+    return [*(x.detach() for x in tensors_in(output)), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, answer: Callable[[Any], None]) -> None:
+    """The whole life of a worker."""
+    if backend == "smelt":
+        import smelt  # before the clock starts, as a user's program has it
+    case = MODELS[name].build(torch.float64 if backend == "exact" else getattr(torch, dtype))
+    case = case.inferring() if mode == "infer" else case
+    began = time.perf_counter()
+    model = compiled_by(backend, case.module)
+    step = (_training if mode == "train" else _inferring)(case, model)
+    step()
+    first: dict[str, Any] = {"seconds": time.perf_counter() - began}
+    if backend == "smelt":
+        first["breaks"] = smelt.counters["graph_breaks"]
+    if mode == "train":
+        first["saved"] = saved_bytes(case.loss(case.call(model)), case.module.parameters())
+    if results:
+        torch.save(_results(case, model, mode), results)
+    answer(first)
+    for line in sys.stdin:
+        count, began, busy = int(line), time.perf_counter(), time.process_time()
+        for _ in range(count):
+            step()
+        seconds, processor = time.perf_counter() - began, time.process_time() - busy
+        answer({"seconds": seconds / count, "processor": processor / count})
+
+
+def main(arguments: Sequence[str]) -> None:
+    name, mode, dtype, backend = arguments[:4]
+    told, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
+
+    def answer(value: Any) -> None:
+        print(json.dumps(value), file=told, flush=True)
+
+    serve(name, mode, dtype, backend, arguments[4] if len(arguments) > 4 else None, answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
