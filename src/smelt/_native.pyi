@@ -247,3 +247,42 @@ class Code:
     def __init__(self, image: bytes, slots: Sequence[tuple[int, int, bool]]) -> None: ...
     @property
     def address(self) -> int: ...
+
+def set_node_layout(
+    python_base: type,
+    wrapped: int,
+    python_wrapped: int,
+    sequence: int,
+    edges: int,
+    edge_size: int,
+    edge_input: int,
+    pre: int,
+    tensor_pre: int,
+    retained: int,
+    post: int,
+    inputs: int,
+    input_size: int,
+    options: int,
+    shape: int,
+    shape_kind: int,
+    release: int,
+    pre_class: int,
+    tensor_pre_class: int,
+    post_class: int,
+) -> None:
+    """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
+    tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
+
+def walk_graph(roots: tuple[Any, ...], /) -> tuple[list[Any], bytes, bytes, int] | str:
+    """All nodes that a backward from these would run, roots first: the nodes, all that can be seen of them as bytes that
+    are equal for graphs that are alike, their addresses, and whether any has hooks. A text says why it cannot be read.
+
+    The bytes are words: the numbers of the roots; per node its class, how many hooks it has, its inputs (options, rank,
+    sizes) and edges (number of the node + 1 and of its input, or 0); then the numbers of all nodes, oldest first."""
+
+def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
+    """The hooks of a node: (kind, dict of Python functions or None, which gradient it is for); and how many of its
+    results retain their gradient."""
+
+def release_nodes(addresses: bytes, /) -> None:
+    """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
