@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.base.sizes import Size, product
-from smelt.codegen import folds, rowfolds
+from smelt.codegen import folds, rowfolds, tiles
 from smelt.codegen.builder import Builder, Loop, Value
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, repeatable, varying
@@ -91,6 +91,7 @@ class Body:
     axes: dict[str, Value] = field(default_factory=dict)  # axis → where the loops stand now
     values: dict[str, Value] = field(default_factory=dict)
     rows_at: dict[tuple[str, Index], str] = field(default_factory=dict)  # addresses that hold for the whole row
+    edges: tuple[Value, Value] | None = None  # of the tile being written, along the vector axis
     point: Value = _NOWHERE  # of the loop over rows, flattened
     lanes: int = 1
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
@@ -112,6 +113,8 @@ class Body:
             case Split.COLS:
                 everything = self._number(product(axis.size for axis in rows))
                 self._each(rows, self._number(0), everything, self._row)
+            case Split.TILES:
+                self._each(self.plan.tile_axes, first, last, self._tile)
             case _:
                 self._clear()
                 self._each(rows, first, last, self._row)
@@ -164,6 +167,34 @@ class Body:
                     self._instruction(instruction)
         if any(accumulator.blocked for accumulator in self.plan.accumulators):
             self._empty_blocks_sometimes()
+
+    def _tile(self) -> None:
+        """One tile: its reads turned round, then its rows."""
+        tile = self.plan.tile
+        assert tile is not None
+        starts = [
+            tiles.first_of(self.b, self.axes[number.name], side, axis.size)
+            for axis, number, side in zip(
+                (tile.along, tile.down), tile.blocks, (tile.width, tile.height), strict=True
+            )
+        ]
+        self.axes[tile.along.name], self.axes[tile.down.name] = starts
+        whole = dict(self.pointers)
+        for each in tile.turned:
+            kind = self.layout.kinds[each.square]
+            corner = self._add(self._row_offset(each.source.index), self._col_offset(each.source.index))
+            source = self.b.element(self.pointers[each.source.buffer], kind, corner)
+            stride = each.source.index.stride(tile.along.name)
+            tiles.turn(self.b, tile, source, self.pointers[each.square], kind, stride)
+            # Rows find their place in the square as if it reached back to where the axes start.
+            before = self.b.sub(0, self.b.add(self.b.mul(starts[1], tile.width), starts[0]))
+            self.pointers[each.square] = self.b.element(self.pointers[each.square], kind, before)
+        self.edges = (starts[0], self.b.add(starts[0], tile.width))
+        loop = self.b.begin(starts[1], self.b.add(starts[1], tile.height), 1, (), guard=False)
+        self.axes[tile.down.name] = loop.index
+        self._row()
+        loop.end()
+        self.pointers = whole
 
     # Loop stages.
 
@@ -220,6 +251,9 @@ class Body:
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
         again = full < size and repeatable(inside)
+        if self.edges is not None:
+            self._run(inside, name, *self.edges, started)
+            return
         if self.plan.split is Split.COLS:
             loop = self.b.begin(Value("%first", "i64"), Value("%last", "i64"), 1, (), guard=True)
             column = self.b.mul(loop.index, self.lanes)

@@ -368,6 +368,16 @@ class Builder:
     def insert(self, vector: Value, value: Value, lane: int) -> Value:
         return self.op(f"insertelement {vector}, {value}, i64 {lane}", vector.kind, vector.lanes)
 
+    def interleaved(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """a₀ b₀ a₁ b₁ …, in two vectors as long as each of them."""
+        lanes = a.lanes
+        found = []
+        for first in (0, lanes // 2):
+            order = [place + side for place in range(first, first + lanes // 2) for side in (0, lanes)]
+            mask = self.ramp("i32", order)
+            found.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
+        return found[0], found[1]
+
     def gathered(self, values: list[Value]) -> Value:
         """Scalars side by side in one vector."""
         if len(values) == 1:

@@ -36,6 +36,7 @@ def describe_host() -> Target:
         has_masks=bool(features.get("avx512f")),
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
+        tile_bytes=(512, 512),
     )
 
 

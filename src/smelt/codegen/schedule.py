@@ -15,6 +15,7 @@ import torch
 
 from smelt.base.sizes import Size, product
 from smelt.codegen.math import FLOAT32
+from smelt.codegen.tiles import Tile, tiled
 from smelt.device import Target
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -50,6 +51,7 @@ class Split(Enum):
     UNITS = "units"  # points of the leading row axes, each with its accumulators
     ROWS = "rows"  # points of all row axes; accumulators are combined at the end
     COLS = "cols"  # blocks of lanes of the one col axis
+    TILES = "tiles"  # squares of a row axis and the col axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Plan:
     lanes: int
     threads: int
     accumulators: tuple[Accumulator, ...]
+    tile: Tile | None = None
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -114,6 +117,14 @@ class Plan:
             case Split.COLS:
                 whole, rest = divmod(self.width, self.lanes)
                 return whole + (rest > 0 and repeatable(self.kernel.stages[0].body))
+            case Split.TILES:
+                return product(axis.size for axis in self.tile_axes)
+
+    @property
+    def tile_axes(self) -> tuple[Axis, ...]:
+        """What `Split.TILES` shares out: the rows outside of tiles, and the tiles' numbers."""
+        assert self.tile is not None
+        return (*self.kernel.rows[:-1], *self.tile.blocks)
 
 
 def plan(kernel: Kernel, target: Target) -> Plan:
@@ -130,7 +141,11 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     if not folds:
         units = len(kernel.rows)
     useful = max(1, _total_cost(kernel) // GRAIN)
-    return Plan(kernel, split, units, _lanes(kernel, target), useful, accumulators)
+    lanes = _lanes(kernel, target)
+    turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
+    if turned is not None:
+        return Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1])
+    return Plan(kernel, split, units, lanes, useful, accumulators)
 
 
 # Rewrites that keep the kernel's meaning.

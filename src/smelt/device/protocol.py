@@ -35,6 +35,7 @@ class Target:
     has_masks: bool  # loads and stores of part of a vector cost no more than whole ones
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core
+    tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others
     address_spaces: tuple[tuple[str, int], ...] = (("global", 0), ("scratch", 0))
 
     def lanes(self, dtype: torch.dtype) -> int:

@@ -1,0 +1,150 @@
+"""Memory-bound kernels against this machine's copy bandwidth: `python -m benchmarks.bandwidth [MiB] [--peer] [names]`.
+
+Each line is one function of tensors that are `MiB` big (64 unless said), compiled by smelt, run by eager PyTorch and,
+with `--peer`, by its compiler, which takes a minute a line to compile. They take turns with a plain copy of the same
+tensor on the same threads, and the best of many turns counts, so a busy machine slows all alike. On one thread
+(`OMP_NUM_THREADS=1`) that thread's own time is taken, which others' work on the same cores does not enter.
+
+    share     bytes the function must move (inputs once, results once, nothing between) per second, over the copy's
+    eager     how often smelt goes through the function while eager does so once
+    peer      the same against the compiler
+
+Memory is taken from the heap and kept there, so that no turn pays for fresh pages: a training loop's steady state.
+"""
+
+import argparse
+import ctypes
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+import smelt
+from benchmarks.measure import interleaved
+
+Tensor = torch.Tensor
+COLS = 1024
+ROUNDS, PER_ROUND = 15, 0.03
+aten = torch.ops.aten
+
+
+def keep_memory() -> None:
+    """Tell the C library to take no memory straight from the system, and to give none back."""
+    mmap_count, trim_above = -4, -1
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(mmap_count, 0)
+        library.mallopt(trim_above, 2**31 - 1)
+
+
+def matrix(mebibytes: int, cols: int = COLS) -> Tensor:
+    return torch.randn(mebibytes * 2**18 // cols, cols)
+
+
+def square(mebibytes: int) -> Tensor:
+    side = math.isqrt(mebibytes * 2**18)
+    return torch.randn(side, side)
+
+
+def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and inverse deviation of every row, as the forward saves them."""
+    _, mean, rstd = aten.native_layer_norm(x, [x.shape[1]], None, None, 1e-5)
+    return mean, rstd
+
+
+def layer_norm_backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor) -> Sequence[Tensor]:
+    results: Sequence[Tensor] = aten.native_layer_norm_backward(
+        g, x, [x.shape[1]], mean, rstd, w, w, [True, True, True]
+    )
+    return results
+
+
+def softmax_backward(g: Tensor, y: Tensor) -> Tensor:
+    result: Tensor = aten._softmax_backward_data(g, y, 1, g.dtype)
+    return result
+
+
+Case = tuple[Callable[..., object], Callable[[int], tuple[Tensor, ...]]]
+
+CASES: dict[str, Case] = {
+    "add": (lambda x, y: x + y, lambda size: (matrix(size), matrix(size))),
+    "scale-add-relu": (lambda x, y: F.relu(2 * x + y), lambda size: (matrix(size), matrix(size))),
+    "add bias": (lambda x, b: x + b, lambda size: (matrix(size), torch.randn(COLS))),
+    "to bfloat16": (lambda x: x.bfloat16(), lambda size: (matrix(size),)),
+    "add bfloat16": (lambda x, y: x + y, lambda size: (matrix(size).bfloat16(), matrix(size).bfloat16())),
+    "transpose-add": (lambda x, y: x + y.t(), lambda size: (square(size), square(size))),
+    "transpose": (lambda x: x.t().contiguous(), lambda size: (matrix(size),)),
+    "row sum": (lambda x: x.sum(1), lambda size: (matrix(size),)),
+    "column sum": (lambda x: x.sum(0), lambda size: (matrix(size),)),
+    "whole sum": (lambda x: x.sum(), lambda size: (matrix(size),)),
+    "layer norm": (
+        lambda x, w, b: F.layer_norm(x, x.shape[1:], w, b),
+        lambda size: (matrix(size), torch.randn(COLS), torch.randn(COLS)),
+    ),
+    "layer norm backward": (
+        layer_norm_backward,
+        lambda size: (matrix(size), x := matrix(size), *statistics_of(x), torch.randn(COLS)),
+    ),
+    "softmax": (lambda x: F.softmax(x, 1), lambda size: (matrix(size),)),
+    "softmax, long rows": (lambda x: F.softmax(x, 1), lambda size: (matrix(size, 2**17),)),
+    "softmax backward": (softmax_backward, lambda size: (matrix(size), F.softmax(matrix(size), 1))),
+    "log softmax": (lambda x: F.log_softmax(x, 1), lambda size: (matrix(size),)),
+    "gelu": (lambda x: F.gelu(x), lambda size: (matrix(size),)),
+    "gelu backward": (lambda g, x: aten.gelu_backward(g, x), lambda size: (matrix(size), matrix(size))),
+    "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), lambda size: (matrix(size),)),
+    "silu": (lambda x: F.silu(x), lambda size: (matrix(size),)),
+    "tanh": (lambda x: torch.tanh(x), lambda size: (matrix(size),)),
+    "exp": (lambda x: torch.exp(x), lambda size: (matrix(size),)),
+    "exp float64": (lambda x: torch.exp(x), lambda size: (matrix(size // 2).double(),)),
+}
+
+
+def moved(inputs: Sequence[Tensor], results: object) -> int:
+    """Bytes of all operands and results, each once."""
+    outputs = [results] if isinstance(results, Tensor) else list(results)  # type: ignore[call-overload]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
+
+
+def measured(name: str, mebibytes: int, peer: bool) -> dict[str, float]:
+    """The best seconds of each contender, and of a copy, with the bytes each of the two must move."""
+    function, inputs_of = CASES[name]
+    inputs = inputs_of(mebibytes)
+    bulk = torch.empty(mebibytes * 2**18)
+    source = torch.randn_like(bulk)
+    contenders = {"smelt": smelt.compile(function), "eager": function}
+    if peer:
+        contenders["peer"] = torch.compile(function)
+    steps: dict[str, Callable[[], object]] = {"copy": lambda: bulk.copy_(source)}
+    for who, run in contenders.items():
+        steps[who] = lambda run=run: run(*inputs)  # type: ignore[misc]
+        for _ in range(3):
+            steps[who]()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = {who: min(seconds) for who, seconds in interleaved(steps, ROUNDS, PER_ROUND, clock).items()}
+    return best | {"bytes": moved(inputs, function(*inputs)), "copied": 2 * mebibytes * 2**20}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Bandwidth of compiled kernels against a copy.")
+    parser.add_argument("mebibytes", nargs="?", type=int, default=64)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--peer", action="store_true", help="measure PyTorch's own compiler too")
+    arguments = parser.parse_args()
+    keep_memory()
+    print(f"{arguments.mebibytes} MiB, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"{'':22}{'copy GB/s':>10}{'smelt GB/s':>11}{'share':>7}{'eager':>7}{'peer' if arguments.peer else '':>7}")
+    for name in arguments.names or CASES:
+        found = measured(name, arguments.mebibytes, arguments.peer)
+        copy, ours = found["copied"] / found["copy"], found["bytes"] / found["smelt"]
+        against = f"{found['eager'] / found['smelt']:7.2f}"
+        if arguments.peer:
+            against += f"{found['peer'] / found['smelt']:7.2f}"
+        print(f"{name:22}{copy / 1e9:10.1f}{ours / 1e9:11.1f}{ours / copy:7.2f}{against}", flush=True)
+        smelt.reset()
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()

@@ -1,0 +1,126 @@
+"""Tiles: reads that run along another axis than the writes do are turned round in a small private array first.
+
+    store y[2048*i + j] = load x[i + 2048*j]        x is read down its columns: a cache line for every element
+    → for every 128 × 64 tile: read lines of x along i, turn blocks of 4 × 4 in registers, keep what they come to;
+      then load that along j
+
+Both sides of memory are then walked by several lines at a time. Tiles of an axis whose size is no multiple of theirs
+overlap.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from smelt.base.sizes import Size
+from smelt.codegen.builder import BITS, Builder, Value
+from smelt.device import Target
+from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
+
+_BLOCK_BITS = 128  # what is turned at a time: squares of registers this wide, on every target
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A read by way of a square: `source` in memory, kept in the private array `square`."""
+
+    source: Load
+    square: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`height` points of the row axis `down` by `width` points of the col axis `along`, and the reads to turn."""
+
+    down: Axis
+    along: Axis
+    height: int
+    width: int
+    turned: tuple[Turned, ...]
+
+    @property
+    def blocks(self) -> tuple[Axis, Axis]:
+        """Axes that count tiles, the one the turned reads run along innermost: that is what prefetching follows."""
+        return (
+            Axis(f"{self.along.name}.tile", -(-self.along.size // self.width)),
+            Axis(f"{self.down.name}.tile", -(-self.down.size // self.height)),
+        )
+
+
+def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tuple[Kernel, Tile] | None:
+    """A pointwise `kernel` with its turned reads replaced by reads from squares; None where that does not pay."""
+    if not kernel.rows:
+        return None
+    along = kernel.cols[-1]
+    down = max(kernel.rows, key=lambda axis: len(_turned_reads(kernel, axis, along)))
+    reads = _turned_reads(kernel, down, along)
+    if not reads:
+        return None
+    item = max(kernel.buffer(read.buffer).dtype.itemsize for read in reads)
+    block = max(_block(kernel.buffer(read.buffer)) for read in reads)
+    height = _side(down.size, block, target.tile_bytes[0] // item, repeatable)
+    width = _side(along.size, max(block, lanes), target.tile_bytes[1] // item, repeatable)
+    if not height or not width:
+        return None
+    turned = tuple(Turned(read, f"{read.buffer}.square{number}") for number, read in enumerate(reads))
+    inside = Index(((down.name, width), (along.name, 1)))
+    squares = {each.source: Load(each.source.out, each.square, inside) for each in turned}
+    rows = (*(axis for axis in kernel.rows if axis is not down), down)
+    stages = tuple(Stage(stage.loop, tuple(_replaced(stage.body, squares))) for stage in kernel.stages)
+    private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in turned]
+    changed = replace(kernel, rows=rows, stages=stages, buffers=(*kernel.buffers, *private))
+    return changed, Tile(down, along, height, width, turned)
+
+
+def _turned_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
+    """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
+    written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
+    return [
+        i
+        for i in kernel.instructions()
+        if isinstance(i, Load)
+        and i.buffer not in written
+        and i.index.stride(down.name) == 1
+        and i.index.stride(along.name) not in (0, 1)
+    ]
+
+
+def _replaced(body: Iterable[Instruction], squares: dict[Load, Load]) -> Iterable[Instruction]:
+    return (squares.get(i, i) if isinstance(i, Load) else i for i in body)
+
+
+def _block(buffer: Buffer) -> int:
+    return max(2, _BLOCK_BITS // (8 * buffer.dtype.itemsize))
+
+
+def _side(size: Size, step: int, most: int, repeatable: bool) -> int:
+    """The longest side up to `most` made of whole steps; one that divides `size` where points must not run twice."""
+    sides = [side for side in range(step, max(step, most) + 1, step) if side <= size]
+    return max((side for side in sides if repeatable or size % side == 0), default=0)
+
+
+def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:
+    """Where the tile with this number starts along an axis: the last one ends where the axis does."""
+    return b.intrinsic("llvm.smin", b.mul(number, side), b.const("i64", size - side))
+
+
+def turn(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
+    """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
+    block = max(2, _BLOCK_BITS // BITS[kind])
+    columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), block, (), guard=False)
+    lines = b.begin(b.const("i64", 0), b.const("i64", tile.height), block, (), guard=False)
+    first = b.element(source, kind, b.add(b.mul(columns.index, stride), lines.index))
+    read = [b.load(b.element(first, kind, number * stride), kind, block) for number in range(block)]
+    place = b.element(square, kind, b.add(b.mul(lines.index, tile.width), columns.index))
+    for number, vector in enumerate(_transposed(b, read)):
+        b.store(vector, b.element(place, kind, number * tile.width))
+    lines.end()
+    columns.end()
+
+
+def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
+    """By interleaving the first half with the second, as often as the side is a power of two."""
+    half = len(vectors) // 2
+    for _ in range(len(vectors).bit_length() - 1):
+        pairs = zip(vectors[:half], vectors[half:], strict=True)
+        vectors = [part for low, high in pairs for part in b.interleaved(low, high)]
+    return vectors

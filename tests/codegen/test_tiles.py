@@ -1,0 +1,103 @@
+"""Reads along another axis than the writes: turned round in tiles, whatever the dtype, the sizes and the axes."""
+
+import pytest
+
+from smelt.codegen import schedule
+from smelt.codegen.schedule import Split
+from smelt.device import find
+from smelt.ir.kernel import Kernel
+from smelt.ir.text import parse_kernel
+from tests.codegen.test_kernels import same_as_reference
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share out even the smallest kernel between threads."""
+    monkeypatch.setattr(schedule, "GRAIN", 1)
+
+
+def split_of(kernel: Kernel) -> Split:
+    return schedule.plan(kernel, find("cpu")).split
+
+
+def turned(rows: int, cols: int, dtype: str = "f32", pitch: int = 0) -> Kernel:
+    """`y = x.t()`, x with `pitch` elements between its lines."""
+    pitch = pitch or rows
+    return parse_kernel(
+        f"kernel turned rows(i:{rows}) cols(j:{cols})\n in x: {dtype}[{pitch * cols}]\n out y: {dtype}[{rows * cols}]\n"
+        f" loop:\n a = load x[i + {pitch}*j]\n store y[{cols}*i + j] = a"
+    )
+
+
+SIZES = [(16, 16), (128, 128), (129, 16), (16, 131), (150, 140), (257, 300), (20, 1000), (1000, 20)]
+
+
+@pytest.mark.parametrize(("rows", "cols"), SIZES)
+def test_transposes_of_all_sizes(rows: int, cols: int, busy: None) -> None:
+    kernel = turned(rows, cols)
+    assert split_of(kernel) is Split.TILES
+    same_as_reference(kernel)
+    same_as_reference(turned(rows, cols, pitch=rows + 3))
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"])
+def test_transposes_of_all_dtypes(dtype: str, busy: None) -> None:
+    kernel = turned(70, 90, dtype)
+    assert split_of(kernel) is Split.TILES
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(3, 200), (200, 3), (1, 64)])
+def test_what_is_narrower_than_a_block_is_not_turned(rows: int, cols: int, busy: None) -> None:
+    kernel = turned(rows, cols)
+    assert split_of(kernel) is not Split.TILES
+    same_as_reference(kernel)
+
+
+def test_several_reads_and_one_straight(busy: None) -> None:
+    kernel = parse_kernel(
+        "kernel k rows(i:40) cols(j:50)\n in x: f32[2000]\n in y: f32[2000]\n in z: bf16[2000]\n in w: f32[50]\n"
+        " out o: f32[2000]\n loop:\n a = load x[50*i + j]\n b = load y[i + 40*j]\n c = load z[i + 40*j]\n"
+        " d = cast c : f32\n e = load w[j]\n f = add a, b : f32\n g = mul f, d : f32\n h = add g, e : f32\n"
+        " p = position 50*i + j\n q = cast p : f32\n r = add h, q : f32\n store o[50*i + j] = r"
+    )
+    assert split_of(kernel) is Split.TILES
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("strides", ["5*b + i + 250*j", "10250*b + i + 50*j", "i + 41*j"])
+def test_batches_of_transposes(strides: str, busy: None) -> None:
+    """The axis between rows and cols is the one read by single steps; other rows have any strides, none too."""
+    kernel = parse_kernel(
+        "kernel k rows(b:5, i:41) cols(j:34)\n in x: f32[60000]\n out y: f32[6970]\n loop:\n"
+        f" a = load x[{strides}]\n store y[1394*b + 34*i + j] = a"
+    )
+    assert split_of(kernel) is Split.TILES
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize(("side", "tiles"), [(64, True), (70, False)])
+def test_updates_in_place_run_every_point_once(side: int, tiles: bool, busy: None) -> None:
+    kernel = parse_kernel(
+        f"kernel k rows(i:{side}) cols(j:{side})\n inout x: f32[{side * side}]\n in y: f32[{side * side}]\n loop:\n"
+        f" a = load x[{side}*i + j]\n b = load y[i + {side}*j]\n c = add a, b : f32\n store x[{side}*i + j] = c"
+    )
+    assert (split_of(kernel) is Split.TILES) is tiles
+    same_as_reference(kernel)
+
+
+def test_a_matrix_and_its_own_transpose(busy: None) -> None:
+    kernel = parse_kernel(
+        "kernel k rows(i:45) cols(j:45)\n in x: f32[2025]\n out y: f32[2025]\n loop:\n"
+        " a = load x[45*i + j]\n b = load x[i + 45*j]\n c = add a, b : f32\n store y[45*i + j] = c"
+    )
+    assert split_of(kernel) is Split.TILES
+    same_as_reference(kernel)
+
+
+def test_flipped_lines_are_read_as_they_were(busy: None) -> None:
+    kernel = parse_kernel(
+        "kernel k rows(i:40) cols(j:40)\n in x: f32[1600]\n out y: f32[1600]\n loop:\n"
+        " a = load x[-1*i + 40*j + 39]\n store y[40*i + j] = a"
+    )
+    same_as_reference(kernel)
