@@ -86,3 +86,16 @@ def test_a_second_backward_of_the_loss_raises_as_in_eager() -> None:
     assert loss.requires_grad
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_step_with_adam_is_one_graph_whatever_the_rate(backend: str, kind: Any) -> None:
+    def schedule(opt: torch.optim.Optimizer, number: int) -> None:
+        if number >= 2:
+            opt.param_groups[0]["lr"] *= 0.9
+
+    counters = train_alike(lambda parameters: kind(parameters, lr=0.01), backend, steps=6, each=schedule)
+    assert counters["graphs"] == 2, "neither the number of steps nor the rate is compiled in"
+    assert counters.get("graph_breaks", 0) == 0 and counters.get("eager_graphs", 0) == 0
+    assert counters.get("sizes_compiled", 2) == 2

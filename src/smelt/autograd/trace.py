@@ -20,12 +20,14 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.coins import toss
 from smelt.base.errors import SmeltError
+from smelt.base.symbols import COMPUTED
+from smelt.base.symint import Formula, apply, is_symbolic
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
-from smelt.ir.ghost import GhostTensor, Recorder
+from smelt.ir.ghost import GhostError, GhostTensor, Recorder
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, Wish, phase_of, set_phase, set_wish
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 aten = torch.ops.aten
 
@@ -105,6 +107,16 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                 self._wish_for_result(settled(result).node)
         return tuple(results)
 
+    def _number(self, ghost: GhostTensor) -> Any:
+        """The float that a tensor of one element holds: unknown here, and computed with all the same."""
+        if not ghost.dtype.is_floating_point or ghost.node is None:
+            raise GhostError("a number that depends on data")
+        known = self._calls.get((aten._local_scalar_dense.default, ghost.node))
+        if known is None:
+            spec = NumberSpec(Formula(None, (), 2.0, f"{ghost.node.name}.item()", COMPUTED))
+            known = self._calls[(aten._local_scalar_dense.default, ghost.node)] = self.number_in(ghost.node, spec)
+        return known
+
     def _wish_for_result(self, node: fx.Node | None) -> None:
         """For a region's result, and for the value it is a view of."""
         while node is not None and node.op == "call_function":
@@ -115,6 +127,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._number(args[0])
         if self._policy is None or self.phase is not Phase.FORWARD:
             return super().__torch_dispatch__(func, types, args, kwargs)
         policy, wish = self._policy, self._wish
@@ -206,6 +220,12 @@ def _hashable(value: Any) -> Any:
     return (type(value), value.hex() if isinstance(value, float) else value)
 
 
+def _is_float(node: fx.Node) -> bool:
+    """Whether a node is a function of numbers that yields a float."""
+    spec = spec_of(node)
+    return isinstance(spec, NumberSpec) and isinstance(spec.what, Formula) and node.op == "call_function"
+
+
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
     """Run a torch-level graph node by node. Values are dropped after their last use."""
     values: dict[fx.Node, Any] = {}
@@ -225,7 +245,9 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
         else:
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
-            if node.op == "call_method":
+            if _is_float(node) and any(map(is_symbolic, args)):
+                made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
+            elif node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 made = node.target(*args, **kwargs)

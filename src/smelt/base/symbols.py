@@ -188,6 +188,14 @@ class Fact:
         return f"{self.expression} {self.relation} 0"
 
 
+COMPUTED = "computed"
+"""The origin of a float that a graph takes out of a tensor it has computed: nobody knows it before the graph runs."""
+
+
+class Undecided(RuntimeError):
+    """The answer depends on a number that only running the graph can tell."""
+
+
 class World:
     """The symbols of one compilation and what was decided about them. Closed once its guards are made."""
 
@@ -199,6 +207,7 @@ class World:
         self.closed = False
         self._same: dict[Symbol, Expression] = {}  # symbols that turned out to be other expressions
         self._texts: set[str] = set()
+        self.formulas: dict[Any, Any] = {}  # what was made of floats, by function and operands: each once
 
     def symbol(self, text: str, example: int, origin: Any = None) -> Symbol:
         """A new integer that may differ from call to call; `text` says what it is."""
@@ -304,6 +313,8 @@ class World:
         """A symbol, or a float that is given at each call, is what it is in the example from now on."""
         if isinstance(leaf, Symbol):
             self.settle(Expression.of(leaf))
+        elif leaf.origin is COMPUTED:
+            raise Undecided(leaf.text)
         elif leaf not in self.fixed:
             if self.closed:
                 raise RuntimeError(f"{leaf.text} was relied on after the guards were made")

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from smelt.base.symbols import FUNCTIONS, ONE, RELATIONS, ZERO, Expression, Symbol, World
+from smelt.base.symbols import COMPUTED, FUNCTIONS, ONE, RELATIONS, ZERO, Expression, Symbol, World
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Formula:
     """A float: one that is given at each call (`function` is None), or a function of other numbers.
 
-    `origin` is for whoever made it to find it again; `example` is its value in the example.
+    `origin` is for whoever made it to find it again; `example` is its value in the example, or any that may be.
     """
 
     function: Callable[..., Any] | None
@@ -53,6 +53,12 @@ class Formula:
             elif isinstance(each, Formula):
                 found |= each.leaves()
         return found
+
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it depends on what a graph computes."""
+        return any(isinstance(leaf, Formula) and leaf.origin is COMPUTED for leaf in self.leaves())
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,13 +437,17 @@ _OF_ALL_NUMBERS = frozenset(
 
 def _formula(world: World, function: Callable[..., Any], operands: tuple[Any, ...]) -> Formula:
     """What a function yields; if it may raise for other numbers, that it does not is relied on."""
+    key = (function, *[each.hex() if isinstance(each, float) else each for each in operands])
+    known: Formula | None = world.formulas.get(key)
+    if known is not None:
+        return known
     divisor = operands[1] if function in _DIVISIONS else None
     if isinstance(divisor, Expression) and not world.closed:
         world.decide("==", divisor, ZERO)  # by 0, the next line raises
     example = function(*[_example(world, each) for each in operands])
-    made = Formula(function, operands, example, f"{function.__name__}(…)")
+    made = world.formulas[key] = Formula(function, operands, example, f"{function.__name__}(…)")
     certain = function in _OF_ALL_NUMBERS or (divisor is not None and not isinstance(divisor, Formula))
-    if not certain and not world.closed:
+    if not certain and not world.closed and not made.is_computed:
         world.computed[made] = None
     return made
 

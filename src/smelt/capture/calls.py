@@ -257,6 +257,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     if isinstance(receiver, Tensor):
         if real.__name__ == "requires_grad_" and _asks_nothing(receiver, args[1:], kwargs):
             return receiver
+        if real.__name__ == "item" and _keeps_count(interp, receiver):
+            return interp.tape.item(receiver, interp.outside.sizes.world)
         if real.__name__ in TENSOR_BREAKS:
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
@@ -287,6 +289,13 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if answer is not None:
             return answer
     raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
+
+
+def _keeps_count(interp: Interpreter, tensor: Tensor) -> bool:
+    """Whether an optimizer asks for the number of its steps, or the like: something to compute with."""
+    ghost = tensor.ghost
+    in_optimizer = acts_as_in_eager(interp.frames[-1].info.code)
+    return in_optimizer and ghost.numel() == 1 and ghost.dtype.is_floating_point and ghost.device.type == "cpu"
 
 
 def _asks_nothing(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.base.symint import apply
+from smelt.base.symint import Formula, apply, meaning
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT, static_lookup
@@ -199,13 +199,25 @@ def float_of(interp: Interpreter, function: Callable[..., Any], *values: Value) 
 def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
     """`base ** exponent` where the type of the result is certain; else it is computed here, and relied on."""
     assert isinstance(base, Constant) and isinstance(exponent, Constant)
-    if isinstance(base, Number) and base.symbolic is not None and not holds_symbols(exponent):
-        whole = python_type(exponent) is int
-        if python_type(base) is int and whole and exponent.value >= 0:
-            return of_number(base.symbolic**exponent.value)
-        if python_type(base) is float and whole:  # a fraction of a negative number would be complex
-            return float_of(interp, operator.pow, base, exponent)
+    counted = _is_computed(base) or _is_computed(exponent)  # by an optimizer, from what is not negative
+    floating, whole = python_type(base) is float, python_type(exponent) is int
+    if holds_symbols(exponent):
+        certain = floating and (counted or (not holds_symbols(base) and base.value > 0))
+        return float_of(interp, operator.pow, base, exponent) if certain else _power_here(interp, base, exponent)
+    if isinstance(base, Number) and python_type(base) is int and whole and exponent.value >= 0:
+        return of_number(base.symbolic**exponent.value)
+    if floating and (whole or counted):  # a fraction of a negative number would be complex
+        return float_of(interp, operator.pow, base, exponent)
+    return _power_here(interp, base, exponent)
+
+
+def _power_here(interp: Interpreter, base: Value, exponent: Value) -> Value:
     return interp.compute(operator.pow, interp.plain(base), interp.plain(exponent))
+
+
+def _is_computed(value: Value) -> bool:
+    what = meaning(value.symbolic) if isinstance(value, Number) else None
+    return isinstance(what, Formula) and what.is_computed
 
 
 def _on_shapes(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:

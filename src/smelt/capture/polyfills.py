@@ -414,7 +414,16 @@ STEPPING: dict[types.CodeType, Callable[..., Any]] = {
 }
 
 
+def healthy(optimizer: Any) -> None:
+    """What optimizers ask of the recording of CUDA graphs, which nothing compiled is part of."""
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
+    **{
+        getattr(torch.optim.Optimizer, name): healthy
+        for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+        if hasattr(torch.optim.Optimizer, name)
+    },
     torch.autograd.profiler.record_function: unprofiled,
     torch._C._group_tensors_by_device_and_dtype: grouped_by_kind,
     checkpoint_sequential: checkpointed_sequence,

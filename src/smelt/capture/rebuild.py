@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from smelt import _native
-from smelt.base.symint import meaning
+from smelt.base.symint import Formula, meaning
 from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
@@ -179,7 +179,10 @@ class Rebuilder:
         """A number computed from sizes is computed again from the sizes of what came in."""
         if value.source is not None:
             return self._input(value.source)
-        compute, origins = computed_from(meaning(value.symbolic))
+        what = meaning(value.symbolic)
+        if isinstance(what, Formula) and what.is_computed:
+            raise Abandoned("a number that the graph computes cannot be rebuilt")
+        compute, origins = computed_from(what)
         return self.step(compute, *[self.step(read_size(origin), self._input(origin[0])) for origin in origins])
 
     def _number(self, value: Number) -> Operand:

@@ -95,6 +95,8 @@ class Sizes:
             changes = self._history.number(source.place, number)
         else:
             changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
+        if type(number) is float and self._dynamic is not False and _is_learning_rate(source):
+            changes = True
         if not changes or (type(number) is int and not SMALLEST <= number < 2**62):
             return None
         source.collect()
@@ -163,6 +165,16 @@ def _belongs_to_module(source: Source | None) -> bool:
         if isinstance(value, torch.nn.Module) or source.accessor[0] in ("value", "globals", "closure"):
             return True
         source = source.parent
+    return False
+
+
+def _is_learning_rate(source: Source) -> bool:
+    """Whether a number is what schedulers change from step to step."""
+    place, key = source.parent, source.accessor == ("key", "lr")
+    while key and place is not None:
+        if isinstance(getattr(place.value, "value", None), torch.optim.Optimizer):
+            return True
+        place = place.parent
     return False
 
 

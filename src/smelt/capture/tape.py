@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch.utils._device import _device_constructors
 
-from smelt.base.symbols import Expression, Symbol
-from smelt.base.symint import Formula, is_symbolic
+from smelt.base.symbols import COMPUTED, Expression, Symbol, Undecided, World
+from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.bounds import decided
 from smelt.capture.breaks import Unsupported
 from smelt.capture.histories import Histories
@@ -185,6 +185,14 @@ class Tape:
                 self._yield_from(value, node)
         return self._wrap(result, node)
 
+    def item(self, value: Tensor, world: World) -> Number:
+        """The float that a tensor of one element holds when the graph comes to this place."""
+        node = self._record("call_method", "item", (value,), {}, None)
+        leaf = Formula(None, (), 2.0, f"{value.node.name}.item()", COMPUTED)
+        set_spec(node, NumberSpec(leaf))
+        self._numbers.given(leaf, node)
+        return Number(leaf.example, symbolic=as_number(world, leaf))
+
     def tie(
         self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]
     ) -> None:
@@ -291,7 +299,7 @@ class Tape:
             if opcode == "call_method":
                 return getattr(ghosts[0], target)(*ghosts[1:], **named)
             return target(*ghosts, **named)
-        except GhostError as unknowable:
+        except (GhostError, Undecided) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
             if "meta tensor" in str(error):

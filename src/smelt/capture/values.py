@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from smelt.base.symbols import Undecided
 from smelt.base.symint import example_of, is_symbolic
+from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CodeInfo, Instruction
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
@@ -83,7 +85,10 @@ class Number(Constant):
     @property
     def value(self) -> Any:
         if self.symbolic is not None:
-            return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
+            try:
+                return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
+            except Undecided as unknowable:
+                raise Unsupported("B004", str(unknowable)) from None
         if not self.settled:
             self.settled = True
             if self.source is not None:

@@ -36,6 +36,10 @@ class NumberWriter:
         """The node that yields a symbolic number; a plain one as it is."""
         return self._number(meaning(number))
 
+    def given(self, leaf: Leaf, node: fx.Node) -> None:
+        """A number that a node yields."""
+        self._written[leaf] = node
+
     def forget(self, nodes: Iterable[fx.Node]) -> None:
         """These nodes are gone."""
         gone = set(nodes)

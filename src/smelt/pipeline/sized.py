@@ -109,7 +109,7 @@ class SizedGraph:
         self._open = numbers
         fixed: set[Any] = {leaf for leaf, (number, _) in self._places.items() if number in self._inputs}
         for node in self._traced.graph.nodes:
-            if _is_number(node) and node not in numbers and not all(map(_is_number, node.users)):
+            if _is_told(node) and node not in numbers and not all(map(_is_told, node.users)):
                 spec = spec_of(node)
                 assert isinstance(spec, NumberSpec)
                 fixed |= _leaves(spec)
@@ -179,7 +179,7 @@ class SizedGraph:
             if node in made:
                 continue
             spec = spec_of(node)
-            if isinstance(spec, NumberSpec):
+            if isinstance(spec, NumberSpec) and _is_told(node):
                 made[node] = spec.what.evaluate(values.__getitem__)
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
@@ -190,12 +190,18 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(spec_of(node), NumberSpec)
 
 
+def _is_told(node: fx.Node) -> bool:
+    """Whether a node is a number that the inputs tell: not one that the graph computes on its way."""
+    spec = spec_of(node)
+    return isinstance(spec, NumberSpec) and not (isinstance(spec.what, Formula) and spec.what.is_computed)
+
+
 def _open_numbers(traced: Traced) -> list[fx.Node]:
     """Numbers that may stay open: floats, and integers from outside, which are never 0 or 1. Sizes are no such."""
     found = []
     for node in traced.graph.nodes:
         spec = spec_of(node)
-        if isinstance(spec, NumberSpec) and not all(map(_is_number, node.users)):
+        if isinstance(spec, NumberSpec) and _is_told(node) and not all(map(_is_told, node.users)):
             integer = isinstance(spec.what, Expression)
             if (integer and node.op == "placeholder") or (not integer and _depends_on_given(spec, traced)):
                 found.append(node)

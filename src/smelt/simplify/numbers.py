@@ -2,62 +2,123 @@
 
     n = _local_scalar_dense(rate); mul = mul.Tensor(x, n)   →   mul = mul.Tensor(x, rate)
     n = _local_scalar_dense(rate); pow = pow.Tensor_Scalar(x, n)   →   pow = pow.Tensor_Tensor(x, rate)
+    n = _local_scalar_dense(step); m = 0.9 ** n; mul.Tensor(x, m)   →   m = pow.Scalar(0.9, step); mul.Tensor(x, m)
 
-A number has less of a say in the result's dtype than a tensor, even one without dimensions; where that matters the
-tensor is converted first. `why_not_operands` says which call has no form that takes a tensor there.
+What Python computes from such floats is computed in float64, as Python does. A number has less of a say in the result's
+dtype than a tensor, even one without dimensions; where that matters the tensor is converted first. `why_not_operands`
+says which call has no form that takes a tensor there.
 """
 
+import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
+from smelt.base.symint import Formula
 from smelt.ir.graph import Traced
 from smelt.ir.specrules.promotion import result_dtype
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.simplify.memory import insert, spec_of_call
 
 aten = torch.ops.aten
+
+# Python's functions of floats, as operators on tensors of float64 that hold them.
+_OF_FLOATS: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.pow: aten.pow.Tensor_Tensor,
+    operator.neg: aten.neg.default,
+    operator.abs: aten.abs.default,
+    math.sqrt: aten.sqrt.default,
+    float: aten.clone.default,
+}
 
 
 def why_not_operands(traced: Traced) -> str | None:
     """Why some number that is given at each call cannot be an operand of a kernel; None if all can."""
     for node in traced.graph.nodes:
-        for user in node.users if isinstance(spec_of(node), NumberSpec) else ():
-            if node.target is not aten._local_scalar_dense.default:
-                return f"{node.name} is computed from numbers inside the graph"
-            if _tensor_form(user) is None:
+        spec = spec_of(node)
+        if not isinstance(spec, NumberSpec) or node.op != "call_function":
+            continue
+        computed = node.target is not aten._local_scalar_dense.default
+        if computed and not (isinstance(spec.what, Formula) and node.target in _OF_FLOATS):
+            return f"{node.name} is computed from numbers inside the graph"
+        for user in node.users:
+            is_number = isinstance(spec_of(user), NumberSpec)
+            if not is_number and _tensor_form(user) is None and user.target not in _SPELLED_OUT:
                 return f"{user.target} takes {node.name} as a number only"
     return None
 
 
 def numbers_as_operands(traced: Traced, fuel: Fuel) -> Traced:
     """Every use of such a number becomes a use of its tensor. Burns no fuel: without it there is no kernel."""
+    holders: dict[fx.Node, fx.Node] = {}
     for node in list(traced.graph.nodes):
-        if node.target is aten._local_scalar_dense.default and isinstance(spec_of(node), NumberSpec):
-            for user in list(node.users):
-                _rewrite(traced.graph, user)
-            traced.graph.erase_node(node)
+        if node.op == "call_function" and isinstance(spec_of(node), NumberSpec):
+            holders[node] = _holder(node, holders)
+        elif any(each in holders for each in node.all_input_nodes):
+            _rewrite(node, holders)
+    for node in reversed(holders):
+        traced.graph.erase_node(node)
     return traced
 
 
-def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
+def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
+    """The tensor that holds a number."""
+    spec = spec_of(node)
+    assert isinstance(spec, NumberSpec)
+    if node.target is aten._local_scalar_dense.default:
+        given = node.args[0]
+        assert isinstance(given, fx.Node)
+        whole = tensor_spec(given)
+        if whole.shape:
+            given = _insert(node, aten.view.default, given, [])
+        wide = not isinstance(spec.what, Formula) or whole.dtype is torch.float64
+        return given if wide else _insert(node, aten._to_copy.default, given, dtype=torch.float64)
+    operands = [holders[each] if isinstance(each, fx.Node) else _constant(node, each) for each in node.args]
+    floats = [
+        each
+        if tensor_spec(each).dtype is torch.float64
+        else _insert(node, aten._to_copy.default, each, dtype=torch.float64)
+        for each in operands
+    ]
+    return _insert(node, _OF_FLOATS[node.target], *floats)
+
+
+def _constant(node: fx.Node, number: Any) -> fx.Node:
+    return _insert(node, aten.full.default, [], float(number), dtype=torch.float64, device=torch.device("cpu"))
+
+
+def _insert(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call before `node`, with the spec it has."""
+    spec = spec_of_call(target, args, kwargs)
+    assert spec is not None, target
+    made = insert(node, target, args, kwargs)
+    set_spec(made, spec)
+    return made
+
+
+def _rewrite(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> None:
     target = _tensor_form(node)
-    assert target is not None
 
     def operand(value: Any) -> Any:
-        if not (isinstance(value, fx.Node) and isinstance(spec_of(value), NumberSpec)):
-            return value
-        holder = value.args[0]
-        assert isinstance(holder, fx.Node)
-        return _converted(graph, node, holder)
+        return _converted(node, holders[value]) if isinstance(value, fx.Node) and value in holders else value
 
+    if target is None:
+        _SPELLED_OUT[node.target](node, operand)
+        return
     node.args = tuple(operand(value) for value in node.args)
     node.kwargs = {name: operand(value) for name, value in node.kwargs.items()}
     node.target = target
 
 
-def _converted(graph: fx.Graph, node: fx.Node, holder: fx.Node) -> fx.Node:
+def _converted(node: fx.Node, holder: fx.Node) -> fx.Node:
     """The tensor that holds a number, of a dtype that lets the result be what the number made it."""
     given = [spec_of(each) for each in node.all_input_nodes]
     tensors = [spec for spec in given if isinstance(spec, TensorSpec) and spec is not spec_of(holder)]
@@ -66,12 +127,45 @@ def _converted(graph: fx.Graph, node: fx.Node, holder: fx.Node) -> fx.Node:
     wanted = result_dtype([*tensors, number])
     if wanted is None or result_dtype([*tensors, held]) is wanted:
         return holder
-    with graph.inserting_before(node):
-        cast = graph.call_function(aten._to_copy.default, (holder,), {"dtype": wanted})
-    set_spec(cast, TensorSpec((), (), wanted, held.device))
-    return cast
+    return _insert(node, aten._to_copy.default, holder, dtype=wanted)
 
 
+Operand = Callable[[Any], Any]
+
+
+def _add_scaled(sign: int) -> Callable[[fx.Node, Operand], None]:
+    """`a + alpha * b`, rounded once as PyTorch does."""
+
+    def spell(node: fx.Node, operand: Operand) -> None:
+        first, second = node.args[:2]
+        node.args = (first, second, operand(node.kwargs["alpha"]))
+        node.kwargs = {} if sign == 1 else {"value": sign}
+        node.target = aten.addcmul.default
+
+    return spell
+
+
+def _scale_first(node: fx.Node, operand: Operand) -> None:
+    """`x + value * a * b` and `x + value * a / b`: the product with the number comes first, as PyTorch has it."""
+    start, first, second = node.args[:3]
+    node.args = (start, _insert(node, aten.mul.Tensor, first, operand(node.kwargs["value"])), second)
+    node.kwargs = {}
+
+
+def _as_tensor(node: fx.Node, operand: Operand) -> None:
+    holder = operand(node.args[0])
+    node.args, node.kwargs = (holder,), {"dtype": tensor_spec(node).dtype}
+    node.target = aten._to_copy.default
+
+
+# Operators that take a number by name, or that make a tensor of one.
+_SPELLED_OUT: dict[Any, Callable[[fx.Node, Operand], None]] = {
+    aten.add.Tensor: _add_scaled(1),
+    aten.sub.Tensor: _add_scaled(-1),
+    aten.addcmul.default: _scale_first,
+    aten.addcdiv.default: _scale_first,
+    aten.scalar_tensor.default: _as_tensor,
+}
 _forms: dict[tuple[Any, tuple[int, ...]], Any] = {}
 
 
@@ -105,4 +199,3 @@ def _find_form(op: torch._ops.OpOverload, places: tuple[int, ...]) -> Any:
 
 def _kind(argument: Any) -> str:
     return str(argument.type).removeprefix("Optional[").removesuffix("]")
-
