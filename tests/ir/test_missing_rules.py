@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from smelt.ir.specrules import describe
+from smelt.ir.specrules.fourier import _asked
 from smelt.ir.specrules.missing import RULES
 from smelt.ir.tensorspec import TensorSpec
 
@@ -57,5 +58,19 @@ def test_backward_of_losses_and_pools() -> None:
         )
 
 
+def test_places_of_what_is_not_zero() -> None:
+    for value in (torch.randn(4), torch.randn(4, 5), torch.randn(2, 3, 4)):
+        for size in (1, 3, 50):
+            assert_described(aten.nonzero_static.default, value, size=size)
+
+
 def test_every_rule_is_tried_here() -> None:
-    assert len(RULES) == 6
+    assert len(RULES) == 7
+
+
+def test_transforms_can_be_asked_themselves() -> None:
+    """As it is done where MKL is, whose order of dimensions PyTorch's description does not always give."""
+    for value in (torch.randn(5, 6, 7), torch.randn(7, 6, 5).transpose(0, 2)):
+        for dims in ([0, 1, 2], [0, 2], [1]):
+            said, real = _asked(aten._fft_r2c.default)(value, dims, 0, True), aten._fft_r2c(value, dims, 0, True)
+            assert (said.shape, said.stride, said.dtype) == (tuple(real.shape), real.stride(), real.dtype)

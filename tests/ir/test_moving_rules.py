@@ -1,5 +1,6 @@
 """The rules for operators that move elements about, against real CPU execution and on sizes that are symbols."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -155,6 +156,21 @@ def test_what_pytorch_refuses_has_no_answer() -> None:
                 assert not _agrees(op, *args), (op, args)
 
 
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """PyTorch 2.11 asks how many elements there are before it multiplies more than two dimensions by a vector, and has
+    no symbolic answer: the graph is compiled once for each size there."""
+    try:
+        yield
+    except RuntimeError as error:
+        if VERSION >= (2, 12) or "Cannot call numel() on tensor with symbolic sizes" not in str(error):
+            raise
+        pytest.skip("PyTorch 2.11 multiplies no symbolic sizes of more than two dimensions")
+
+
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
 def _open(*shape: int) -> tuple[GhostTensor, World]:
     """A ghost with a symbol for each size, and where one finds what was decided about them."""
     world = World()
@@ -195,7 +211,7 @@ def _open(*shape: int) -> tuple[GhostTensor, World]:
 )
 def test_sizes_stay_open(function: Callable[[Any], Any]) -> None:
     x, world = _open(6, 8, 10)
-    with GhostMode():
+    with GhostMode(), _refusing():
         function(x)
     assert [str(fact) for fact in world.facts if fact.relation == "=="] == []
 

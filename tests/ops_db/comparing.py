@@ -4,11 +4,11 @@
 
 `aot_eager` runs PyTorch's own kernels, so its numbers must be eager's, bit for bit, and so must be all that a caller
 could see of the tensors. Generated code rounds otherwise: its numbers are held to the design's rule, against the same
-call in float64 at most twice eager's error and a few ulp.
+call in float64 at most twice eager's error and a few ulp (`accuracy`).
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 
 import smelt
 from smelt.base import events
+from tests.ops_db.accuracy import Change, eager_errors, off
 
-ULPS = 4
+_DOUBLE = (torch.float64, torch.complex128)
+_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def rebuilt(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nesting with every tensor changed."""
+def rebuilt(
+    value: Any, change: Callable[[torch.Tensor], Any], named: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype
+) -> Any:
+    """The same nesting with every tensor changed, and every dtype."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, torch.dtype):
+        return named(value)
     if isinstance(value, list):
-        return [rebuilt(item, change) for item in value]
+        return [rebuilt(item, change, named) for item in value]
     if isinstance(value, tuple):
-        items = [rebuilt(item, change) for item in value]
+        items = [rebuilt(item, change, named) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, dict):
-        return {key: rebuilt(item, change) for key, item in value.items()}
+        return {key: rebuilt(item, change, named) for key, item in value.items()}
     return value
 
 
@@ -65,12 +71,25 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def in_float64(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype.is_floating_point:
-        return tensor.detach().to(torch.float64).requires_grad_(tensor.requires_grad)
-    if tensor.dtype.is_complex:
-        return tensor.detach().to(torch.complex128).requires_grad_(tensor.requires_grad)
-    return tensor.detach().clone()
+def changed(value: Any, change: Change, dtype: torch.dtype | None) -> Any:
+    """Arguments with other numbers in their tensors and, given a `dtype`, with floats of that one, those that are asked
+    for by name included; laid out and requiring gradients as before."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        numbers = change(tensor.detach())
+        if dtype is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            numbers = numbers.to(_COMPLEX[dtype] if tensor.dtype.is_complex else dtype)
+        if tensor.layout is torch.strided and numbers.dtype is tensor.dtype:
+            made = fresh(tensor.detach())
+            return made.copy_(numbers).requires_grad_(tensor.requires_grad)
+        return numbers.clone().requires_grad_(tensor.requires_grad)
+
+    def named(found: torch.dtype) -> torch.dtype:
+        if dtype is None or not (found.is_floating_point or found.is_complex):
+            return found
+        return _COMPLEX[dtype] if found.is_complex else dtype
+
+    return rebuilt(value, one, named)
 
 
 class Outcome:
@@ -97,6 +116,21 @@ class Outcome:
             self.failed = ""
         except Exception as error:
             self.error = error
+
+    @property
+    def counts(self) -> list[int]:
+        """How many outputs, inputs, gradients of first and of second order there are."""
+        return [len(self.outputs), len(self.inputs), len(self.gradients), len(self.seconds)]
+
+    @property
+    def tensors(self) -> list[torch.Tensor | None]:
+        """All of them in a row."""
+        return [*self.outputs, *self.inputs, *self.gradients, *self.seconds]
+
+    @property
+    def names(self) -> list[str]:
+        kinds = zip(("output", "input", "gradient", "second"), self.counts, strict=True)
+        return [f"{kind} {number}" for kind, count in kinds for number in range(count)]
 
     def _differentiate(self, second: bool) -> None:
         chosen = [out for out in self.outputs if out.requires_grad and out.layout is torch.strided]
@@ -153,30 +187,41 @@ def compare(
     fallbacks = [event.text for event in seen if event.channel == "breaks" or "is run by PyTorch" in event.text]
     if eager.error is not None or mine.error is not None:
         return Found(_errors(mine, eager, exact=exact), fallbacks)
-    reference = None
-    if values and not exact and not random:
-        reference = Outcome(call, rebuilt((args, copy.copy(kwargs)), in_float64), second=second)
-        if reference.error is not None or len(reference.outputs) != len(eager.outputs):
-            reference = None
-    found = [*_calls(mine, eager, exact=exact), *_tensors(mine, eager, reference, values, exact, ulps)]
+    found = _calls(mine, eager, exact=exact)
+    if exact or not values or random:
+        return Found([*found, *_tensors(mine, eager, values=values and not random, exact=exact, ulps=ulps)], fallbacks)
+
+    def run(change: Change, dtype: torch.dtype | None) -> list[torch.Tensor | None]:
+        return Outcome(call, changed((args, copy.copy(kwargs)), change, dtype), second=second).tensors
+
+    double = any(tensor.dtype in _DOUBLE for tensor in (*tensors_in((args, kwargs)), *eager.outputs))
+    true = None if double else run(lambda tensor: tensor, torch.float64)
+    off_by_one_run = _tensors(mine, eager, true)
+    if off_by_one_run:
+        found += _tensors(mine, eager, true, eager_errors(run, double=double))
     return Found(found, fallbacks)
 
 
 def _tensors(
-    mine: Outcome, eager: Outcome, reference: Outcome | None, values: bool, exact: bool, ulps: int
+    mine: Outcome,
+    eager: Outcome,
+    true: list[torch.Tensor | None] | None = None,
+    errors: list[torch.Tensor | None] | None = None,
+    *,
+    values: bool = True,
+    exact: bool = False,
+    ulps: int = 0,
 ) -> list[str]:
+    """What differs in the tensors. `true` are the precise ones and `errors` how far eager is off, where known."""
+    if mine.counts != eager.counts:
+        return [f"{mine.counts} outputs, inputs and gradients, eager has {eager.counts}"]
     found: list[str] = []
-    for what in ("outputs", "inputs", "gradients", "seconds"):
-        expected, got = getattr(eager, what), getattr(mine, what)
-        if len(got) != len(expected):
-            found.append(f"{len(got)} {what}, eager has {len(expected)}")
-            continue
-        precise: Sequence[Any] = getattr(reference, what) if reference is not None else ()
-        precise = precise if len(precise) == len(expected) else [None] * len(expected)
-        own = what in ("outputs", "inputs")
-        for number, (one, other, true) in enumerate(zip(got, expected, precise, strict=True)):
-            wrong = difference(one, other, true, values=values, strides=own, exact=exact, ulps=ulps)
-            found += [f"{what[:-1]} {number}: {text}" for text in wrong]
+    count = len(eager.tensors)
+    known = [given if given is not None and len(given) == count else [None] * count for given in (true, errors)]
+    for one, other, precise, error, name in zip(mine.tensors, eager.tensors, *known, eager.names, strict=True):
+        own = name.startswith(("output", "input"))
+        wrong = difference(one, other, precise, error, values=values, strides=own, exact=exact, ulps=ulps)
+        found += [f"{name}: {text}" for text in wrong]
     return found
 
 
@@ -215,7 +260,8 @@ def _sharing(outcome: Outcome) -> list[int]:
 def difference(
     mine: torch.Tensor | None,
     eager: torch.Tensor | None,
-    precise: torch.Tensor | None,
+    precise: torch.Tensor | None = None,
+    error: torch.Tensor | None = None,
     *,
     values: bool = True,
     strides: bool = True,
@@ -254,7 +300,7 @@ def difference(
         return [] if torch.equal(mine, eager) else [f"is {mine.flatten()[:8]}, eager {eager.flatten()[:8]}"]
     if exact:
         return _bits(mine, eager, ulps)
-    return _numbers(mine, eager, precise.detach() if precise is not None else None, cancelling=not strides)
+    return off(mine, eager, precise, error)
 
 
 def _bits(mine: torch.Tensor, eager: torch.Tensor, ulps: int) -> list[str]:
@@ -271,36 +317,3 @@ def _bits(mine: torch.Tensor, eager: torch.Tensor, ulps: int) -> list[str]:
     off = ((mine - eager).abs() / (eager.abs() * epsilon)).nan_to_num(torch.inf).masked_fill(~wrong, -1)
     pick = [values.flatten()[off.argmax()].item() for values in (mine, eager, off)]
     return [f"{int(wrong.sum())} of {wrong.numel()} differ, worst: {pick[0]!r}, eager {pick[1]!r}, {pick[2]:.2g} eps"]
-
-
-def _numbers(mine: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, *, cancelling: bool) -> list[str]:
-    """Without an exact reference both are taken to be a little off. Gradients are differences (`cancelling`): theirs
-    are ulps of the tensor's largest number, not of each."""
-    if eager.dtype.is_complex:
-        mine, eager = torch.view_as_real(mine), torch.view_as_real(eager)
-        exact = torch.view_as_real(exact.resolve_conj()) if exact is not None and exact.dtype.is_complex else None
-    epsilon = torch.finfo(eager.dtype).eps
-    tiny = torch.finfo(eager.dtype).tiny
-    mine, eager = mine.to(torch.float64), eager.to(torch.float64)
-    usual = torch.isfinite(eager)
-    odd = (mine != eager) & ~(torch.isnan(mine) & torch.isnan(eager)) & ~usual
-    if odd.any():
-        return [f"is {mine[odd][:4].tolist()} where eager is {eager[odd][:4].tolist()}"]
-    if not usual.any():
-        return []
-    if exact is None or exact.shape != eager.shape or epsilon < 1e-12:
-        scale = eager[usual].abs().max()
-        allowed = (2**16 if epsilon < 1e-12 else 64) * epsilon * scale + ULPS * epsilon * eager.abs() + tiny
-        reference = eager
-    else:
-        reference = torch.where(torch.isfinite(exact.to(torch.float64)) & usual, exact.to(torch.float64), eager)
-        worst = (eager - reference).abs()[usual].max()
-        size = reference.abs()
-        allowed = 2 * worst + ULPS * epsilon * (size[usual].max() if cancelling else size) + tiny
-    wrong = ((mine - reference).abs() > allowed) & usual
-    wrong |= ~torch.isfinite(mine) & usual
-    if not wrong.any():
-        return []
-    where = (mine - reference).abs().nan_to_num(torch.inf).masked_fill(~wrong, -1).argmax()
-    pick = [values.flatten()[where].item() for values in (mine, eager, reference)]
-    return [f"{int(wrong.sum())} of {wrong.numel()} wrong, worst: {pick[0]!r}, eager {pick[1]!r}, float64 {pick[2]!r}"]

@@ -4,6 +4,11 @@ The sweep holds this list to what happens: an operator that does not stand here 
 one that does may be left to PyTorch for its reason only.
 """
 
+import torch
+
+# PyTorch 2.11 looks at the fractions that quantile is given, before it computes anything; 2.13 does not.
+_READS_FRACTIONS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+
 REASONS: dict[str, tuple[str, ...]] = {
     # What comes out, or whether anything does, depends on numbers that only running yields.
     "needs the data of a tensor": (
@@ -30,6 +35,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "to_sparse",
         "unique",
         "unique_consecutive",
+        *(("nanquantile", "quantile") if _READS_FRACTIONS else ()),
     ),
     "has no result that can be known without data": ("index_fill", "index_put"),  # in the backward
     "its data is not allocated yet": ("tensor_split",),
@@ -59,6 +65,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "nn.functional.instance_norm",
         "uniform",
     ),
+    "shares memory that its schema keeps quiet about": ("unsafe_chunk", "unsafe_split"),
     "counts from the start of memory": ("as_strided", "as_strided_copy", "as_strided_scatter"),
     "conjugate that was not computed yet": ("fft.hfft", "fft.hfft2", "fft.hfftn"),
     "changes what autograd knows": ("resize_", "resize_as_"),

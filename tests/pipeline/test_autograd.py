@@ -43,6 +43,8 @@ def _gradients(out: torch.Tensor, x: torch.Tensor, layer: nn.Linear) -> list[tor
     return [gradient for gradient in found if gradient is not None]
 
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
 RESHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "vector times matrix": lambda v, m: (v @ m).sin(),
     "linear of a vector": lambda v, m: nn.functional.linear(v, m.t()).relu(),
@@ -57,6 +59,8 @@ RESHAPED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", RESHAPED)
 def test_operators_that_reshape_in_place_within(name: str, backend: str) -> None:
     """Ghosts did not follow it, and every product of a vector with a matrix broke the graph."""
+    if name == "quantile" and VERSION < (2, 12):
+        pytest.skip("PyTorch 2.11 looks at the fractions it is given first, which breaks the graph")
     torch.manual_seed(0)
     v, m = torch.randn(5, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     function = RESHAPED[name]

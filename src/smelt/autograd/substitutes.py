@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.coins import toss_contiguous
+from smelt.autograd.trace import CannotTrace
 
 aten = torch.ops.aten
 
@@ -129,7 +130,19 @@ def _torch_instance_norm(
     return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
+def _shared_in_secret(name: str) -> Callable[..., Any]:
+    """Parts that show their tensor's memory and are no views of it: a pure graph would return copies."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise CannotTrace(f"{name} shares memory that its schema keeps quiet about")
+
+    return call
+
+
+_SHARED_IN_SECRET = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    **{getattr(owner, name): _shared_in_secret(name) for owner in (torch, torch.Tensor) for name in _SHARED_IN_SECRET},
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,

@@ -6,7 +6,7 @@
 import torch
 
 from smelt.ops import samples
-from smelt.ops.pointwise import declare, rounded, value, why_not_bool, why_not_integer
+from smelt.ops.pointwise import declare, fused, rounded, value, why_not_bool, why_not_integer
 from smelt.ops.promote import widened
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Number, Scalar
 
@@ -41,8 +41,8 @@ def _sigmoid_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
 
 
 def _tanh_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
-    square = e.op("mul", value(e, y, e.result), value(e, y, e.result))
-    return e.op("mul", value(e, grad, e.result), e.op("sub", e.const(1, e.result), square))
+    slope = fused(e, e.op("neg", value(e, y, e.result)), y, 1)  # near ±1 a square rounded apart leaves little
+    return e.op("mul", value(e, grad, e.result), slope)
 
 
 declare(aten.relu.default, emit=_relu, samples=samples.unary, why_not=why_not_bool)

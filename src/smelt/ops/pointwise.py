@@ -90,16 +90,25 @@ def _scaled(e: Emitter, b: Operand, alpha: Number) -> Operand:
     return e.op(name, value(e, b, e.result), value(e, alpha, e.result))
 
 
+def fused(e: Emitter, a: Operand, b: Operand, c: Operand) -> Scalar:
+    """`a * b + c` of floats, rounded once: so do PyTorch's own loops where one operator multiplies and adds."""
+    return e.op("fma", *(value(e, each, e.result) for each in (a, b, c)))
+
+
 def _add(e: Emitter, a: Operand, b: Operand, alpha: Number = 1) -> Scalar:
+    if alpha != 1 and isinstance(b, Scalar) and e.result.is_floating_point:
+        return fused(e, b, alpha, a)
     return arithmetic("add")(e, a, _scaled(e, b, alpha))
 
 
 def _sub(e: Emitter, a: Operand, b: Operand, alpha: Number = 1) -> Scalar:
+    if alpha != 1 and isinstance(b, Scalar) and e.result.is_floating_point:
+        return fused(e, b, -alpha, a)
     return arithmetic("sub")(e, a, _scaled(e, b, alpha))
 
 
 def _rsub(e: Emitter, a: Operand, b: Operand, alpha: Number = 1) -> Scalar:
-    return arithmetic("sub")(e, b, _scaled(e, a, alpha))
+    return _sub(e, b, a, alpha)
 
 
 def _div(e: Emitter, a: Operand, b: Operand, rounding_mode: str | None = None) -> Scalar:
@@ -204,7 +213,7 @@ declare(aten.fmin.default, emit=_skipping_nan("minimum"), cost=2, samples=sample
 
 def _addcmul(e: Emitter, x: Scalar, a: Scalar, b: Scalar, value: Number = 1) -> Scalar:
     scaled = a if value == 1 else arithmetic("mul")(e, a, value)  # first, as eager: it may keep the product in range
-    return arithmetic("add")(e, x, arithmetic("mul")(e, scaled, b))
+    return fused(e, scaled, b, x)
 
 
 def _addcdiv(e: Emitter, x: Scalar, a: Scalar, b: Scalar, value: Number = 1) -> Scalar:

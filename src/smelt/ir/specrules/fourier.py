@@ -1,8 +1,9 @@
-"""Specs of Fourier transforms, for builds of PyTorch without MKL (all but x86): their results are row-major.
+"""Specs of Fourier transforms. Without MKL (all but x86) their results are row-major.
 
     aten._fft_r2c(f32[5, 6], [0], 0, True)  → c64[3, 6]
 
-PyTorch's own description fits MKL, which leaves the transformed dimensions innermost; where it is there, it is asked.
+MKL leaves the transformed dimensions innermost, in an order that depends on how many it takes at a time, and PyTorch's
+own description is not always the same. There the transform itself is asked, once for each shape, on any numbers.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.ir.specrules.reduction import row_major
+from smelt.ir.tensorspec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -38,10 +40,20 @@ def _complex_to_real(value: Any, dims: Sequence[int], normalization: int, last: 
     return row_major(tuple(shape), value.dtype.to_real())
 
 
+def _asked(op: torch._ops.OpOverload) -> Any:
+    def ask(value: Any, *args: Any) -> Any:
+        if not all(isinstance(number, int) for number in (*value.shape, *value.stride())) or value.device.type != "cpu":
+            return NotImplemented
+        room = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype).zero_()
+        return TensorSpec.of(op(room, *args))
+
+    return ask
+
+
 RULES: dict[Any, Any] = {
     aten._fft_c2c.default: _complex_to_complex,
     aten._fft_r2c.default: _real_to_complex,
     aten._fft_c2r.default: _complex_to_real,
 }
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    RULES.clear()
+    RULES = {op: _asked(op) for op in RULES}

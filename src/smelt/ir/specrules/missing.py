@@ -41,7 +41,13 @@ def _gradient_of_second(gradient: Any, value: Any, *rest: Any, **options: Any) -
     return row_major(tuple(value.shape), value.dtype)
 
 
+def _nonzero(value: Any, *, size: int, fill_value: int = -1) -> Any:
+    """Row by row, as `nonzero` is not."""
+    return row_major((size, value.dim()), torch.int64)
+
+
 RULES: dict[Any, Any] = {
+    aten.nonzero_static.default: _nonzero,
     aten._linalg_svd.default: _svd,
     aten.multi_margin_loss_backward.default: _gradient_of_second,
     aten.multilabel_margin_loss_backward.default: _gradient_of_second,

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(mean, x - mean, variance, 1 / √(variance + eps)), keeping the dims."""
+    """(mean, x - mean, variance, 1 / √(variance + eps)), keeping the dims, all in the dtype of `x`."""
     mean = torch.mean(x, dims, True)
     centered = x - mean
     variance = torch.mean(centered * centered, dims, True)
@@ -121,10 +121,12 @@ def _batch_norm_training(
     """(result, mean, 1/√(variance + eps), variance), the last three per channel."""
     channels = x.shape[1]
     dims = [0, *range(2, x.dim())]
-    mean, centered, variance, rstd = _moments(widen(x), dims, eps)
+    wide = widen(x)
+    moments = _moments(wide.to(torch.float64), dims, eps)  # as PyTorch adds them up
+    mean, variance, rstd = (moment.to(wide.dtype) for moment in (moments[0], *moments[2:]))
     scale = None if weight is None else _per_channel(x, weight)
     shift = None if bias is None else _per_channel(x, bias)
-    result = _affine(centered * rstd, scale, shift).to(x.dtype)
+    result = _affine((wide - mean) * rstd, scale, shift).to(x.dtype)
     return result, mean.view(channels), rstd.view(channels), variance.view(channels)
 
 

@@ -79,13 +79,14 @@ def _dropped(value: Tensor, dims: list[int]) -> Tensor:
 
 
 def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor] | None:
-    """(variance, mean) in two passes: the second sees only differences from the mean, so nothing cancels."""
+    """(variance, mean) in two passes: the second sees only differences from the mean, so nothing cancels. In float64,
+    as PyTorch adds them up whatever the dtype."""
     dims = _dims(x, dim)
     count = product([x.shape[axis] for axis in dims])
     freedom = count - (1.0 if correction is None else float(correction))
     if freedom <= 0:
         return None
-    wide = widen(x)
+    wide = x.to(torch.float64)
     mean = torch.mean(wide, dims, True)
     centered = wide - mean
     variance = torch.sum(centered * centered, dims, keepdim) * (1.0 / freedom)
