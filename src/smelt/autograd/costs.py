@@ -17,6 +17,7 @@ from torch import fx
 
 from smelt.autograd.aliasing import is_view
 from smelt.autograd.recompute import recomputable
+from smelt.base.varying import typical
 from smelt.ir.tensorspec import TensorSpec, spec_of
 
 aten = torch.ops.aten
@@ -29,7 +30,7 @@ def bytes_of(node: fx.Node) -> int:
     """The bytes of what a node yields: all of its tensors, as dense as they can lie."""
     found = spec_of(node)
     specs = found if isinstance(found, tuple) else (found,)
-    return sum(int(spec.nbytes) for spec in specs if isinstance(spec, TensorSpec))
+    return sum(typical(spec.nbytes) for spec in specs if isinstance(spec, TensorSpec))
 
 
 def own_bytes(node: fx.Node) -> int:
@@ -52,7 +53,7 @@ def work_of(node: fx.Node) -> int:
 
 def _shape(node: Any) -> tuple[int, ...]:
     spec = spec_of(node)
-    return tuple(int(size) for size in spec.shape) if isinstance(spec, TensorSpec) else ()
+    return tuple(typical(size) for size in spec.shape) if isinstance(spec, TensorSpec) else ()
 
 
 def _product(first: int) -> Callable[[fx.Node], int]:

@@ -32,12 +32,14 @@ from smelt.autograd.trace import (
 )
 from smelt.base import events
 from smelt.base.sizes import contiguous_stride, is_dense
+from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.ambient import restored, without_autocast
 from smelt.ir.computed import computed
 from smelt.ir.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, phase_of
+from smelt.ir.resize import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 
 Eager = Callable[..., "tuple[object, ...]"]
@@ -186,7 +188,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
     plan = replace(
         _plan(run, arrangement, written),
         differentiable=tuple(differentiable),
-        tangents=tangents,
+        tangents=resized(tangents, from_symbolic, is_symbolic_size),
         gradients=tuple(gradients),
         fed=fed,
         spends=spends,
@@ -349,7 +351,7 @@ def _is_dense(spec: TensorSpec) -> bool:
 def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Plan:
     return Plan(
         inputs=len(run.inputs),
-        outputs=arrangement.outputs,
+        outputs=resized(arrangement.outputs, from_symbolic, is_symbolic_size),
         results=len(arrangement.results),
         shown=tuple((result.shown, result.beneath) for result in arrangement.results),
         copied=arrangement.copied,
@@ -362,6 +364,7 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Pla
 def _finish(recorder: SharingRecorder) -> Traced:
     """Drop what nobody uses. Random operators stay, so that the stream of random numbers is eager's."""
     graph = recorder.graph
+    resize_in_place(graph, from_symbolic, is_symbolic_size)
     for node in reversed(list(graph.nodes)):
         if node.users or node.op in ("placeholder", "output"):
             continue

@@ -18,6 +18,7 @@ from smelt.autograd.aliasing import is_view
 from smelt.autograd.joint import Joint
 from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import recomputable
+from smelt.base.varying import typical
 from smelt.ir.graph import outputs, placeholders
 from smelt.ir.joint import Phase, Wish, phase_of, wish_of
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -74,7 +75,7 @@ class Problem:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
             return INFINITE
-        return spec.nbytes * PER_BYTE + (1 if node in self.living else 2)
+        return typical(spec.nbytes) * PER_BYTE + (1 if node in self.living else 2)
 
     def fewest_bytes(self) -> list[fx.Node]:
         """The fewest bytes from which cheap operators yield all that the backward reads."""

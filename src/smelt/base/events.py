@@ -28,6 +28,7 @@ CHANNELS: dict[str, str] = {
     "llvm": "the LLVM IR handed to the code generator",
     "asm": "the machine code that came out",
     "compiled_autograd": "the backward as the autograd engine runs it",
+    "sizes": "what code for sizes that vary relies on, and why some graph has no such code",
     "cache": "what the disk cache gave, took and refused, and why",
     "timing": "how long each stage of each compilation took",
 }

@@ -184,6 +184,10 @@ class Fact:
     relation: str
     expression: Expression
 
+    def holds(self, values: Callable[[Symbol], int]) -> bool:
+        """Whether it is so for these values of the symbols."""
+        return RELATIONS[self.relation](self.expression.evaluate(values), 0)
+
     def __str__(self) -> str:
         return f"{self.expression} {self.relation} 0"
 
@@ -226,6 +230,35 @@ class World:
         self._texts.add(unique)
         return Symbol(unique, example, origin, self)
 
+    def again(self, values: Callable[[Symbol], int]) -> "World":
+        """The same symbols with these values as the example, and all that was decided here relied on there."""
+        made = World()
+        for symbol in self.symbols:
+            made.symbol(symbol.text, values(symbol), symbol.origin)
+        for fact in self.facts:
+            if made.decide(fact.relation, made.own(fact.expression), ZERO) is False:
+                raise ValueError(f"{fact} does not hold")
+        return made
+
+    def own(self, expression: Expression) -> Expression:
+        """An expression over symbols of another world, over those of the same names here."""
+        named = {symbol.text: symbol for symbol in self.symbols}
+        return self._own(expression, named)
+
+    def _own(self, expression: Expression, named: Mapping[str, Symbol]) -> Expression:
+        total = ZERO
+        for monomial, factor in expression.terms.items():
+            product = Expression.of(factor)
+            for atom in monomial:
+                if isinstance(atom, Symbol):
+                    product = product * Expression.of(named[atom.text])
+                else:
+                    product = product * self.apply(
+                        atom.function, self._own(atom.left, named), self._own(atom.right, named)
+                    )
+            total = total + product
+        return self.simplest(total)
+
     def example(self, expression: Expression) -> int:
         """The integer an expression is in the example."""
         return expression.evaluate(lambda symbol: symbol.example)
@@ -261,6 +294,8 @@ class World:
             parts = _divided(left, right)
             if parts is not None:
                 return parts if function == "//" else ZERO
+            if self.known(">=", left, ZERO) and self.known("<", left, right):
+                return ZERO if function == "//" else left
         text = f"(({left}){function}({right}))" if function in ("//", "%") else f"{function}({left}, {right})"
         return Expression.of(Compound(function, left, right, text))
 
@@ -389,9 +424,9 @@ def _least(atom: Atom) -> int | None:
 
 
 def _divided(left: Expression, right: Expression) -> Expression | None:
-    """The quotient if every term of `left` is divisible by the one term of `right`."""
+    """The quotient if it is a polynomial."""
     if len(right.terms) != 1:
-        return ONE if left == right else None
+        return _divided_by_sum(left, right)
     ((by, divisor),) = right.terms.items()
     terms: dict[Monomial, int] = {}
     for monomial, factor in left.terms.items():
@@ -404,3 +439,26 @@ def _divided(left: Expression, right: Expression) -> Expression | None:
             return None
         terms[tuple(rest)] = factor // divisor
     return Expression(terms)
+
+
+def _divided_by_sum(left: Expression, right: Expression) -> Expression | None:
+    """Long division by a polynomial of several terms; None if something is left."""
+    lead = max(right.terms, key=_rank)
+    quotient = ZERO
+    while left.terms:
+        first = max(left.terms, key=_rank)
+        rest, factor = list(first), left.terms[first]
+        for atom in lead:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if factor % right.terms[lead]:
+            return None
+        part = Expression({tuple(rest): factor // right.terms[lead]})
+        quotient, left = quotient + part, left - part * right
+    return quotient
+
+
+def _rank(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
+    """An order of monomials that multiplication keeps: by degree, then by names."""
+    return len(monomial), tuple(atom.text for atom in monomial)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.base.sizes import Size, product
+from smelt.base.varying import is_varying
 from smelt.codegen import folds, rowfolds, tiles
 from smelt.codegen.builder import Builder, Loop, Value
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
@@ -42,8 +43,8 @@ _ALIGN = 64
 _NOWHERE = Value("0", "i64")
 
 
-def aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+def aligned(size: Size) -> Size:
+    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
 @dataclass(slots=True)
@@ -51,8 +52,8 @@ class Layout:
     """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
 
     kinds: dict[str, str]
-    offsets: dict[str, int]
-    size: int
+    offsets: dict[str, Size]
+    size: Size
 
     @classmethod
     def of(cls, plan: Plan) -> "Layout":
@@ -61,8 +62,8 @@ class Layout:
         for fold in plan.accumulators:
             private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
             kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
-        offsets: dict[str, int] = {}
-        size = 0
+        offsets: dict[str, Size] = {}
+        size: Size = 0
         for name, dtype, count in private:
             offsets[name] = size
             size += aligned(count * dtype.itemsize)
@@ -250,7 +251,8 @@ class Body:
         size = axis.size if axis else 1
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
-        again = full < size and repeatable(inside)
+        more = is_varying(size - full) or full < size  # if that is not known, code for the rest does no harm
+        again = more and repeatable(inside)
         if self.edges is not None:
             self._run(inside, name, *self.edges, started)
             return
@@ -269,7 +271,7 @@ class Body:
         else:
             stop = self._number(size if again else full)
             self._run(inside, name, self._number(0), stop, started, size if again else None)
-        if full < size and not again:
+        if more and not again:
             self._tail(inside, name, size, started)
 
     def _number(self, value: Size) -> Value:
@@ -299,14 +301,19 @@ class Body:
             last = self.b.new_label("last")
             self.b.branch(Value("%ends", "i1"), last, done)
             self.b.label(last)
-        fresh = size % self.lanes
-        flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
-        self.mask = Value(f"<{flags}>", "i1", self.lanes)
+        self.mask = self._fresh_lanes(size % self.lanes)
         self._point(inside, name, self._number(size - self.lanes), started)
         self.mask = None
         if self.plan.split is Split.COLS:
             self.b.jump(done)
             self.b.label(done)
+
+    def _fresh_lanes(self, fresh: Size) -> Value:
+        """Which lanes of the last vector were not seen before: the last `fresh` ones."""
+        if is_varying(fresh):
+            return self.b.icmp("sge", self.b.ramp("i64", range(self.lanes)), self.lanes - fresh)
+        flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
+        return Value(f"<{flags}>", "i1", self.lanes)
 
     def _point(self, inside: list[Instruction], name: str, column: Value, started: list[_Fold]) -> None:
         """The body once, at `column` and the lanes after it."""
@@ -390,7 +397,10 @@ class Body:
         stride = index.stride(self._vector_axis)
         if self.lanes == 1 or stride == 0:
             return total
-        ramp = self.b.ramp("i64", [lane * stride for lane in range(self.lanes)])
+        if is_varying(stride):
+            ramp = self.b.mul(self.b.ramp("i64", range(self.lanes)), stride)
+        else:
+            ramp = self.b.ramp("i64", [lane * stride for lane in range(self.lanes)])
         return self.b.add(self.b.splat(total, self.lanes), ramp)
 
     @property
@@ -436,7 +446,11 @@ class Body:
 
     def _lane_addresses(self, array: str, index: Index, stride: Size) -> list[str]:
         first = self._address(array, index)
-        return [self.b.element(first, self.layout.kinds[array], lane * stride) for lane in range(self.lanes)]
+        kind = self.layout.kinds[array]
+        if is_varying(stride):
+            step = self._number(stride)
+            return [first, *(self.b.element(first, kind, self.b.mul(step, lane)) for lane in range(1, self.lanes))]
+        return [self.b.element(first, kind, lane * stride) for lane in range(self.lanes)]
 
     def _load_raw(self, array: str, index: Index) -> Value:
         kind = self.layout.kinds[array]
@@ -456,6 +470,10 @@ class Body:
             self.b.store(self.b.extract(raw, 0), self._address(array, index))
         elif stride == 1 and self.mask is None:
             self.b.store(raw, self._address(array, index))
+        elif self.mask is not None and is_varying(self.plan.width % self.lanes):
+            for lane, place in enumerate(self._lane_addresses(array, index, stride)):
+                old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)
+                self.b.store(self.b.select(self.b.extract(self.mask, lane), new, old), place)
         else:
             skipped = 0 if self.mask is None else self.lanes - self.plan.width % self.lanes
             for lane, place in enumerate(self._lane_addresses(array, index, stride)):

@@ -1,6 +1,9 @@
 """Kernels → compiled kernels: one LLVM module for all that are new, equal ones built once in a process.
 
     compile_kernels([gelu_1, gelu_2], options)     two names, one text → one piece of machine code
+
+Code for sizes that vary relies on facts of its own: it is used again where they hold, and the kernel's world relies on
+them from then on.
 """
 
 import threading
@@ -10,12 +13,16 @@ from dataclasses import dataclass, replace
 from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
+from smelt.base.sizes import Size
+from smelt.base.symbols import ZERO, Expression, Fact, World
+from smelt.base.varying import varying
 from smelt.codegen import engine
 from smelt.codegen.parallel import Code, write
 from smelt.codegen.schedule import plan
 from smelt.device import Target, find
 from smelt.ir.check import check_kernel
 from smelt.ir.kernel import Kernel
+from smelt.ir.resize import resized, world_of
 from smelt.ir.text import format_kernel
 
 
@@ -26,10 +33,12 @@ class CompiledKernel:
     address: int
     buffers: int
     fixed_workspace: int
-    per_thread_workspace: int
+    per_thread_workspace: Size
     kernel: Kernel
     symbol: str
     built: engine.Built
+    sizes: tuple[Expression, ...] = ()  # what it is told at each launch, in an array behind its buffers
+    facts: tuple[Fact, ...] = ()  # what it relies on
 
     @property
     def llvm(self) -> str:
@@ -37,7 +46,7 @@ class CompiledKernel:
         return module_text([self.kernel], find("cpu"))
 
 
-_built: dict[str, CompiledKernel] = {}
+_built: dict[str, list[CompiledKernel]] = {}
 _lock = threading.Lock()
 
 
@@ -45,16 +54,38 @@ def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, Co
     """Machine code for each of `kernels`, by name."""
     if options.check_specs:
         for kernel in kernels:
-            check_kernel(kernel, after="fuse")
+            if world_of(kernel) is None:
+                check_kernel(kernel, after="fuse")
     keys = {kernel.name: _key(kernel) for kernel in kernels}
     for kernel in kernels:
         if keys[kernel.name] != _key(kernel):
             raise SmeltError("SM030", f"two different kernels are named {kernel.name}")
     with _lock:
-        new = {keys[kernel.name]: kernel for kernel in kernels if keys[kernel.name] not in _built}
+        new = {keys[kernel.name]: kernel for kernel in kernels if _known(keys[kernel.name], kernel) is None}
         if new:
             _build(new)
-        return {name: _built[key] for name, key in keys.items()}
+        return {kernel.name: _relied_on(keys[kernel.name], kernel) for kernel in kernels}
+
+
+def _known(key: str, kernel: Kernel) -> CompiledKernel | None:
+    """The code of a kernel, if there is some whose facts hold for it."""
+    known = _built.get(key, ())
+    if not known or not (known[0].sizes or known[0].facts):
+        return known[0] if known else None
+    world = world_of(kernel)
+    assert world is not None  # it has the same text
+    examples = {symbol: symbol.example for symbol in world.symbols}
+    return next((each for each in known if all(fact.holds(examples.__getitem__) for fact in each.facts)), None)
+
+
+def _relied_on(key: str, kernel: Kernel) -> CompiledKernel:
+    found = _known(key, kernel)
+    assert found is not None
+    world = world_of(kernel) if found.facts else None
+    for fact in found.facts:
+        assert world is not None
+        world.decide(fact.relation, world.own(fact.expression), ZERO)
+    return found
 
 
 def _key(kernel: Kernel) -> str:
@@ -64,6 +95,7 @@ def _key(kernel: Kernel) -> str:
 
 def _build(new: dict[str, Kernel]) -> None:
     target = find("cpu")
+    events.count("kernels_built", len(new))
     codes = _codes(new.values(), target)
     text = _join(codes)
     if events.wanted("llvm"):
@@ -72,13 +104,27 @@ def _build(new: dict[str, Kernel]) -> None:
     if events.wanted("asm"):
         events.emit("asm", engine.assemble(text, target), list(new.values()))
     for number, ((key, kernel), code) in enumerate(zip(new.items(), codes, strict=True)):
-        symbol, buffers = f"k{number}", len(kernel.parameters)
-        address = built.address(symbol)
-        _built[key] = CompiledKernel(address, buffers, 0, code.per_thread_workspace, kernel, symbol, built)
+        symbol, buffers = f"k{number}", len(kernel.parameters) + bool(code.sizes)
+        address, workspace = built.address(symbol), code.per_thread_workspace
+        made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
+        _built.setdefault(key, []).append(made)
 
 
 def _codes(kernels: Iterable[Kernel], target: Target) -> list[Code]:
-    return [write(f"k{number}", plan(kernel, target), target) for number, kernel in enumerate(kernels)]
+    return [_code(f"k{number}", kernel, target) for number, kernel in enumerate(kernels)]
+
+
+def _code(symbol: str, kernel: Kernel, target: Target) -> Code:
+    """Written in a world of its own, so that all it relies on is seen, whoever else relied on it before."""
+    world = world_of(kernel)
+    if world is None:
+        return write(symbol, plan(kernel, target), target)
+    own = World()
+    for each in world.symbols:
+        own.symbol(each.text, each.example)
+    kernel = resized(kernel, lambda size: varying(own, own.own(size.expression)))
+    code = write(symbol, plan(kernel, target), target)
+    return replace(code, facts=tuple(own.facts))
 
 
 def _join(codes: Sequence[Code]) -> str:

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smelt.base.varying import is_varying
+from smelt.codegen.sizes import Sizes
 from smelt.device import Target
 
 LLVM_TYPES = {
@@ -75,9 +77,12 @@ def literal(kind: str, value: Number) -> str:
 class Builder:
     """Instructions of one function, in text."""
 
-    def __init__(self, target: Target, symbol: str = "k") -> None:
+    def __init__(self, target: Target, symbol: str = "k", sizes: Sizes | None = None) -> None:
         self.target = target
         self.symbol = symbol
+        self.sizes = sizes
+        self.prologue: list[str] = []  # loads of sizes
+        self._sizes: dict[int, Value] = {}
         self.lines: list[str] = []
         self.declared: set[str] = set()
         self.helpers: dict[str, str] = {}
@@ -121,8 +126,27 @@ class Builder:
     # Constants and shapes.
 
     def const(self, kind: str, value: Number, lanes: int = 1) -> Value:
+        if is_varying(value):
+            assert kind == "i64"
+            return self.splat(self._size(value), lanes)  # type: ignore[arg-type]
         text = literal(kind, value)
         return Value(text if lanes == 1 else f"splat ({LLVM_TYPES[kind]} {text})", kind, lanes)
+
+    def _size(self, size: int) -> Value:
+        """A size that varies, loaded where the function begins."""
+        assert self.sizes is not None
+        slot = self.sizes.slot(size)
+        if slot not in self._sizes:
+            if not self.prologue:
+                at = f"getelementptr ptr, ptr %buffers, i64 {self.sizes.place}"
+                self.prologue += [f"%sizes.at = {at}", "%sizes = load ptr, ptr %sizes.at, !invariant.load !{}"]
+            name = f"%size{slot}"
+            self.prologue += [
+                f"{name}.at = getelementptr i64, ptr %sizes, i64 {slot}",
+                f"{name} = load i64, ptr {name}.at, align 8, !invariant.load !{{}}",
+            ]
+            self._sizes[slot] = Value(name, "i64")
+        return self._sizes[slot]
 
     def ramp(self, kind: str, values: list[int] | range) -> Value:
         """A vector constant, one number a lane."""

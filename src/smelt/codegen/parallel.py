@@ -9,11 +9,16 @@ The launcher is the same for every kernel and is built once in a process. Its te
 for, as PyTorch's own loops do: libgomp keeps its threads only while the size stays the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smelt.base.sizes import Size
+from smelt.base.symbols import Expression, Fact
+from smelt.base.varying import greater, lesser
 from smelt.codegen.body import Body, Layout
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.schedule import Plan, Split
+from smelt.codegen.sizes import Sizes
 from smelt.device import Target
 
 LAUNCH = "smelt.launch"
@@ -120,46 +125,75 @@ class Code:
     functions: str
     declarations: frozenset[str]
     helpers: tuple[tuple[str, str], ...]
-    per_thread_workspace: int
+    per_thread_workspace: Size
+    sizes: tuple[Expression, ...] = ()  # what the code is told at each launch
+    facts: tuple[Fact, ...] = ()  # what it relies on of them
 
 
 def write(symbol: str, plan: Plan, target: Target) -> Code:
     """The functions of a planned kernel under the name `symbol`."""
-    layout = Layout.of(plan)
-    part = Builder(target, symbol)
-    Body.of(part, plan, layout).write()
-    builders = [part]
-    signature = f"internal void @{symbol}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
-    texts = [part.pool_text, _function(signature, part)]
+    sizes = Sizes(len(plan.kernel.parameters))
+    ways = [(symbol, plan, Layout.of(plan))]
+    while (otherwise := ways[-1][1].otherwise) is not None:
+        ways.append((f"{symbol}.way{len(ways)}", otherwise, Layout.of(otherwise)))
+    workspace = ways[0][2].size
+    for _, _, layout in ways[1:]:
+        workspace = greater(workspace, layout.size)
+    builders = []
+    texts = []
+    for name, each, layout in ways:
+        part = Builder(target, name, sizes)
+        Body.of(part, each, layout).write()
+        builders.append(part)
+        signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+        texts += [part.pool_text, _function(signature, part)]
     combine = plan.split is Split.ROWS and bool(plan.accumulators)
     if combine:
-        finish = Builder(target, symbol)
-        _write_finish(finish, plan, layout)
+        finish = Builder(target, symbol, sizes)
+        _write_finish(finish, plan, ways[0][2], workspace)
         builders.append(finish)
         texts.append(_function(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
-    texts.append(_entry(symbol, plan, layout, combine=combine))
+    entry = Builder(target, symbol, sizes)
+    _write_entry(entry, [(name, each) for name, each, _ in ways], workspace, combine=combine)
+    texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
     declarations = frozenset({_DECLARE_LAUNCH}).union(*(builder.declared for builder in builders))
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
-    return Code("\n".join(texts), declarations, tuple(helpers.items()), layout.size)
+    return Code("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.expressions))
 
 
-def _function(signature: str, b: Builder) -> str:
-    body = "\n".join(line if line.endswith(":") else f"  {line}" for line in b.lines)
-    return f"define {signature} {{\nentry:\n{body}\n}}\n"
+def _function(signature: str, b: Builder, *, label: bool = True) -> str:
+    body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*b.prologue, *b.lines))
+    head = "entry:\n" if label else ""
+    return f"define {signature} {{\n{head}{body}\n}}\n"
 
 
-def _write_finish(b: Builder, plan: Plan, layout: Layout) -> None:
+def _write_finish(b: Builder, plan: Plan, layout: Layout, workspace: Size) -> None:
     body = Body.of(b, plan, layout)
     body.load_pointers()
-    body.finish((Value("%chunks", "i64"), layout.size))
+    body.finish((Value("%chunks", "i64"), workspace))
     b.emit("ret void")
 
 
-def _entry(symbol: str, plan: Plan, layout: Layout, *, combine: bool) -> str:
-    finish = f"  call void @{symbol}.finish(ptr %buffers, ptr %workspace, i64 %chunks)\n" if combine else ""
-    shared = f"i64 {min(plan.threads, plan.extent)}, i64 {plan.extent}, i64 {layout.size}"
-    return f"""define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) {{
-  %chunks = call i64 @{LAUNCH}(ptr @{symbol}.part, ptr %buffers, ptr %workspace, i64 %threads, {shared})
-{finish}  ret void
-}}
-"""
+def _write_entry(b: Builder, ways: Sequence[tuple[str, Plan]], workspace: Size, *, combine: bool) -> None:
+    """Launch the first of `ways` that the extents are long enough for."""
+    part, most, extent = _way(b, *ways[-1])
+    for name, plan in reversed(ways[:-1]):
+        fits = Value("true", "i1")
+        for size, least in plan.needs:
+            fits = b.and_(fits, b.icmp("sge", b.const("i64", size), least))
+        better = _way(b, name, plan)
+        part, most, extent = (
+            b.op(f"select {fits}, {one}, {other}", one.kind, 1)
+            for one, other in zip(better, (part, most, extent), strict=True)
+        )
+    shared = f"i64 %threads, {most}, {extent}, {b.const('i64', workspace)}"
+    b.emit(f"%chunks = call i64 @{LAUNCH}({part}, ptr %buffers, ptr %workspace, {shared})")
+    if combine:
+        b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %workspace, i64 %chunks)")
+    b.emit("ret void")
+
+
+def _way(b: Builder, name: str, plan: Plan) -> tuple[Value, Value, Value]:
+    """What the launcher is told: the part, how many threads at most, and what is shared out."""
+    most = lesser(plan.threads, plan.extent)
+    return Value(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)

@@ -10,6 +10,7 @@ Arrays are padded to whole vectors, so these loops have no tails; what lies in t
 import torch
 
 from smelt.base.sizes import Size
+from smelt.base.varying import is_varying
 from smelt.codegen import folds
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.scalars import cast, from_memory, memory_kind, to_memory
@@ -19,12 +20,12 @@ BLOCK_ROWS = 16
 _LANES = 16
 
 # How many parts there are, and how many bytes lie between their private memories.
-Parts = tuple[Value, int]
+Parts = tuple[Value, Size]
 
 
 def padded(accumulator: Accumulator) -> Size:
     """Elements of its arrays, rounded up to whole vectors."""
-    return -(-accumulator.size // _LANES) * _LANES
+    return (accumulator.size + _LANES - 1) // _LANES * _LANES
 
 
 def clear(b: Builder, accumulator: Accumulator, pointers: dict[str, str]) -> None:
@@ -65,9 +66,10 @@ def finish(
     straight = len(accumulator.axes) == 1 and index.stride(accumulator.axes[0].name) == 1
     whole = accumulator.size // _LANES * _LANES if straight else 0
     for first, last, lanes in ((0, whole, _LANES), (whole, accumulator.size, 1)):
-        if first == last:
+        unsure = is_varying(last - first)
+        if not unsure and first == last:
             continue
-        loop = b.begin(b.const("i64", first), b.const("i64", last), lanes, (), guard=False)
+        loop = b.begin(b.const("i64", first), b.const("i64", last), lanes, (), guard=unsure)
         total = _total(b, accumulator, pointers, loop.index, lanes, parts)
         value = cast(b, cast(b, total, accumulator.dtype, accumulator.value_dtype), accumulator.value_dtype, wanted)
         out = b.element(place, memory_kind(wanted), _offset(b, accumulator, loop.index))

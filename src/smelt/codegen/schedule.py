@@ -7,13 +7,14 @@ Axes of extent one go, neighbours that every access walks as one are merged, a f
 becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 
 from smelt.base.sizes import Size, product
+from smelt.base.varying import greater, is_varying, known_at_least, typical
 from smelt.codegen.math import FLOAT32
 from smelt.codegen.tiles import Tile, tiled
 from smelt.device import Target
@@ -67,7 +68,8 @@ class Accumulator:
     @property
     def blocked(self) -> bool:
         """Whether rows are first summed in f32, a few at a time: half the memory traffic of summing each in f64."""
-        return self.dtype is not self.value_dtype and self.instruction.op == "sum" and self.size >= _BLOCK_WORTH
+        wide = self.dtype is not self.value_dtype and self.instruction.op == "sum"
+        return wide and typical(self.size) >= _BLOCK_WORTH
 
     @property
     def arrays(self) -> tuple[tuple[str, torch.dtype], ...]:
@@ -89,9 +91,10 @@ class Plan:
     split: Split
     units: int
     lanes: int
-    threads: int
+    threads: Size
     accumulators: tuple[Accumulator, ...]
     tile: Tile | None = None
+    otherwise: "Plan | None" = None
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -107,6 +110,14 @@ class Plan:
         return self.kernel.cols[-1].size if self.kernel.cols else 1
 
     @property
+    def needs(self) -> tuple[tuple[Size, Size], ...]:
+        """Extents that vary, and what each must be at least; where one is not, `otherwise` is run."""
+        wanted = [(self.width, self.lanes)]
+        if self.tile is not None:
+            wanted += [(self.tile.down.size, self.tile.height), (self.tile.along.size, self.tile.width)]
+        return tuple(each for each in wanted if is_varying(each[0]) and not known_at_least(*each))
+
+    @property
     def extent(self) -> Size:
         """How many points are shared out between threads."""
         match self.split:
@@ -115,8 +126,8 @@ class Plan:
             case Split.ROWS:
                 return self.kernel.row_count
             case Split.COLS:
-                whole, rest = divmod(self.width, self.lanes)
-                return whole + (rest > 0 and repeatable(self.kernel.stages[0].body))
+                again = repeatable(self.kernel.stages[0].body)
+                return -(-self.width // self.lanes) if again else self.width // self.lanes
             case Split.TILES:
                 return product(axis.size for axis in self.tile_axes)
 
@@ -136,16 +147,22 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
     accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
     split = Split.ROWS if folds and not units else Split.UNITS
-    if pointwise and kernel.row_count < _FEW_ROWS and kernel.col_count > kernel.row_count:
+    rows, cols = typical(kernel.row_count), typical(kernel.col_count)
+    if pointwise and rows < _FEW_ROWS and cols > rows:
         split = Split.COLS
     if not folds:
         units = len(kernel.rows)
-    useful = max(1, _total_cost(kernel) // GRAIN)
+    useful = greater(1, _total_cost(kernel) // GRAIN)
     lanes = _lanes(kernel, target)
     turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
-    if turned is not None:
-        return Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1])
-    return Plan(kernel, split, units, lanes, useful, accumulators)
+    made = _or_otherwise(Plan(kernel, split, units, lanes, useful, accumulators), lambda made: replace(made, lanes=1))
+    if turned is None:
+        return made
+    return _or_otherwise(Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1]), lambda _: made)
+
+
+def _or_otherwise(made: Plan, otherwise: Callable[[Plan], Plan]) -> Plan:
+    return replace(made, otherwise=otherwise(made)) if made.needs else made
 
 
 # Rewrites that keep the kernel's meaning.
@@ -251,7 +268,7 @@ def _units_first(kernel: Kernel) -> tuple[Kernel, int]:
     """Row axes that every fold over rows names, moved to the front; none if they are too few to share out."""
     folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
     shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
-    if product(axis.size for axis in shared) < _UNITS_ENOUGH:
+    if typical(product(axis.size for axis in shared)) < _UNITS_ENOUGH:
         return kernel, 0
     rest = [axis for axis in kernel.rows if axis not in shared]
     return replace(kernel, rows=(*shared, *rest)), len(shared)
@@ -319,18 +336,19 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     registers = 4 if math == 0 or (math == 1 and target.vector_registers >= 32) else 2
     most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
+    if is_varying(size):
+        return most  # where it turns out shorter, `Plan.otherwise` is run
     while most > max(1, size):
         most //= 2
     return max(1, most)
 
 
-def _total_cost(kernel: Kernel) -> int:
-    rows = int(kernel.row_count)
+def _total_cost(kernel: Kernel) -> Size:
     cost = 0
     for stage in kernel.stages:
         each = sum(_cost(instruction) for instruction in stage.body)
-        cost += each * (int(kernel.col_count) if stage.loop else 1)
-    return cost * rows
+        cost += each * (kernel.col_count if stage.loop else 1)
+    return cost * kernel.row_count
 
 
 def _cost(instruction: Instruction) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from smelt.base.sizes import Size
+from smelt.base.varying import is_varying, known_equal
 from smelt.codegen.builder import BITS, Builder, Value
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
@@ -41,8 +42,8 @@ class Tile:
     def blocks(self) -> tuple[Axis, Axis]:
         """Axes that count tiles, the one the turned reads run along innermost: that is what prefetching follows."""
         return (
-            Axis(f"{self.along.name}.tile", -(-self.along.size // self.width)),
-            Axis(f"{self.down.name}.tile", -(-self.down.size // self.height)),
+            Axis(f"{self.along.name}.tile", (self.along.size + self.width - 1) // self.width),
+            Axis(f"{self.down.name}.tile", (self.down.size + self.height - 1) // self.height),
         )
 
 
@@ -94,8 +95,8 @@ def _block(buffer: Buffer) -> int:
 
 def _side(size: Size, step: int, most: int, repeatable: bool) -> int:
     """The longest side up to `most` made of whole steps; one that divides `size` where points must not run twice."""
-    sides = [side for side in range(step, max(step, most) + 1, step) if side <= size]
-    return max((side for side in sides if repeatable or size % side == 0), default=0)
+    sides = [side for side in range(step, max(step, most) + 1, step) if is_varying(size) or side <= size]
+    return max((side for side in sides if repeatable or known_equal(size % side, 0)), default=0)
 
 
 def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:

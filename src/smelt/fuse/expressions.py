@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, Size
+from smelt.base.varying import is_varying, known_equal, typical
 from smelt.fuse.values import Value
 from smelt.ir.kernel import Reduction
 from smelt.ops.promote import widened
@@ -55,12 +56,12 @@ class Space:
     @classmethod
     def cut(cls, points: Size, cols: Size, cuts: set[Size]) -> "Space":
         """Axes between neighbouring cuts, outermost first."""
-        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), reverse=True)
+        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), key=typical, reverse=True)
         sizes: list[Size] = []
         steps: list[Size] = []
         above = points
         for bound in [*bounds, 1]:
-            if above % bound:
+            if not known_equal(above % bound, 0):
                 raise Unbuildable(f"{above} points cannot be cut at {bound}")
             if above > bound or (bound == 1 and not sizes):
                 sizes.append(above // bound)
@@ -209,6 +210,8 @@ def _fitted(number: Number, dtype: torch.dtype) -> Number:
     """A number as a constant of `dtype`: narrow floats rounded, integers wrapped as PyTorch wraps them."""
     if dtype is torch.bool:
         return bool(number)
+    if is_varying(number):
+        return number
     if dtype in (torch.float16, torch.bfloat16):
         return float(torch.tensor(float(number), dtype=dtype).item())
     if dtype.is_floating_point:

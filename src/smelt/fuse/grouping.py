@@ -13,6 +13,7 @@ stayed apart is said on the "fusion" channel.
 
 from smelt.base import events
 from smelt.base.fuel import Fuel
+from smelt.base.varying import known_equal, typical
 from smelt.fuse.groups import Group, Groups, Level, merge, why_not_merge
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import Call, Kind, Lowered, Value
@@ -49,7 +50,7 @@ def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
-    big = [source for source in sources if source.numel * _SMALL > value.numel]
+    big = [source for source in sources if typical(source.numel) * _SMALL > typical(value.numel)]
     return in_memory and len(big) <= 1 and fuel.take()
 
 
@@ -92,7 +93,7 @@ def why_not_take_in(groups: Groups, group: Group, source: Group) -> str | None:
         cost += member.cost
         if member.needed or any(_reader(groups, user) not in (group, source) for user in member.users):
             return f"{member.name} is read elsewhere too"
-    if group.points > source.points and cost > groups.limits.spread_cost:
+    if typical(group.points) > typical(source.points) and cost > groups.limits.spread_cost:
         return f"{source} would be computed {group.points // source.points} times over"
     if group.successors & source.mask or groups.closes_cycle(group, source):
         return "something between them needs the one and is needed by the other"
@@ -107,14 +108,14 @@ def _reader(groups: Groups, user: Value) -> Group | None:
 def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
     """Merge groups that read the same big value point by point."""
     for value in lowered.values:
-        if len(value.users) < 2 or value.numel < 2:
+        if len(value.users) < 2 or typical(value.numel) < 2:
             continue
         first: Group | None = None
         for user in sorted(set(value.users), key=lambda user: user.id):
             group = groups.by_value.get(user)
-            if group is None or user.id in alone or group.points != value.numel or group is first:
+            if group is None or user.id in alone or not known_equal(group.points, value.numel) or group is first:
                 continue
-            if first is None or first.points != group.points:
+            if first is None or not known_equal(first.points, group.points):
                 first = group
                 continue
             plan = why_not_merge(groups, first, group)

@@ -18,6 +18,7 @@ from enum import Enum
 from itertools import pairwise
 
 from smelt.base.sizes import Size
+from smelt.base.varying import known_equal, typical
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, Value, references
 
@@ -171,7 +172,7 @@ def _settle_fold(group: Group, value: Value, rule: FoldRule, limits: Limits) -> 
     group.points = 1
     for size in rule.shape:
         group.points *= size
-    everything = rule.count == group.points
+    everything = known_equal(rule.count, group.points)
     if rule.is_rows and not (everything and group.points > limits.whole_elements):
         group.levels[value] = Level.ROW
         group.cols, group.firm = rule.inner, True
@@ -204,20 +205,20 @@ def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
         if step * size <= cols:
             if have != 0:
                 return False
-        elif step % cols or have * cols != step:
+        elif not known_equal(step % cols, 0) or not known_equal(have * cols, step):
             return False
     return True
 
 
 def forms_chain(cuts: set[Size]) -> bool:
     """Whether each cut divides the next, so that axes can be laid between them."""
-    ordered = sorted(cuts)
-    return all(large % small == 0 for small, large in pairwise(ordered))
+    ordered = sorted(cuts, key=typical)
+    return all(known_equal(large % small, 0) for small, large in pairwise(ordered))
 
 
 def fold_fits(rule: FoldRule, cols: Size) -> bool:
     """Whether a fold over rows works on rows of `cols`: each row folds to one number, or no col is folded."""
-    return rule.inner % cols == 0 or (rule.inner == 1 and rule.kept_inner % cols == 0)
+    return known_equal(rule.inner % cols, 0) or (rule.inner == 1 and known_equal(rule.kept_inner % cols, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +253,14 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
 
 def _common_rows(a: Group, b: Group) -> str | Merge:
     """The cut into rows that both can live with."""
-    if a.points == b.points:
+    if known_equal(a.points, b.points):
         return _common_cols(a, b)
-    small, large = (a, b) if a.points < b.points else (b, a)
+    small, large = (a, b) if typical(a.points) < typical(b.points) else (b, a)
     if not small.is_plain:
         return f"{small} has {small.points} points and {large} has {large.points}, and both are fixed"
-    if large.cols is not None and small.points * large.cols == large.points:
+    if large.cols is not None and known_equal(small.points * large.cols, large.points):
         return Merge(large.cols, True, lowered=small)
-    if large.is_plain and large.points % small.points == 0 and small.points > 1:
+    if large.is_plain and known_equal(large.points % small.points, 0) and small.points > 1:
         return Merge(large.points // small.points, True, lowered=small)
     return f"{small} has {small.points} points, which are not the rows of {large}"
 
@@ -267,7 +268,8 @@ def _common_rows(a: Group, b: Group) -> str | Merge:
 def _common_cols(a: Group, b: Group) -> str | Merge:
     folds = a.folds + b.folds
     if a.firm and b.firm:
-        if a.cols == b.cols:
+        assert a.cols is not None and b.cols is not None
+        if known_equal(a.cols, b.cols):
             return Merge(a.cols, True)
         return _loosened(a, b) or f"rows of {a.cols} and rows of {b.cols} differ"
     if a.firm or b.firm:
@@ -295,7 +297,9 @@ def _loosened(a: Group, b: Group) -> Merge | None:
 
 def _why_not_cut(a: Group, b: Group, plan: Merge) -> str | None:
     cuts = merged_cuts(a, b, plan)
-    return None if forms_chain(cuts) else f"their shapes cut the points at {sorted(cuts)}, which do not nest"
+    if forms_chain(cuts):
+        return None
+    return f"their shapes cut the points at {sorted(cuts, key=typical)}, which do not nest"
 
 
 def merged_cuts(a: Group, b: Group, plan: Merge) -> set[Size]:

@@ -10,6 +10,7 @@ the store. Only arena memory is taken over: inputs, constants and library result
 from dataclasses import replace
 from typing import Any
 
+from smelt.base.varying import known_equal
 from smelt.fuse.plan import aliases, lifetimes
 from smelt.ir.check_program import reads, span
 from smelt.ir.kernel import Accumulate, Buffer, Index, Kernel, Load, Role, Stage, Store
@@ -81,7 +82,7 @@ def _alike(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
         theirs.place is Place.ARENA
         and mine.spec.dtype is theirs.spec.dtype
         and mine.spec.device == theirs.spec.device
-        and span(mine.spec.shape, mine.spec.stride) == span(theirs.spec.shape, theirs.spec.stride)
+        and known_equal(span(mine.spec.shape, mine.spec.stride), span(theirs.spec.shape, theirs.spec.stride))
     )
 
 

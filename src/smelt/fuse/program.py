@@ -48,7 +48,9 @@ def build_program(
             events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
             alone |= {value.id for value in failed.values}
             continue
-        return plan_memory(reuse_in_place(program))
+        program = reuse_in_place(program)
+        # Where buffers lie depends on how long they are.
+        return program if any(buffer.spec.varies for buffer in program.buffers) else plan_memory(program)
 
 
 class _Failed(Exception):

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from smelt.base.sizes import Shape, Size, product
+from smelt.base.varying import same_sizes
 from smelt.ir.check_program import span
 from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
@@ -295,7 +296,7 @@ class _Lowerer:
         def place(argument: Any) -> Any:
             if isinstance(argument, fx.Node):
                 ref: Ref = self.refs[argument]
-                spread = ref.layout if ref.layout.shape == spec.shape else expand(ref.layout, spec.shape)
+                spread = ref.layout if same_sizes(ref.layout.shape, spec.shape) else expand(ref.layout, spec.shape)
                 readings.append(Reading.of(ref.value, spread, spec.stride))
                 return Slot(len(readings) - 1)
             return argument

@@ -24,7 +24,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.base.symbols import Expression, World
-from smelt.base.symint import as_number, is_symbolic, surely_equal
+from smelt.base.symint import Formula, as_number, is_symbolic, meaning, surely_equal
+from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
@@ -342,7 +343,19 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             return self._constant(value)
         if isinstance(value, tuple | list):
             return type(value)(self.node_of(item) for item in value)
-        return self._numbers.write(value) if is_symbolic(value) else value
+        return self._number_of(value) if is_symbolic(value) else value
+
+    def _number_of(self, number: Any) -> Any:
+        """A number that is given to the graph as one is computed in it; a size is what it is, in symbols."""
+        what = meaning(number)
+        if not isinstance(what, Expression | Formula):
+            return bool(number)
+        leaves = what.symbols() if isinstance(what, Expression) else what.leaves()
+        if all(leaf in self._given for leaf in leaves):
+            return self._numbers.write(number)
+        if is_symbolic_size(number) and not any(leaf in self._given for leaf in leaves):
+            return from_symbolic(number)
+        raise GhostError("a number is computed from sizes that differ from call to call")
 
     def output(self, values: Sequence[Any]) -> None:
         """Close the graph."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.varying import typical
 from smelt.ir.tensorspec import TensorSpec
 
 _PHASE = "smelt_phase"
@@ -171,7 +172,7 @@ class Plan:
 
     @property
     def saved_bytes(self) -> int:
-        return sum(saved.spec.nbytes for saved in self.saved)
+        return sum(typical(saved.spec.nbytes) for saved in self.saved)
 
 
 # Computes what is differentiable again from the inputs, which it may write: for derivatives of higher order.

@@ -72,11 +72,13 @@ class _Writer:
             return [_TORCH_NAMES[kind], str(value).removeprefix("torch.")]
         if kind is torch.device:
             return ["v", str(value)]
+        if kind is torch.Tensor and value.dtype is torch.int64 and value.dim() == 1:
+            return ["n", *value.tolist()]  # sizes that a kernel is told
         if kind is torch._ops.OpOverload:
             return ["o", *self._operator(value)]
         if kind in ENUMS:
             return ["e", kind.__name__, value.name]
-        raise CannotStore(f"{kind.__name__} has no stored form")
+        raise CannotStore(f"a {kind.__name__} has no stored form")
 
     def _operator(self, op: torch._ops.OpOverload) -> tuple[str, str, str]:
         name, overload = op._schema.name, op._schema.overload_name
@@ -86,8 +88,6 @@ class _Writer:
         return namespace, plain, overload or "default"
 
     def _record(self, value: Any, kind: type) -> int:
-        if kind is program.Program and value.constants:
-            raise CannotStore("a program with constants, which are tensors")
         form = [kind.__name__, *(self.form(getattr(value, name)) for name in _FIELDS[kind])]
         text = json.dumps(form, separators=(",", ":"))
         if text not in self._places:
@@ -121,6 +121,7 @@ class _Reader:
             "m": lambda form: _torch_name(form[1], torch.memory_format),
             "y": lambda form: _torch_name(form[1], torch.layout),
             "v": lambda form: torch.device(form[1]),
+            "n": lambda form: torch.tensor(form[1:], dtype=torch.int64, device="cpu"),
             "e": lambda form: _ENUMS[form[1]][form[2]],
             "o": _operator,
         }

@@ -60,6 +60,11 @@ class TensorSpec:
         )
 
     @property
+    def varies(self) -> bool:
+        """Whether some size differs from call to call."""
+        return not all(type(size) is int for size in (*self.shape, *self.stride, self.offset))
+
+    @property
     def numel(self) -> Size:
         return product(self.shape)
 

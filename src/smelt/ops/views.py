@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, Size, product
+from smelt.base.varying import known_equal, same_sizes
 from smelt.ops import samples
 from smelt.ops.record import Layout, OpRecord, Sample, Samples, View, Views
 from smelt.ops.registry import register
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 def reshape(layout: Layout, shape: Sequence[Size]) -> Layout | None:
     """Strides of the same elements under another shape, if there are any."""
     shape = _without_minus_one(product(layout.shape), shape)
-    if shape == layout.shape:
+    if same_sizes(shape, layout.shape):
         return layout
     strides: list[Size] = [1] * len(shape)
     old = [(size, stride) for size, stride in zip(layout.shape, layout.stride, strict=True) if size != 1]
@@ -41,7 +42,7 @@ def reshape(layout: Layout, shape: Sequence[Size]) -> Layout | None:
 
 
 def _without_minus_one(count: Size, shape: Sequence[Size]) -> Shape:
-    if -1 not in shape:
+    if not any(known_equal(size, -1) for size in shape):
         return tuple(shape)
     known = product(size for size in shape if size != -1)
     return tuple(count // known if size == -1 else size for size in shape)
@@ -70,7 +71,7 @@ def expand(layout: Layout, shape: Sequence[Size], implicit: bool = False) -> Lay
     added = len(shape) - len(layout.shape)
     sizes, strides = list(shape), [0] * len(shape)
     for dim, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True), start=added):
-        if sizes[dim] in (-1, size):
+        if known_equal(sizes[dim], -1) or known_equal(sizes[dim], size):
             sizes[dim], strides[dim] = size, stride
     return Layout(tuple(sizes), tuple(strides), layout.offset)
 
@@ -108,11 +109,20 @@ def cut(
 ) -> Layout:
     """`slice`: Python's own rules for negative and overlong bounds."""
     dim %= len(layout.shape)
-    first, last, _ = slice(start, end, step).indices(layout.shape[dim])
-    size = max(0, -(-(last - first) // step))
+    extent = layout.shape[dim]
+    first, last = _bound(start, 0, extent), _bound(end, extent, extent)
+    size = (last - first + step - 1) // step if last > first else 0
     shape = (*layout.shape[:dim], size, *layout.shape[dim + 1 :])
     stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :])
     return Layout(shape, stride, layout.offset + first * layout.stride[dim])
+
+
+def _bound(given: int | None, default: Size, extent: Size) -> Size:
+    """A bound of a slice as a position between the ends."""
+    if given is None:
+        return default
+    at = given + extent if given < 0 else given
+    return 0 if at < 0 else extent if at > extent else at
 
 
 def diagonal(layout: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Layout:

@@ -1,12 +1,14 @@
-"""A graph whose sizes differ from call to call, compiled once for each combination of sizes that comes.
+"""A graph whose sizes differ from call to call: compiled once in symbols, bound to each combination that comes.
 
-    graph over x: f32[s0, 4], rate: float   →   a call with f32[7, 4] compiles for 7, whatever the rate is
+    graph over x: f32[s0, 4], rate: float   →   a call with f32[7, 4] binds what was compiled to 7, whatever the rate is
 
 The graph itself was captured once. Numbers that are no sizes go into compiled code as tensors of one element, computed
-here at each call; where compiled code would have to know them, they count as sizes. `LIMIT` combinations are kept; what
-comes after is run by PyTorch, operator by operator, with one warning.
+here at each call; where compiled code would have to know them, they count as sizes. What cannot be compiled in symbols
+is compiled for each combination alone, `LIMIT` of them; what comes after is run by PyTorch, operator by operator, with
+one warning.
 """
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,14 +20,17 @@ from torch import fx
 
 from smelt.autograd.trace import CannotTrace
 from smelt.base.errors import SmeltWarning
-from smelt.base.events import count, timed
-from smelt.base.symbols import Expression, Symbol
-from smelt.base.symint import Formula, is_symbolic, meaning
+from smelt.base.events import count, emit, timed
+from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
+from smelt.base.symint import Formula, as_number, is_symbolic, meaning
+from smelt.base.varying import from_symbolic, to_symbolic
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
+from smelt.pipeline.symbolic import VERSIONS, Bound, Tracing, hold
 from smelt.runtime.wrap import Flat
 
 LIMIT = 64
+"""How many combinations of sizes are kept."""
 
 Leaf = Symbol | Formula
 Values = Mapping[Any, Any]
@@ -79,21 +84,28 @@ class _Values(dict[Any, Any]):
         return value
 
 
-class SizedGraph:
-    """Calls the version of a graph that was compiled for the sizes at hand.
+# Compiles a graph with plain sizes: what was compiled in symbols bound to them, or where that yields None, for them.
+Compile = Callable[[Traced, Callable[[], Bound | None]], Flat]
+Trace = Callable[[Traced, World], Tracing]
 
-    `compile_graph` raises `CannotTrace` if numbers among the inputs cannot stay open.
+
+class SizedGraph:
+    """Calls the version of a graph that was compiled for, or bound to, the sizes at hand.
+
+    `compile_graph` and `trace` raise `CannotTrace` if numbers among the inputs cannot stay open.
     """
 
-    def __init__(self, traced: Traced, compile_graph: Callable[[Traced], Flat]) -> None:
+    def __init__(self, traced: Traced, compile_graph: Compile, trace: Trace) -> None:
         self._traced = traced
         self._compile = compile_graph
+        self._trace = trace
         self._places: dict[Leaf, Place] = {}
         for number, node in enumerate(placeholders(traced.graph)):
             for leaf, read in _told_by(node):
                 self._places.setdefault(leaf, (number, read))
         self._inputs = {number for number, node in enumerate(placeholders(traced.graph)) if not _is_number(node)}
         self._versions: dict[tuple[Any, ...], Flat] = {}
+        self._cheap: dict[tuple[Any, ...], None] = {}  # those that can be had again without compiling anything
         self._lock = threading.Lock()
         self._plain: Flat | None = None
         example = _Values((leaf, leaf.example) for leaf in self._places)
@@ -114,6 +126,9 @@ class SizedGraph:
                 assert isinstance(spec, NumberSpec)
                 fixed |= _leaves(spec)
         self._fixed = [leaf for leaf in self._places if leaf in fixed]
+        self._symbols = [leaf for leaf in self._fixed if isinstance(leaf, Symbol)]
+        self._tracings: list[tuple[tuple[Any, ...], Tracing]] = []  # and the floats it was made with
+        self._why_alone: str | None = None if self._symbols else "no size varies"
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         values = _Values((leaf, read(inputs[place])) for leaf, (place, read) in self._places.items())
@@ -131,21 +146,32 @@ class SizedGraph:
         with self._lock:
             key = self._key(values)
             run = self._versions.get(key)
-            if run is None and len(self._versions) < LIMIT:
+            if run is None:
                 try:
-                    run = self._versions[key] = self._make(values)
+                    run = self._make(values, key)
                 except CannotTrace:
                     if not self._versions:
                         raise
                     run = self._versions[key] = self._plainly()
         return run or self._by_pytorch()
 
-    def _make(self, values: Values) -> Flat:
-        count("sizes_compiled")
+    def _make(self, values: Values, key: tuple[Any, ...]) -> Flat | None:
+        """A new version; None if there are too many that were compiled for their sizes alone."""
+        if not self._fits_symbols(values) and len(self._versions) - len(self._cheap) >= LIMIT:
+            return None
         grad = torch.is_grad_enabled()
         with timed("compile for new sizes"), torch.inference_mode(False):
             torch._C._set_grad_enabled(grad)
-            return self._compile(self._at(values))
+            run = self._versions[key] = self._compile(self._at(values), lambda: self._in_symbols(values))
+        if not self._fits_symbols(values):
+            count("sizes_compiled")
+            return run
+        count("sizes_bound")
+        self._cheap[key] = None
+        if len(self._cheap) > LIMIT:
+            oldest = next(iter(self._cheap))
+            del self._cheap[oldest], self._versions[oldest]
+        return run
 
     def _by_pytorch(self) -> Flat:
         if self._plain is None:
@@ -162,6 +188,67 @@ class SizedGraph:
             forward = self._traced.to_module().forward
             self._plain = lambda *inputs: tuple(forward(*inputs))
         return self._plain
+
+    # In symbols.
+
+    def _fits_symbols(self, values: Values) -> bool:
+        """Whether sizes are what symbols stand for, and some version in symbols is right for them or may be made."""
+        if self._why_alone is not None or any(values[leaf] < SMALLEST for leaf in self._symbols):
+            return False
+        return len(self._tracings) < VERSIONS or self._tracing(values) is not None
+
+    def _numbers(self, values: Values) -> dict[Symbol, int]:
+        """Values by symbols of any world of ours."""
+        return {Symbol(name, values[leaf]): values[leaf] for name, leaf in self._named()}
+
+    def _named(self) -> list[tuple[str, Symbol]]:
+        """Sizes by names that no number of the graph has."""
+        taken = {node.name for node in self._traced.graph.nodes}
+        names = (name for number in itertools.count() if (name := f"s{number}") not in taken)
+        return list(zip(names, self._symbols, strict=False))
+
+    def _floats(self, values: Values) -> tuple[Any, ...]:
+        return tuple([values[leaf].hex() for leaf in self._fixed if not isinstance(leaf, Symbol)])
+
+    def _tracing(self, values: Values) -> Tracing | None:
+        numbers, floats = self._numbers(values), self._floats(values)
+        fitting = (each for with_floats, each in self._tracings if with_floats == floats and hold(each.facts, numbers))
+        return next(fitting, None)
+
+    def _in_symbols(self, values: Values) -> Bound | None:
+        """What the graph is in symbols and the sizes it is wanted for; None, with a reason, if it is not."""
+        if not self._fits_symbols(values):
+            return None
+        found = self._tracing(values)
+        if found is None:
+            try:
+                traced, world = self._over(values)
+                found = self._trace(traced, world)
+            except Exception as error:  # whatever it is, plain sizes are the answer
+                self._compile_alone(f"{type(error).__name__}: {error}")
+                return None
+            if all(world.simplest(Expression.of(symbol)).constant is not None for symbol in world.symbols):
+                self._compile_alone(f"it relies on each: {', '.join(map(str, world.facts))}")
+                return None
+            count("sizes_traced")
+            self._tracings.append((self._floats(values), found))
+        return Bound(found, self._numbers(values))
+
+    def _compile_alone(self, reason: str) -> None:
+        self._why_alone = reason
+        count("sizes_refused")
+        emit("sizes", f"a graph is compiled for each combination of sizes: {reason}")
+
+    def _over(self, values: Values) -> tuple[Traced, World]:
+        """The graph over symbols of a new world, whose example these sizes are."""
+        world, symbolic = World(), _Values(values)
+        for name, leaf in self._named():
+            symbolic[leaf] = as_number(world, Expression.of(world.symbol(name, values[leaf])))
+        captured = next(leaf.world for leaf in self._symbols)
+        for fact in captured.facts if captured is not None else ():
+            known = meaning(fact.expression.evaluate(symbolic.__getitem__))
+            world.decide(fact.relation, Expression.of(known), ZERO)
+        return self._at(symbolic), world
 
     def _at(self, values: Values) -> Traced:
         """The graph for these sizes: inputs have plain shapes, numbers are open inputs or constants."""
@@ -180,7 +267,8 @@ class SizedGraph:
                 continue
             spec = spec_of(node)
             if isinstance(spec, NumberSpec) and _is_told(node):
-                made[node] = spec.what.evaluate(values.__getitem__)
+                found = spec.what.evaluate(values.__getitem__)
+                made[node] = graph.call_function(to_symbolic, (from_symbolic(found),)) if is_symbolic(found) else found
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
         return Traced(graph, self._traced.level, self._traced.constants)

@@ -21,6 +21,7 @@ from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.base.symbols import World
 from smelt.base.symint import is_symbolic
 from smelt.codegen import compile_kernels
 from smelt.codegen.build import CompiledKernel
@@ -37,7 +38,8 @@ from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.pipeline.backwards import Backwards, Lower
 from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
-from smelt.pipeline.sized import SizedGraph, is_sized
+from smelt.pipeline.sized import SizedGraph, Trace, is_sized
+from smelt.pipeline.symbolic import Bound, Generate, Tracing
 from smelt.runtime.launch import Arenas, Executable, launcher
 from smelt.runtime.wrap import Flat, MakeBackward, join
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
@@ -223,11 +225,26 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
         context = Context(options, half.program.name, fuel, consuming=consuming, arenas=arenas)
         return _bind(half.program, half.kernels, context).run
 
-    def compile_static(traced: Traced) -> Flat:
+    def bind_to_sizes(bound: Bound, half: Traced, name: str, consuming: bool) -> Flat:
+        made = bound.program(half, name)
+        if made is None:
+            return lower(bound.graph(half), name, consuming)
+        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
+        if context.check_specs:
+            _check(made[0], LOWER[0])
+        return _bind(*made, context).run
+
+    def generate(half: Traced, name: str) -> tuple[Program, Built]:
+        program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), Context(options, name, fuel))
+        return program, compile_kernels(program.kernels, options)
+
+    def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
         entry = CacheEntry.of(traced, options)
         found = entry.read(options) if entry is not None else None
         if found is not None:
             parts = _stored_parts(found, bind(found.forward, False), traced, options, lower)
+        elif (bound := in_symbols()) is not None:
+            parts = _bound_parts(bound, traced, options, bind_to_sizes)
         else:
             parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
         if entry is None or parts.plan is None:
@@ -237,7 +254,10 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
             entry.write(*_program_of(parts.forward), parts.plan, reason)
         return _with_stored_backwards(parts, entry, options, bind).joined()
 
-    return _compile(traced, compile_static)
+    def trace(traced: Traced, world: World) -> Tracing:
+        return _trace_in_symbols(traced, world, options, DECOMPOSITIONS, _why_not_generate, generate)
+
+    return _compile(traced, compile_static, trace)
 
 
 def _program_of(run: Flat) -> tuple[Program, Built]:
@@ -288,7 +308,13 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     def lower(half: Traced, name: str, consuming: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
-    return _compile(traced, lambda each: _compile_static(each, options, lower, {}).joined())
+    def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
+        bound = in_symbols()
+        if bound is None:
+            return _compile_static(traced, options, lower, {}).joined()
+        return _bound_parts(bound, traced, options, lambda bound, half, *how: lower(bound.graph(half), *how)).joined()
+
+    return _compile(traced, compile_static, lambda each, world: _trace_in_symbols(each, world, options, {}))
 
 
 def _why_not_generate(traced: Traced) -> str | None:
@@ -330,8 +356,44 @@ def _whole_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
     return lambda arrived: whole if arrived == everything else backwards(arrived)
 
 
-def _compile(traced: Traced, compile_static: Callable[[Traced], Flat]) -> Flat:
-    return SizedGraph(traced, compile_static).__call__ if is_sized(traced) else compile_static(traced)
+InSymbols = Callable[[], Bound | None]
+
+
+def _compile(traced: Traced, compile_static: Callable[..., Flat], trace: Trace) -> Flat:
+    return SizedGraph(traced, compile_static, trace).__call__ if is_sized(traced) else compile_static(traced)
+
+
+def _trace_in_symbols(
+    traced: Traced,
+    world: World,
+    options: Options,
+    decompositions: Decompositions,
+    why_not: Callable[[Traced], str | None] = lambda traced: None,
+    generate: Generate | None = None,
+) -> Tracing:
+    """A graph whose inputs have symbols for sizes, as far as it is the same for all of them."""
+    _refuse("a memory budget is kept for the sizes at hand" if options.memory_budget is not None else None)
+    number = next(_numbers)
+    context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
+    found = _made_pure(traced, context, why_not)
+    return Tracing(number, world, found, tuple(world.facts), generate)
+
+
+def _bound_parts(
+    bound: Bound, traced: Traced, options: Options, lower: Callable[[Bound, Traced, str, bool], Flat]
+) -> "Parts":
+    """What was compiled in symbols, for the sizes that `traced` has."""
+    number, found = bound.tracing.number, bound.tracing.found
+    source, plan = Source.of_graph(traced), bound.plan()
+    if isinstance(found, Pure):
+        return Parts(lower(bound, found.traced, f"forward{number}", False), plan, source.eager())
+    forward = lower(bound, found.forward, f"forward{number}", False)
+    replay = found.replay if isinstance(found.replay, str) else replaying(source, plan)
+    if found.backward is None:
+        return Parts(forward, plan, source.eager(), replay)
+    sized = partial(lower, bound)
+    backwards = Backwards(bound.halves, found.plan, sized, options, f"backward{number}", Ambient.now(), found)
+    return Parts(forward, plan, source.eager(), replay, backwards)
 
 
 def _compile_static(
@@ -365,21 +427,25 @@ def _compile_static(
 def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves | None:
     """The pure graph, or the two of a graph that is trained through; None if PyTorch is to run the graph itself."""
     try:
-        if not _needs_gradients(traced):
-            pure: Pure = run_passes(traced, TRACE_FORWARD, context)
-            _refuse(_why_not_open(pure.traced) or why_not(pure.traced))
-            return pure
-        halves: Halves = run_passes(traced, TRACE_JOINT, context)
-        _refuse(_why_not_open(halves.forward) or why_not(halves.forward))
-        if halves.backward is not None:
-            _refuse(why_not(halves.backward))
-        return halves
+        return _made_pure(traced, context, why_not)
     except CannotTrace as refused:
         if _has_numbers(traced):
             raise  # told what they are, it may still work
         events.count("eager_graphs")
         events.emit("graph", f"{context.name} is run by PyTorch: {refused.reason}")
         return None
+
+
+def _made_pure(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves:
+    if not _needs_gradients(traced):
+        pure: Pure = run_passes(traced, TRACE_FORWARD, context)
+        _refuse(_why_not_open(pure.traced) or why_not(pure.traced))
+        return pure
+    halves: Halves = run_passes(traced, TRACE_JOINT, context)
+    _refuse(_why_not_open(halves.forward) or why_not(halves.forward))
+    if halves.backward is not None:
+        _refuse(why_not(halves.backward))
+    return halves
 
 
 def _has_numbers(traced: Traced) -> bool:

@@ -8,9 +8,11 @@ import operator
 import torch
 from torch import fx
 
+from smelt.base.varying import from_symbolic, is_symbolic_size, same_sizes, to_symbolic
 from smelt.ir.effects import is_view
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import output_node
+from smelt.ir.resize import resized
 from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 
@@ -58,11 +60,16 @@ def same_layout(old: fx.Node, new: fx.Node) -> bool:
     first, second = spec_of(old), spec_of(new)
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return False
-    return _essence(first) == _essence(second)
+    return _alike(first, second) and first.device == second.device
 
 
-def _essence(spec: TensorSpec) -> tuple[object, ...]:
-    return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.device)
+def _alike(first: TensorSpec, second: TensorSpec) -> bool:
+    """Whether two tensors lie alike in memory, whatever their sizes are."""
+    return (
+        first.dtype is second.dtype
+        and same_sizes(first.shape, second.shape)
+        and same_sizes((*first.stride, first.offset), (*second.stride, second.offset))
+    )
 
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
@@ -72,15 +79,18 @@ def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, obj
         found = describe(target, tuple(_ghosts(value) for value in args), named, _CPU)
     except (RuntimeError, IndexError):  # a call that PyTorch would refuse
         return None
-    return found if isinstance(found, TensorSpec) else None
+    if not isinstance(found, TensorSpec):
+        return None
+    return resized(found, from_symbolic, is_symbolic_size) if found.varies else found
 
 
 def _ghosts(value: object) -> object:
     if isinstance(value, fx.Node):
-        return GhostTensor(tensor_spec(value))
+        spec = tensor_spec(value)
+        return GhostTensor(resized(spec, to_symbolic) if spec.varies else spec)
     if isinstance(value, tuple | list):
         return type(value)(_ghosts(item) for item in value)
-    return value
+    return to_symbolic(value)
 
 
 def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> bool:
@@ -89,12 +99,7 @@ def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[s
     if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
         return False
     made = spec_of_call(target, args, kwargs or {})
-    return made is not None and (made.shape, made.stride, made.offset, made.dtype) == (
-        spec.shape,
-        spec.stride,
-        spec.offset,
-        spec.dtype,
-    )
+    return made is not None and _alike(made, spec)
 
 
 def insert(

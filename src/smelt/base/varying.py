@@ -1,0 +1,241 @@
+"""`Varying`: a size that differs from call to call, for stages that compute with sizes as if they were integers.
+
+    rows = varying(world, s0)                  s0 is 7 in the example
+    rows * 4 + 1                               Varying 4*s0 + 1
+    rows * 4 > rows                            True, always: nothing is relied on
+    rows > 5                                   True as in the example, and the world keeps the fact s0 - 5 > 0
+    range(rows)                                range(0, 7), and the fact s0 - 7 == 0
+
+So a stage written for integers is right for symbols too: whatever it learns of them is a fact of the world, checked for
+every other size before what it made is used. A choice of speed alone asks `typical`, which keeps nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt.base.symbols import LARGEST, RELATIONS, ZERO, Expression, World
+from smelt.base.symint import as_number, is_symbolic, meaning
+
+if TYPE_CHECKING:
+    _Base = int  # stages say `int` and mean this too
+else:
+    _Base = object
+
+
+class Varying(_Base):
+    """An integer that is given at each call, or computed from such. `isinstance(it, int)` holds."""
+
+    __slots__ = ("_expression", "world")
+
+    world: World
+    _expression: Expression
+
+    if not TYPE_CHECKING:
+        __class__ = property(lambda self: int)
+
+    @property
+    def expression(self) -> Expression:
+        """In the simplest form known by now."""
+        return self.world.simplest(self._expression)
+
+    # --- arithmetic ---
+
+    def __add__(self, other: Any) -> Any:
+        return _combined(self, other, lambda left, right: left + right)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return _combined(self, other, lambda left, right: left - right)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _combined(self, other, lambda left, right: right - left)
+
+    def __mul__(self, other: Any) -> Any:
+        return _combined(self, other, lambda left, right: left * right)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _divided("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _divided("//", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _divided("%", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _divided("%", other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __neg__(self) -> Any:
+        return varying(self.world, -self._expression)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    # --- questions, answered as in the example; the answer is relied on ---
+
+    def __eq__(self, other: object) -> bool:
+        return _decided("==", self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return _decided("!=", self, other)
+
+    def __lt__(self, other: object) -> bool:
+        return _decided("<", self, other)
+
+    def __le__(self, other: object) -> bool:
+        return _decided("<=", self, other)
+
+    def __gt__(self, other: object) -> bool:
+        return _decided(">", self, other)
+
+    def __ge__(self, other: object) -> bool:
+        return _decided(">=", self, other)
+
+    def __bool__(self) -> bool:
+        return self.world.decide("!=", self._expression, ZERO)
+
+    def __index__(self) -> int:
+        return self.world.settle(self._expression)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.__index__() / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self.__index__()
+
+    def __hash__(self) -> int:
+        return hash(self._expression)
+
+    def __str__(self) -> str:
+        return str(self.expression)
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def varying(world: World, what: Any) -> Any:
+    """The size of an expression: a plain integer if it is always the same."""
+    expression = world.simplest(Expression.of(what))
+    if expression.constant is not None:
+        return expression.constant
+    made = object.__new__(Varying)
+    made.world, made._expression = world, expression
+    return made
+
+
+def expression_of(size: int) -> Expression:
+    """A size as an expression."""
+    return size.expression if type(size) is Varying else Expression.of(size)
+
+
+def is_varying(size: object) -> bool:
+    return type(size) is Varying
+
+
+def typical(size: int) -> int:
+    """The size in the example. For choices of speed alone: nothing may be wrong for other sizes because of them."""
+    return size.world.example(size.expression) if type(size) is Varying else size
+
+
+def known_equal(left: int, right: int) -> bool:
+    """Whether two sizes are equal whatever their symbols are; relies on nothing."""
+    if is_varying(left) or is_varying(right):
+        world = _world(left, right)
+        return bool(world.known("==", expression_of(left), expression_of(right)))
+    return left == right
+
+
+def known_at_least(size: int, least: int) -> bool:
+    """Whether a size is no less than another whatever their symbols are; relies on nothing."""
+    if is_varying(size) or is_varying(least):
+        return bool(_world(size, least).known(">=", expression_of(size), expression_of(least)))
+    return size >= least
+
+
+def same_sizes(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether two shapes are equal whatever their symbols are; relies on nothing."""
+    return len(left) == len(right) and all(map(known_equal, left, right))
+
+
+def greater(left: int, right: int) -> int:
+    """`max` of two sizes that asks nothing."""
+    return _extreme("max", left, right)
+
+
+def lesser(left: int, right: int) -> int:
+    """`min` of two sizes that asks nothing."""
+    return _extreme("min", left, right)
+
+
+def _extreme(function: str, left: int, right: int) -> int:
+    if is_varying(left) or is_varying(right):
+        world = _world(left, right)
+        found: int = varying(world, world.apply(function, expression_of(left), expression_of(right)))
+        return found
+    return max(left, right) if function == "max" else min(left, right)
+
+
+def _world(left: int, right: int) -> World:
+    found = left if type(left) is Varying else right
+    assert type(found) is Varying
+    return found.world
+
+
+def _combined(size: Varying, other: Any, function: Callable[[Expression, Expression], Expression]) -> Any:
+    if isinstance(other, int):
+        return varying(size.world, function(size._expression, expression_of(other)))
+    if isinstance(other, float):
+        return function(size.__index__(), other)  # type: ignore[arg-type]
+    return NotImplemented
+
+
+def _divided(name: str, left: Any, right: Any) -> Any:
+    if not (isinstance(left, int) and isinstance(right, int)):
+        return NotImplemented
+    if right == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
+    world = _world(left, right)
+    return varying(world, world.apply(name, expression_of(left), expression_of(right)))
+
+
+def _decided(relation: str, size: Varying, other: object) -> bool:
+    if isinstance(other, float):
+        return RELATIONS[relation](size.__index__(), other)  # type: ignore[arg-type]
+    if not isinstance(other, int):
+        return relation == "!=" if relation in ("==", "!=") else NotImplemented
+    if not is_varying(other) and abs(other) >= LARGEST:  # no size is as large
+        return RELATIONS[relation](0, other)
+    return size.world.decide(relation, size._expression, expression_of(other))
+
+
+def is_symbolic_size(number: object) -> bool:
+    """Whether this is a `torch.SymInt` that may be decided about, as sizes may; numbers given to a graph may not."""
+    return isinstance(number, torch.SymInt) and is_symbolic(number) and not number.node.world.closed
+
+
+def from_symbolic(number: Any) -> Any:
+    """The size in a `torch.SymInt` of ours; anything else as it is."""
+    return varying(number.node.world, meaning(number)) if is_symbolic_size(number) else number
+
+
+def to_symbolic(size: Any) -> Any:
+    """A size as PyTorch takes it; anything else as it is."""
+    return as_number(size.world, size.expression) if is_varying(size) else size

@@ -1,0 +1,83 @@
+"""Other sizes in the place of those a value of the compiler has: in specs, kernels, programs, plans and graphs.
+
+    resized(Operand("x", (s0, 3), (3, 1)), {s0: 7}…)   →   Operand("x", (7, 3), (3, 1))
+
+A record that holds no size that varies stays the object it is.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.symbols import World
+from smelt.base.varying import Varying, is_varying
+from smelt.ir.graph import Traced, placeholders
+from smelt.ir.kernel import Accumulate, Const, Kernel, Load, Position, Store
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+
+Change = Callable[[Any], Any]
+
+_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Tensor, torch._ops.OpOverload)
+
+
+def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = is_varying) -> Any:
+    """`value` with `change` applied to each size in it that `is_size`."""
+    if is_size(value):
+        return change(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple | list):
+        items = [resized(item, change, is_size) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {name: resized(item, change, is_size) for name, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {each.name: resized(getattr(value, each.name), change, is_size) for each in fields(value)}
+        changed = {name: item for name, item in found.items() if item is not getattr(value, name)}
+        return replace(value, **changed) if changed else value
+    return value
+
+
+def world_of(kernel: Kernel) -> World | None:
+    """The world of the sizes in a kernel; None if they are plain numbers."""
+    return next((size.world for size in _sizes_in(kernel) if type(size) is Varying), None)
+
+
+def _sizes_in(kernel: Kernel) -> Iterator[Any]:
+    for axis in kernel.rows + kernel.cols:
+        yield axis.size
+    for buffer in kernel.buffers:
+        yield buffer.size
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Const):
+            yield instruction.value
+        elif isinstance(instruction, Load | Store | Accumulate | Position):
+            yield instruction.index.offset
+            for _, stride in instruction.index.terms:
+                yield stride
+
+
+def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = is_varying) -> None:
+    """Change the sizes in a graph's specs and arguments. Its inputs tell whether there are any that vary."""
+    given = (spec_of(node) for node in placeholders(graph))
+    if not any(isinstance(spec, TensorSpec) and spec.varies for spec in given):
+        return
+    for node in graph.nodes:
+        spec = spec_of(node)
+        if isinstance(spec, TensorSpec | tuple):
+            set_spec(node, resized(spec, change, is_size))
+        node.args = resized(node.args, change, is_size)
+        node.kwargs = resized(node.kwargs, change, is_size)
+
+
+def resized_graph(traced: Traced, change: Change) -> Traced:
+    """A copy of a graph with other sizes."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(traced.graph, {}))
+    resize_in_place(graph, change)
+    return Traced(graph, traced.level, traced.constants)

@@ -1,0 +1,170 @@
+"""A graph compiled in symbols, and what it is for sizes: stages run once, each new combination only fills numbers in.
+
+    graph over x: f32[s0, 4]   ── trace, simplify, fuse, generate ──►   Template: program and machine code over s0
+    Template at s0 = 7         ──►   the program for 7: buffers with places, kernels that are told {7, 28, …}
+
+Whatever a stage relies on is a fact of the world its symbols belong to (`base.varying`). Sizes for which some fact does
+not hold get a version of their own, made with them as the example; after `VERSIONS` of these a half is compiled for
+each combination of sizes alone.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from smelt.autograd.joint import Pure
+from smelt.autograd.partition import Halves
+from smelt.base import events
+from smelt.base.symbols import Fact, Symbol, World
+from smelt.base.varying import varying
+from smelt.codegen.build import CompiledKernel
+from smelt.fuse.plan import plan_memory
+from smelt.ir.graph import Traced
+from smelt.ir.joint import Plan
+from smelt.ir.kernel import Buffer, Kernel, Role
+from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
+from smelt.ir.resize import Change, resized, resized_graph
+from smelt.ir.tensorspec import TensorSpec
+
+VERSIONS = 8
+"""How many sets of facts a graph, or a half of one, is compiled for."""
+
+Values = Mapping[Symbol, int]
+Built = Mapping[str, CompiledKernel]
+Generate = Callable[[Traced, str], tuple[Program, Built]]
+
+
+def at(values: Values) -> Change:
+    """What a size is for these values of its symbols."""
+    return lambda size: size.expression.evaluate(values.__getitem__)
+
+
+def hold(facts: tuple[Fact, ...], values: Values) -> bool:
+    return all(fact.holds(values.__getitem__) for fact in facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    facts: tuple[Fact, ...]
+    program: Program
+    kernels: Built
+
+
+@dataclass(slots=True)
+class Template:
+    """One half of a graph in symbols, with the programs made of it."""
+
+    half: Traced
+    world: World
+    name: str
+    generate: Generate
+    versions: list[_Version] = field(default_factory=list)
+    why_alone: str | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def at(self, values: Values) -> tuple[Program, Built] | None:
+        """The program and its kernels for these sizes; None if the half is to be compiled for them alone."""
+        with self.lock:
+            found = next((version for version in self.versions if hold(version.facts, values)), None)
+            if found is None and self.why_alone is None and len(self.versions) < VERSIONS:
+                try:
+                    found = self._made(values)
+                except Exception as error:  # whatever it is, plain sizes are the answer
+                    self.why_alone = f"{type(error).__name__}: {error}"
+                    events.count("sizes_refused")
+                    text = f"{self.name} is compiled for each combination of sizes: {self.why_alone}"
+                    events.emit("sizes", text)
+                else:
+                    self.versions.append(found)
+        return None if found is None else program_at(found.program, found.kernels, values)
+
+    def _made(self, values: Values) -> _Version:
+        world = self.world.again(values.__getitem__)
+        half = resized_graph(self.half, lambda size: varying(world, world.own(size.expression)))
+        program, kernels = self.generate(half, self.name)
+        events.emit("sizes", f"{self.name} relies on {', '.join(map(str, world.facts)) or 'nothing'}", world)
+        return _Version(tuple(world.facts), program, kernels)
+
+
+def program_at(program: Program, kernels: Built, values: Values) -> tuple[Program, Built]:
+    """A program for these sizes, its kernels told what they need to know of them."""
+    change = at(values)
+    steps: list[Step] = []
+    buffers = list(resized(program.buffers, change))
+    constants = list(program.constants)
+    codes: dict[str, CompiledKernel] = {}
+    told: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
+    for step in program.steps:
+        if not isinstance(step, Launch):
+            steps.append(resized(step, change))
+            continue
+        name = step.kernel.name
+        if name not in codes:
+            built = kernels[name]
+            codes[name] = replace(built, per_thread_workspace=resized(built.per_thread_workspace, change))
+            kernel = resized(step.kernel, change)
+            if built.sizes:
+                numbers = [size.evaluate(values.__getitem__) for size in built.sizes]
+                told[name] = _told(kernel, len(numbers)), f"{name}_sizes"
+                spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
+                buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))
+                constants.append((told[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
+            else:
+                told[name] = kernel, ""
+        kernel, sizes = told[name]
+        steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
+    outputs = resized(program.outputs, change)
+    made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
+    return plan_memory(made), codes
+
+
+def _told(kernel: Kernel, count: int) -> Kernel:
+    """The kernel with the buffer behind all others in which it finds sizes. It means the same without."""
+    return replace(kernel, buffers=(*kernel.buffers, Buffer("sizes", torch.int64, count, Role.INPUT)))
+
+
+@dataclass(slots=True)
+class Tracing:
+    """A graph traced in symbols: what it became, what it relies on, and what makes programs of its halves."""
+
+    number: int
+    world: World
+    found: Pure | Halves
+    facts: tuple[Fact, ...]
+    generate: Generate | None
+    templates: dict[str, Template] = field(default_factory=dict)
+
+    def template(self, half: Traced, name: str) -> Template:
+        """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
+        assert self.generate is not None
+        return self.templates.setdefault(name, Template(half, self.world, name, self.generate))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A graph traced in symbols, for sizes."""
+
+    tracing: Tracing
+    values: Values
+
+    def plan(self) -> Plan:
+        found: Plan = resized(self.tracing.found.plan, at(self.values))
+        return found
+
+    def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
+        """A half of the graph, or a part of one, as a program for the sizes; None if it is to be compiled alone."""
+        return self.tracing.template(half, name).at(self.values)
+
+    def graph(self, half: Traced) -> Traced:
+        """A half of the graph for the sizes."""
+        return resized_graph(half, at(self.values))
+
+    def halves(self) -> Halves | None:
+        """The graphs for the sizes, and the plan in symbols."""
+        found = self.tracing.found
+        if isinstance(found, Pure):
+            return None
+        backward = None if found.backward is None else self.graph(found.backward)
+        return replace(found, forward=self.graph(found.forward), backward=backward)
