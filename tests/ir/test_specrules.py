@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import random
 import subprocess
 import sys
@@ -363,6 +364,10 @@ def _norm_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict
     yield aten.native_group_norm_backward.default, (x, x, mean, rstd, c, 2, 4, 25, 2, mask), {}
 
 
+def _channels_last(image: torch.Tensor) -> torch.Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
+
+
 def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     x, w = _filled((2, 4, 9, 8), dtype), _filled((6, 2, 3, 3), dtype)
     for stride, padding, dilation in (([1, 1], [1, 1], [1, 1]), ([2], [0], [2]), ([2, 1], [1, 2], [1, 2])):
@@ -370,6 +375,14 @@ def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dic
         out = aten.convolution.default(x, w, None, *args)
         yield aten.convolution.default, (x, w, _filled((6,), dtype), *args), {}
         yield aten.convolution_backward.default, (out, x, w, [6], *args, [True, True, True]), {}
+    for image, kernel in itertools.product((x, _channels_last(x)), (w, _channels_last(w))):
+        args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 2)
+        out = aten.convolution.default(image, kernel, None, *args)
+        yield aten.convolution.default, (image, kernel, None, *args), {}
+        for grad in (out, out.contiguous(), _channels_last(out)):
+            yield aten.convolution_backward.default, (grad, image, kernel, [6], *args, [True, True, True]), {}
+    one = _channels_last(_filled((6, 2, 1, 1), dtype))
+    yield aten.convolution.default, (_channels_last(x), one, None, [1], [0], [1], False, [0], 2), {}
     pixel = (_filled((2, 1, 4, 4), dtype), _filled((3, 1, 1, 1), dtype))
     for image, kernel in ((x, _filled((6, 4, 1, 1), dtype)), pixel, (x, _filled((1, 4, 9, 8), dtype))):
         args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)

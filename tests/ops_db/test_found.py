@@ -32,6 +32,10 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: torch.var_mean(x, dim=0),
         (torch.cat([_random(7, 3), -_random(7, 3), torch.full((1, 3), 1e-3)]),),
     ),
+    "images stay channels-last": (
+        lambda x, w: F.conv2d(x, w).relu(),
+        (_random(2, 4, 6, 6, grad=True), _random(8, 4, 3, 3).contiguous(memory_format=torch.channels_last)),
+    ),
     "strides of nonzero_static": (lambda x: torch.nonzero_static(x, size=3), (_random(4, 5),)),
 }
 

@@ -8,12 +8,19 @@ it has checked; for all others it says `NotImplemented`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from smelt.base.sizes import Shape, product
-from smelt.ir.specrules.layout import broadcast, channels_last_stride, like_stride, suggests_channels_last
+from smelt.ir.specrules.layout import (
+    broadcast,
+    channels_last_stride,
+    is_channels_last,
+    like_stride,
+    suggests_channels_last,
+)
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
@@ -196,12 +203,8 @@ def _convolution(
     rank = value.dim() - 2
     if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
         return NotImplemented
-    if (
-        (rank == 1 and not value.is_contiguous())  # it is computed as an image, whose layout may seem channels-last
-        or not weight.is_contiguous()
-        or suggests_channels_last(value.shape, value.stride())
-        or suggests_channels_last(weight.shape, weight.stride())
-    ):
+    last = _convolves_channels_last(value, weight)
+    if last is NotImplemented:
         return NotImplemented
     if 0 in value.shape or value.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         return NotImplemented
@@ -216,7 +219,22 @@ def _convolution(
     )
     if any(size < 1 for size in sizes):
         return NotImplemented
-    return row_major((value.shape[0], weight.shape[0], *sizes), value.dtype)
+    return _laid_out((value.shape[0], weight.shape[0], *sizes), value.dtype, last)
+
+
+def _convolves_channels_last(value: Any, weight: Any) -> Any:
+    """Whether images come out channels-last: if either is given so. Signals and volumes only where neither is: with
+    which library, and so in which layout, those are computed differs by machine."""
+    last = any(suggests_channels_last(each.shape, each.stride()) for each in (value, weight))
+    if last and value.dim() == 4:
+        return True
+    signal = value.dim() == 3 and not value.is_contiguous()  # computed as an image, whose layout may seem channels-last
+    return NotImplemented if last or signal or not weight.is_contiguous() else False
+
+
+def _laid_out(shape: Shape, dtype: torch.dtype, last: bool) -> TensorSpec:
+    rows = row_major(shape, dtype)
+    return replace(rows, stride=channels_last_stride(shape)) if last else rows
 
 
 def _convolution_backward(
@@ -232,17 +250,17 @@ def _convolution_backward(
 ) -> Any:
     output_padding, groups, mask = rest
     forward = _convolution(value, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-    if (
-        forward is NotImplemented
-        or forward.shape != tuple(grad.shape)
-        or not value.is_contiguous()
-        or not grad.is_contiguous()
-        or suggests_channels_last(grad.shape, grad.stride())
-    ):
+    if forward is NotImplemented or forward.shape != tuple(grad.shape):
+        return NotImplemented
+    last = _convolves_channels_last(value, weight)
+    images = is_channels_last(tuple(grad.shape), tuple(grad.stride()))
+    if not (value.is_contiguous() and grad.is_contiguous()) and not (last and (images or grad.is_contiguous())):
+        return NotImplemented
+    if not last and suggests_channels_last(grad.shape, grad.stride()):
         return NotImplemented
     return (
-        row_major(tuple(value.shape), value.dtype) if mask[0] else None,
-        row_major(tuple(weight.shape), value.dtype) if mask[1] else None,
+        _laid_out(tuple(value.shape), value.dtype, last) if mask[0] else None,
+        _laid_out(tuple(weight.shape), value.dtype, last) if mask[1] else None,
         row_major((weight.shape[0],), value.dtype) if mask[2] else None,
     )
 
