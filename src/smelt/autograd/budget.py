@@ -52,12 +52,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The plan taken for a budget: the bytes it allowed, the peak told of the plan and of the default."""
+    """The plan taken for a budget: the bytes it allowed, the peak told of the plan and of the default, and which of the
+    ways to run it that is the peak of."""
 
     choice: Choice
     allowed: int
     peak: Peak
     default: Peak
+    way: int = 0
 
     def __str__(self) -> str:
         return (
@@ -66,29 +68,32 @@ class Fitting:
         )
 
 
-def fit(plans: Sequence[Choice], budget: float, peak_of: Callable[[Choice], Peak]) -> Fitting:
+def fit(plans: Sequence[Choice], budget: float, peaks_of: Callable[[Choice], Sequence[Peak]]) -> Fitting:
     """The first plan whose peak is within `budget`, or the one with the least peak if there is none.
 
-    A budget that is an int is the peak itself. A float is a part of the default's saved bytes: the peak may be what it
-    is by default, less the other part of them. No peak is below the bytes saved, which spares measuring some plans.
+    A plan has a peak for each way it can be run, the fastest first; other ways go before plans of more work. A budget
+    that is an int is the peak itself. A float is a part of the default's saved bytes: the peak may be what it is by
+    default, less the other part of them. No peak is below the bytes saved, which spares measuring some plans.
     """
-    known: dict[Choice, Peak] = {}
+    known: dict[Choice, Sequence[Peak]] = {}
 
-    def peak(choice: Choice) -> Peak:
+    def peaks(choice: Choice) -> Sequence[Peak]:
         if choice not in known:
-            known[choice] = peak_of(choice)
+            known[choice] = peaks_of(choice)
         return known[choice]
 
-    allowed = budget if isinstance(budget, int) else peak(plans[0]).step - int((1 - budget) * plans[0].bytes)
-    default = peak(plans[0])
+    default = peaks(plans[0])[0]
+    allowed = budget if isinstance(budget, int) else default.step - int((1 - budget) * plans[0].bytes)
+    best = Fitting(plans[0], allowed, default, default)
     for choice in plans:
-        if choice.bytes <= allowed and peak(choice).step <= allowed:
-            return Fitting(choice, allowed, peak(choice), default)
-    best = plans[0]
+        for way, peak in enumerate(peaks(choice) if choice.bytes <= allowed else ()):
+            if peak.step <= allowed:
+                return Fitting(choice, allowed, peak, default, way)
     for choice in sorted(plans, key=lambda choice: choice.bytes):
-        if choice.bytes < peak(best).step and peak(choice).step < peak(best).step:
-            best = choice
-    return Fitting(best, allowed, peak(best), default)
+        for way, peak in enumerate(peaks(choice) if choice.bytes < best.peak.step else ()):
+            if peak.step < best.peak.step:
+                best = Fitting(choice, allowed, peak, default, way)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,14 @@ def given_only(backward: Traced, plan: Plan, arrived: int) -> Traced | None:
     return Traced(graph, Level.PURE, constants)
 
 
+def for_the_loss(backward: Traced, plan: Plan) -> Traced:
+    """The backward that most likely runs: of several results, for the scalar ones alone if there are any (a loss)."""
+    scalars = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
+    if scalars in (0, (1 << len(plan.tangents)) - 1):
+        return backward
+    return given_only(backward, plan, scalars) or backward
+
+
 def _can_be_zeros(node: fx.Node) -> bool:
     spec = spec_of(node)
     return isinstance(spec, TensorSpec) and spec.is_contiguous

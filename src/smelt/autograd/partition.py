@@ -24,6 +24,7 @@ from smelt.autograd.budget import Choice, Fitting, choices, fit
 from smelt.autograd.costs import bytes_of, work_of
 from smelt.autograd.joint import Eager, Joint
 from smelt.autograd.mincut import Problem, depending_on, gradients_of, needed_for, tangents_of
+from smelt.autograd.partial import for_the_loss
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
@@ -47,9 +48,15 @@ class Halves:
     replay: Replay | str
     fitting: Fitting | None = None  # how it came to be within a memory budget
 
+    @property
+    def planned(self) -> bool:
+        """Whether temporary values may lie in a block that is kept; if memory is short, they are allocated one by one.
+        """
+        return self.fitting is None or self.fitting.way == 0
 
-# Tells the peak of halves as they will be run. It may change the graphs.
-Measure = Callable[[Halves], Peak]
+
+# Tells the peak of halves for each way they can be run, the fastest first. It may change the graphs.
+Measure = Callable[[Halves], Sequence[Peak]]
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
@@ -126,8 +133,9 @@ def min_cut(
     return split(joint, saved, {node: _why_saved(node) for node in saved})
 
 
-def _run_by_operator(halves: Halves) -> Peak:
-    return graph_peak(halves.forward, halves.backward, halves.plan)
+def _run_by_operator(halves: Halves) -> Sequence[Peak]:
+    backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
+    return (graph_peak(halves.forward, backward, halves.plan),)
 
 
 def _within(problem: Problem, budget: float, measure: Measure) -> Halves:

@@ -2,12 +2,13 @@
 
     Rehearsal(problem).peaks({relu_1, …}) → bytes, counted in two ways
 
-Cheap values are taken to be fused into what reads them: memory is for what heavy operators yield or read, and for what
-is handed out. What was not saved is computed where it is first needed, as `partition` orders it, and goes when it has
-been read for the last time, as saved values do. Quick enough to compare dozens of choices.
+Cheap values are taken to be fused into what reads them: memory is for what heavy operators yield or read, for what is
+read after a heavy operator that comes later, and for what is handed out. What was not saved is computed where it is
+first needed, as `partition` orders it, and goes when it has been read for the last time, as saved values do. Quick
+enough to compare dozens of choices.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from torch import fx
 
@@ -15,6 +16,19 @@ from smelt.autograd.aliasing import view_root
 from smelt.autograd.costs import own_bytes
 from smelt.autograd.mincut import Problem, gradients_of
 from smelt.autograd.recompute import recomputable
+from smelt.ir.peak import END
+
+
+def _turns(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    """How many heavy operators, one after the other, must have run before each value: what is fused has one turn.
+
+    Of the backward's own values, that is: cheap ones of the forward are computed again wherever they are read.
+    """
+    turns: dict[fx.Node, int] = {}
+    for node in nodes:
+        before = [turns[used] + (recomputable(used) is not None) for used in node.all_input_nodes if used in turns]
+        turns[node] = max(before, default=0)
+    return turns
 
 
 class Rehearsal:
@@ -25,18 +39,20 @@ class Rehearsal:
         self.gradients = {view_root(node) for node in gradients_of(problem.joint)}
         nodes = [*problem.early, *(node for node in problem.joint.traced.graph.nodes if node in problem.late)]
         self.size = {node: own_bytes(node) for node in nodes}
+        self.turn = _turns(node for node in nodes if node in problem.late)
         self.in_memory = {node for node in nodes if self.size[node] and self._takes_memory(node)}
         self.late = [node for node in nodes if node in problem.late and node in self.in_memory]
 
     def _takes_memory(self, node: fx.Node) -> bool:
         if node in self.gradients or recomputable(node) is not None:
             return True
+        turn = self.turn.get(node, END)
         readers = [node]
         while readers:
             for user in readers.pop().users:
                 if view_root(user) is not user:
                     readers.append(user)
-                elif user.op == "call_function" and recomputable(user) is not None:
+                elif user.op == "call_function" and (self.turn.get(user, 0) > turn or recomputable(user) is not None):
                     return True
         return False
 

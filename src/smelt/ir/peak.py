@@ -6,9 +6,9 @@
 
 Counted is all that the step allocates: temporary values, results, saved values, gradients, those that come in too. Not
 counted is what the caller brought (inputs, parameters) and what library calls take for themselves while they run.
-Results are taken to be held by the caller until the backward is over; saved values go as soon as it has read them. Of
-several results, gradients are taken to come for the scalar ones alone if there are any (a loss): for the others zeros
-are made, which go when they are read.
+Results are taken to be held by the caller until the backward is over; saved values go as soon as it has read them.
+Gradients are taken to come for the results that the backward has an input for. If that is all of several, and some are
+scalar (a loss), they come for those alone: for the others zeros are made, which go when they are read.
 """
 
 import operator
@@ -21,7 +21,7 @@ from torch import fx
 
 from smelt.ir.check_program import operands_in, reads, writes
 from smelt.ir.effects import is_view
-from smelt.ir.graph import Traced, outputs
+from smelt.ir.graph import Traced, outputs, placeholders
 from smelt.ir.joint import Plan
 from smelt.ir.program import Place, Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
@@ -87,7 +87,7 @@ class Usage:
 def graph_peak(forward: Traced, backward: Traced | None, plan: Plan) -> Peak:
     """The peak of graphs that PyTorch runs operator by operator, letting go of values after their last use."""
     ahead = graph_usage(forward.graph)
-    given = _given(ahead, plan)
+    given = _given(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
     return _peak(ahead, None if backward is None else graph_usage(backward.graph, given), given, plan)
 
 
@@ -95,12 +95,13 @@ def program_peak(forward: Program, backward: Program | None, plan: Plan) -> Peak
     """The peak of planned programs, their arena included, which both share and which is kept from step to step."""
     arena = max(int(forward.arena_bytes), int(backward.arena_bytes) if backward is not None else 0)
     ahead = program_usage(forward)
-    given = _given(ahead, plan)
+    given = _given(ahead, plan, len(backward.inputs) if backward is not None else 0)
     return _peak(ahead, None if backward is None else program_usage(backward, given), given, plan, arena)
 
 
-def _given(forward: Usage, plan: Plan) -> list[int]:
-    """How much memory each input of the backward is the last to hold: a saved value's own, or zeros for a result."""
+def _given(forward: Usage, plan: Plan, inputs: int) -> list[int]:
+    """How much memory each of the backward's `inputs` is the last to hold: a saved value's own, or zeros for a result.
+    """
     results = set(forward.returned[: plan.results])
     sizes: list[int] = []
     for saved, key in zip(plan.saved, forward.returned[plan.forward_outputs :], strict=True):
@@ -108,12 +109,14 @@ def _given(forward: Usage, plan: Plan) -> list[int]:
         sizes.append(forward.sizes[key] if ours else 0)
         results.add(key)  # the same memory counts once
     loss = any(not spec.shape for spec in plan.tangents)
-    return [*sizes, *(int(spec.nbytes) if loss and spec.shape else 0 for spec in plan.tangents)]
+    zeros = [int(spec.nbytes) if loss and spec.shape else 0 for spec in plan.tangents]
+    return [*sizes, *(zeros if inputs == len(sizes) + len(zeros) else [0] * (inputs - len(sizes)))]
 
 
 def _peak(forward: Usage, backward: Usage | None, given: list[int], plan: Plan, always: int = 0) -> Peak:
     results = forward.bytes_of(forward.returned[: plan.results])
-    held = sum(int(spec.nbytes) for spec in plan.tangents) - sum(given[len(plan.saved) :])
+    scalars = [spec for spec in plan.tangents if not spec.shape]
+    held = sum(int(spec.nbytes) for spec in scalars or plan.tangents)
     later = always + results + held + (backward.peak() if backward is not None else 0)
     return Peak(always + forward.peak(), later, sum(given[: len(plan.saved)]))
 

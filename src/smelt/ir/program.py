@@ -5,7 +5,7 @@ arena at a byte offset, or allocated fresh because it leaves the program. Librar
 (strided views), kernels through plain pointers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -22,7 +22,7 @@ class Place(Enum):
     INPUT = "input"  # the caller's tensor
     CONSTANT = "constant"  # a tensor captured with the graph
     ARENA = "arena"  # planned memory, reused between buffers and between calls
-    FRESH = "fresh"  # allocated at each call: it is an output, or outlives the call
+    FRESH = "fresh"  # allocated at each call: it is an output, or outlives the call, or there is no arena
     LIBRARY = "library"  # allocated by the library call that makes it
 
 
@@ -93,6 +93,12 @@ class Program:
             if candidate.name == name:
                 return candidate
         raise KeyError(f"program {self.name} has no buffer {name!r}")
+
+    def unplanned(self) -> "Program":
+        """The same without an arena: each buffer is allocated when it is first written, and let go when it has been
+        read for the last time. That takes less memory, as nothing is held for later, and more time."""
+        buffers = [replace(b, place=Place.FRESH, offset=0) if b.place is Place.ARENA else b for b in self.buffers]
+        return replace(self, buffers=tuple(buffers), arena_bytes=0)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

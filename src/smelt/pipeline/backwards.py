@@ -23,7 +23,8 @@ from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.runtime.wrap import Flat
 
-Lower = Callable[[Traced, str, bool], Flat]
+# Takes a graph, a name, whether inputs come in a list to be taken out of it, and whether there may be an arena.
+Lower = Callable[[Traced, str, bool, bool], Flat]
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class Backwards:
             return None
         events.count("backwards")
         try:
-            return self.lower(graph, self.name if arrived == self.everything else f"{self.name}_{arrived:b}", True)
+            name = self.name if arrived == self.everything else f"{self.name}_{arrived:b}"
+            return self.lower(graph, name, True, self.halves is None or self.halves.planned)
         except Exception as error:
             if not (config.suppress_errors and self.options.fallback):
                 raise

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt.autograd.joint import Joint, Pure, Source, replaying, trace_forward, trace_joint
+from smelt.autograd.partial import for_the_loss
 from smelt.autograd.partition import Halves, default, min_cut
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
@@ -65,6 +66,7 @@ class Context:
     fuel: Fuel
     decompositions: Decompositions = field(default_factory=dict)
     consuming: bool = False  # whether inputs come in a list, to be let go after their last use
+    planned: bool = True  # whether temporary values lie in an arena
     arenas: Arenas = field(default_factory=Arenas)  # memory that programs running in turn share
 
     @property
@@ -95,24 +97,26 @@ def _split(joint: Joint, context: Context) -> Halves:
     budget = context.options.memory_budget
     if budget is not None:
         # What was decomposed will be fused; what was not is run operator by operator.
-        measure = partial(_peak_when_fused, options=context.options) if context.decompositions else None
+        measure = partial(_peaks_when_fused, options=context.options) if context.decompositions else None
         return min_cut(joint, memory_budget=budget, measure=measure)
     return min_cut(joint) if context.options.recompute else default(joint)
 
 
-def _peak_when_fused(halves: Halves, options: Options) -> Peak:
-    """The memory two halves take as programs, which are made for nothing else."""
-    if _why_not_generate(halves.forward) or (halves.backward is not None and _why_not_generate(halves.backward)):
-        return graph_peak(halves.forward, halves.backward, halves.plan)
+def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
+    """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
+    backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
+    if _why_not_generate(halves.forward) or (backward is not None and _why_not_generate(backward)):
+        return (graph_peak(halves.forward, backward, halves.plan),)
 
-    def planned(half: Traced) -> Program:
+    def program_of(half: Traced) -> Program:
         context = Context(options, "trial", Fuel(options.fuel))
         for step in SIMPLIFY:
             half = step.run(half, context)
         return build_program(half, context.name, options, fuel=context.fuel)
 
-    backward = None if halves.backward is None else planned(halves.backward)
-    return program_peak(planned(halves.forward), backward, halves.plan)
+    ahead, back = program_of(halves.forward), None if backward is None else program_of(backward)
+    with_arena = program_peak(ahead, back, halves.plan)
+    return with_arena, program_peak(ahead.unplanned(), None if back is None else back.unplanned(), halves.plan)
 
 
 def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
@@ -121,6 +125,8 @@ def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
 
 def _fuse(traced: Traced, context: Context) -> Program:
     program = build_program(traced, context.name, context.options, fuel=context.fuel)
+    if not context.planned:
+        program = program.unplanned()
     events.count("kernels", len(program.kernels))
     if events.wanted("kernels"):
         events.emit("kernels", format_program(program), program)
@@ -215,8 +221,8 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     """The whole way, for one torch-level graph, unless an earlier process has gone it."""
     fuel, arenas = Fuel(options.fuel), Arenas()
 
-    def lower(half: Traced, name: str, consuming: bool) -> Flat:
-        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
+    def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
+        context = Context(options, name, fuel, consuming=consuming, planned=planned, arenas=arenas)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
@@ -305,7 +311,7 @@ def _with_stored_backwards(
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     """Through autograd, then run by PyTorch: whole operators, so that what comes out is eager's to the last bit."""
 
-    def lower(half: Traced, name: str, consuming: bool) -> Flat:
+    def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
@@ -411,8 +417,8 @@ def _compile_static(
     if found is None:
         return Parts(_run_by_pytorch(traced))
     if isinstance(found, Pure):
-        return Parts(lower(found.traced, f"forward{number}", False), found.plan, found.eager)
-    forward = lower(found.forward, f"forward{number}", False)
+        return Parts(lower(found.traced, f"forward{number}", False, True), found.plan, found.eager)
+    forward = lower(found.forward, f"forward{number}", False, found.planned)
     if found.backward is None:
         return Parts(forward, found.plan, found.eager, found.replay)
 
