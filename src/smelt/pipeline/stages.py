@@ -231,10 +231,10 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
         context = Context(options, half.program.name, fuel, consuming=consuming, arenas=arenas)
         return _bind(half.program, half.kernels, context).run
 
-    def bind_to_sizes(bound: Bound, half: Traced, name: str, consuming: bool) -> Flat:
+    def bind_to_sizes(bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         made = bound.program(half, name)
         if made is None:
-            return lower(bound.graph(half), name, consuming)
+            return lower(bound.graph(half), name, consuming, planned)
         context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
         if context.check_specs:
             _check(made[0], LOWER[0])
@@ -386,14 +386,14 @@ def _trace_in_symbols(
 
 
 def _bound_parts(
-    bound: Bound, traced: Traced, options: Options, lower: Callable[[Bound, Traced, str, bool], Flat]
+    bound: Bound, traced: Traced, options: Options, lower: Callable[[Bound, Traced, str, bool, bool], Flat]
 ) -> "Parts":
     """What was compiled in symbols, for the sizes that `traced` has."""
     number, found = bound.tracing.number, bound.tracing.found
     source, plan = Source.of_graph(traced), bound.plan()
     if isinstance(found, Pure):
-        return Parts(lower(bound, found.traced, f"forward{number}", False), plan, source.eager())
-    forward = lower(bound, found.forward, f"forward{number}", False)
+        return Parts(lower(bound, found.traced, f"forward{number}", False, True), plan, source.eager())
+    forward = lower(bound, found.forward, f"forward{number}", False, True)
     replay = found.replay if isinstance(found.replay, str) else replaying(source, plan)
     if found.backward is None:
         return Parts(forward, plan, source.eager(), replay)
