@@ -6,7 +6,7 @@ Importing this package loads no code generator; that happens at the first compil
 from smelt.base.collector import paused
 
 with paused():
-    from smelt.api import compile, disable, explain, is_compiling, reset
+    from smelt.api import compile, disable, explain, is_compiling, reset, verify
     from smelt.autograd import partition
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
@@ -37,4 +37,5 @@ __all__ = [
     "partition",
     "register_backend",
     "reset",
+    "verify",
 ]

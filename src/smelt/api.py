@@ -7,7 +7,7 @@ class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, overload
 
@@ -19,6 +19,8 @@ from smelt.base.events import collect, counters
 from smelt.base.options import Options
 from smelt.capture import CompiledRegion
 from smelt.explain.explanation import Explanation, from_events
+from smelt.explain.verify import Judge, Verification, check_callable
+from smelt.explain.verify import verify as run_verification
 from smelt.ir import ghost
 from smelt.pipeline.backends import CustomBackend, resolve_backend
 from smelt.pipeline.stages import forget_compiled
@@ -196,6 +198,23 @@ def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Expl
         return from_events(events)
 
     return run
+
+
+def verify(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backends: Sequence[str] = ("eager", "aot_eager", "llvm"),
+    options: Mapping[str, Any] | None = None,
+) -> Verification:
+    """Run `model(*args, **kwargs)` and its gradients by eager, in float64 and by each backend; say where they part.
+
+    Results, gradients of parameters and arguments, and what the program has written are compared. The model and the
+    arguments stay as they were.
+    """
+    check_callable(model)
+    return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options or {})
 
 
 def reset() -> None:

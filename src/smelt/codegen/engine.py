@@ -28,6 +28,13 @@ def llvm() -> Any:
     return llvmlite.binding
 
 
+def version() -> str:
+    """Of llvmlite; an ImportError if it is not there."""
+    import llvmlite
+
+    return str(llvmlite.__version__)
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """Machine code in memory, which stays there as long as this object does.

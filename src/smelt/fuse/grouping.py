@@ -45,13 +45,13 @@ def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
     if value.kind is not Kind.POINTWISE or value.needed:
         return False
     if not value.readings:
-        return fuel.take()
+        return fuel.take(value)
     if value.cost > 1 or len(set(value.users)) == 1:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
     big = [source for source in sources if typical(source.numel) * _SMALL > typical(value.numel)]
-    return in_memory and len(big) <= 1 and fuel.take()
+    return in_memory and len(big) <= 1 and fuel.take(value)
 
 
 def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[int]) -> None:
@@ -64,7 +64,7 @@ def _join_producers(groups: Groups, value: Value, fuel: Fuel, alone: frozenset[i
         plan = why_not_merge(groups, theirs, ours)
         if isinstance(plan, str):
             _report(theirs, ours, plan)
-        elif fuel.take():
+        elif fuel.take(theirs, ours):
             merge(groups, theirs, ours, plan)
 
 
@@ -75,7 +75,7 @@ def _take_in(groups: Groups, group: Group, value: Value, fuel: Fuel, alone: froz
         if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
             continue
         reason = why_not_take_in(groups, group, theirs)
-        if reason is None and fuel.take():
+        if reason is None and fuel.take(theirs, group):
             for member in theirs.members:
                 group.levels[member] = Level.FREE
             groups.absorb(group, theirs)
@@ -121,7 +121,7 @@ def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozense
             plan = why_not_merge(groups, first, group)
             if isinstance(plan, str):
                 _report(first, group, plan)
-            elif fuel.take():
+            elif fuel.take(first, group):
                 merge(groups, first, group, plan)
                 first.members.sort(key=lambda member: member.id)
 

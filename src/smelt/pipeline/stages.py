@@ -195,6 +195,7 @@ _numbers = itertools.count()
 def run_passes(value: Any, passes: tuple[Pass, ...], context: Context) -> Any:
     """Send a value through passes in order, checking each form on request."""
     for step in passes:
+        context.fuel.stage = f"{context.name}: {step.name}"
         with events.timed(step.name):
             value = step.run(value, context)
         if context.check_specs:

@@ -47,7 +47,7 @@ def share_common(traced: Traced, fuel: Fuel) -> Traced:
         if first is node or spec_of(first) != spec_of(node):
             continue
         same_memory = node.op == "get_attr" or is_view(node.target)
-        if (same_memory or memory.may_share(node, first)) and fuel.take():
+        if (same_memory or memory.may_share(node, first)) and fuel.take(node, first):
             if same_memory:
                 memory.took_over(node, first)
             node.replace_all_uses_with(first)

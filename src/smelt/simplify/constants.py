@@ -139,7 +139,7 @@ def _as_full(node: fx.Node, found: _Uniform, known: dict[fx.Node, _Uniform], fue
     """Spell a constant as `full`, which depends on nothing."""
     spec = spec_of(node)
     assert isinstance(spec, TensorSpec)
-    if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not fuel.take():
+    if spec.stride != contiguous_stride(spec.shape) or spec.offset != 0 or not fuel.take(node):
         return
     made = insert(
         node, aten.full.default, (list(spec.shape), found.value), {"dtype": spec.dtype, "device": spec.device}
@@ -161,5 +161,5 @@ def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], fuel: Fuel) -> N
         return
     if not isinstance(tensor, fx.Node) or (isinstance(number, float) and not math.isfinite(number)):
         return
-    if fits(node, node.target, (tensor, number), dict(node.kwargs)) and fuel.take():
+    if fits(node, node.target, (tensor, number), dict(node.kwargs)) and fuel.take(node):
         node.args = (tensor, number)

@@ -55,10 +55,10 @@ def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
         if found is None or not same_layout(node, found):
             continue
         if node.target in _ALIASES:
-            if fuel.take():
+            if fuel.take(node):
                 memory.took_over(node, found)
                 node.replace_all_uses_with(found)
-        elif memory.may_share(node, found) and fuel.take():
+        elif memory.may_share(node, found) and fuel.take(node):
             node.replace_all_uses_with(found)
     return traced
 
@@ -118,7 +118,7 @@ def _join_casts(node: fx.Node, fuel: Fuel) -> None:
         return
     if (before.dtype, between.dtype) not in _LOSSLESS or not fits(node, node.target, (source,), dict(node.kwargs)):
         return
-    if fuel.take():
+    if fuel.take(node):
         node.args = (source,)
 
 

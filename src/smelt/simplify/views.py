@@ -31,7 +31,7 @@ def compose_views(traced: Traced, fuel: Fuel) -> Traced:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         if same_layout(node, source):
-            if _keeps_order(node) and fuel.take():
+            if _keeps_order(node) and fuel.take(node):
                 memory.took_over(node, source)
                 node.replace_all_uses_with(source)
             continue
@@ -49,7 +49,7 @@ def _compose(node: fx.Node, inner: fx.Node, memory: Memory, fuel: Fuel) -> None:
     if not isinstance(source, fx.Node) or not isinstance(spec_of(source), TensorSpec):
         return
     call = _as_one(node, inner)
-    if call is None or not fits(node, call[0], (source, call[1])) or not fuel.take():
+    if call is None or not fits(node, call[0], (source, call[1])) or not fuel.take(node):
         return
     if same_layout(node, source):
         made = source

@@ -1,0 +1,50 @@
+"""The command line: `smelt run`, `explain`, `verify`, `bisect`, `bench`, `doctor`, `cache`, `info`.
+
+Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
+its target could not be loaded. `smelt run` ends as its script does.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+import smelt
+from smelt.base.errors import SmeltError
+from smelt.cli import inspecting, looking_after, running
+from smelt.cli.target import BadTarget
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    running.add_run,
+    inspecting.add_explain,
+    inspecting.add_verify,
+    inspecting.add_bisect,
+    inspecting.add_bench,
+    looking_after.add_doctor,
+    looking_after.add_cache,
+    looking_after.add_info,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their arguments."""
+    top = argparse.ArgumentParser(prog="smelt", description="A compiler for PyTorch programs.")
+    top.add_argument("--version", action="version", version=smelt.__version__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the `smelt` command."""
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.do(given)
+    except (BadTarget, SmeltError) as error:
+        print(f"smelt {given.command}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""`smelt doctor`: is everything there that compiling needs, and does it work?
+
+ok    Python       3.11.2 on aarch64
+ok    llvmlite     0.50.0: neoverse-n1, vectors of 128 bits
+FAIL  self-check   llvm: gradient of 0.weight: off by …
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from smelt.explain.verify import Compile, Judge, verify
+from smelt.runtime.cache import directory, open_store
+
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at; `good` is None for what is only said."""
+
+    name: str
+    good: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        mark = {True: "ok", False: "FAIL", None: "-"}[self.good]
+        return f"{mark:5} {self.name:12} {self.text}"
+
+
+def examine(compile: Compile) -> Iterator[Check]:
+    """All checks, one by one: the last takes a second."""
+    checks: tuple[tuple[str, Callable[[], tuple[bool | None, str]]], ...] = (
+        ("Python", _python),
+        ("torch", lambda: (None, torch.__version__)),
+        ("llvmlite", _llvmlite),
+        ("threads", _threads),
+        ("GPU", _gpu),
+        ("disk cache", _cache),
+        ("self-check", lambda: _self_check(compile)),
+    )
+    for name, look in checks:
+        try:
+            good, text = look()
+        except Exception as error:
+            good, text = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        yield Check(name, good, text)
+
+
+def _python() -> tuple[bool, str]:
+    text = f"{platform.python_version()} on {platform.machine()}"
+    if sys.version_info[:2] in PYTHONS:
+        return True, text
+    return False, f"{text}: smelt runs on " + ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+
+
+def _llvmlite() -> tuple[bool, str]:
+    from smelt.codegen import cpu, engine
+
+    try:
+        found = engine.version()
+    except ImportError as error:
+        return False, f"cannot be imported ({error}): pip install llvmlite"
+    target = cpu.describe_host()
+    return True, f"{found}: {target.cpu}, vectors of {target.vector_bits} bits"
+
+
+def _threads() -> tuple[bool, str]:
+    from smelt.codegen.cpu import has_openmp
+
+    count = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
+    return True, count if has_openmp() else f"{count}; PyTorch's OpenMP is not there, kernels run on one thread"
+
+
+def _gpu() -> tuple[None, str]:
+    if not torch.cuda.is_available():
+        return None, "none that PyTorch can use"
+    return None, f"{torch.cuda.get_device_name()}; graphs on it are run by PyTorch, as code is generated for CPUs only"
+
+
+def _cache() -> tuple[bool | None, str]:
+    if open_store() is None:
+        return None, "switched off"
+    place = directory()
+    os.makedirs(place, exist_ok=True)
+    with tempfile.TemporaryFile(dir=place):
+        pass
+    return True, f"{place} can be written"
+
+
+def _self_check(compile: Compile) -> tuple[bool, str]:
+    torch.manual_seed(0)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1))
+    judge = Judge(model, (torch.randn(8, 16, requires_grad=True),), {}, compile)
+    found = verify(judge, ("eager", "aot_eager", "llvm"), {"fallback": False})
+    if found.first_wrong is not None:
+        return False, str(found.first_wrong)
+    return True, "a small model compiled by every backend; results and gradients are right"

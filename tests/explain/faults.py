@@ -1,0 +1,22 @@
+"""Fusions made wrong on purpose, for tests of the tools that find them."""
+
+from typing import Any
+
+import pytest
+
+from smelt.fuse import grouping
+
+
+def swap_subtractions_merged_with_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a kernel that takes in `tanh` computes y - x for x - y."""
+    merge = grouping.merge
+
+    def wrong(groups: Any, first: Any, second: Any, plan: Any) -> None:
+        members = [*first.members, *second.members]
+        merge(groups, first, second, plan)
+        if any(member.name.startswith("tanh") for member in members):
+            for member in members:
+                if member.name.startswith("sub"):
+                    member.readings = member.readings[::-1]
+
+    monkeypatch.setattr(grouping, "merge", wrong)
