@@ -31,6 +31,8 @@ from smelt.ops.record import (
     Layout,
     LibraryCall,
     OpRecord,
+    PieceCall,
+    Pieces,
     Pointwise,
     Reduce,
     Scalar,
@@ -260,6 +262,8 @@ class _Lowerer:
             self._pointwise(node, record)
         elif isinstance(record.lowering, Reduce):
             self._reduce(node, record.lowering)
+        elif isinstance(record.lowering, Pieces):
+            self._pieces(node, record, record.lowering)
 
     def _view(self, node: fx.Node, lowering: View) -> None:
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
@@ -311,6 +315,33 @@ class _Lowerer:
         )
         self.refs[node] = _whole(value)
 
+    def _pieces(self, node: fx.Node, record: OpRecord, lowering: Pieces) -> None:
+        """As if the dim were two, which part and where in it: along the first, every tensor stands still."""
+        call = lowering.read(node)
+        assert isinstance(call, PieceCall)
+        spec, dim = tensor_spec(node), call.dim
+        length = spec.shape[dim] // call.count
+        shape = (*spec.shape[:dim], call.count, length, *spec.shape[dim + 1 :])
+        stride = (*spec.stride[:dim], spec.stride[dim] * length, *spec.stride[dim:])
+        readings = []
+        for _, part in call.parts:
+            ref: Ref = self.refs[part]
+            have = ref.layout.stride
+            inside = (0, *have[dim:]) if call.squeezed else have[dim:]
+            layout = Layout(shape, (*have[:dim], 0, *inside), ref.layout.offset)
+            readings.append(Reading.of(ref.value, layout, stride))
+        args = (dim, call.count, tuple(number for number, _ in call.parts), *map(Slot, range(len(readings))))
+        value = self._new(
+            node,
+            node.name,
+            Kind.POINTWISE,
+            TensorSpec(shape, stride, spec.dtype, spec.device),
+            readings=tuple(readings),
+            rule=PointRule(Pointwise(_chosen), args, {}, spec.dtype),
+            cost=record.cost,
+        )
+        self.refs[node] = Ref(value, Layout(spec.shape, spec.stride))
+
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
@@ -357,7 +388,8 @@ class _Lowerer:
     def _library(self, node: fx.Node, record: OpRecord, why: str) -> None:
         args = self._resolve(node.args)
         kwargs = {name: self._resolve(argument) for name, argument in node.kwargs.items()}
-        lowering = record.lowering if isinstance(record.lowering, LibraryCall) else LibraryCall()
+        lowering = record.lowering.otherwise if isinstance(record.lowering, Pieces) else record.lowering
+        lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
         target = record.op if isinstance(record.lowering, LibraryCall) else node.target
         assert isinstance(target, torch._ops.OpOverload)
         for ref in references((args, kwargs)):
@@ -386,6 +418,16 @@ class _Lowerer:
             call.results.append(value)
             found.append(_whole(value))
         return found
+
+
+def _chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
+    """The element of the part this point lies in; zero where there is none."""
+    here = e.position(dim)
+    given = [(number, e.cast(element, e.result)) for number, element in zip(numbers, elements, strict=True)]
+    found = given.pop()[1] if len(given) == count else e.const(0, e.result)
+    for number, element in reversed(given):
+        found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
+    return found
 
 
 def _itself(e: Emitter, x: Scalar) -> Scalar:

@@ -19,7 +19,6 @@ for _op, _out in (
     (aten.baddbmm.default, aten.baddbmm.out),
     (aten.mv.default, aten.mv.out),
     (aten.addmv.default, aten.addmv.out),
-    (aten.cat.default, aten.cat.out),
     (aten.gather.default, aten.gather.out),
     (aten.index_select.default, aten.index_select.out),
     (aten._softmax.default, aten._softmax.out),

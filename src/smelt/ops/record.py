@@ -1,7 +1,7 @@
 """`OpRecord`: all that is known of one ATen operator, in one place.
 
-A record says how the operator lowers (to scalar code at a point, to a fold, to a strided view, or not at all: a library
-call), what it costs at a point, and yields sample calls for tests.
+A record says how the operator lowers (to scalar code at a point, to a fold, to a strided view, to a choice between
+tensors side by side, or not at all: a library call), what it costs at a point, and yields sample calls for tests.
 
     OpRecord(aten.relu.default, Pointwise(relu), cost=1, samples=...)
 
@@ -131,7 +131,27 @@ class LibraryCall:
     into: tuple[str, ...] = ()
 
 
-Lowering = Pointwise | Reduce | View | Views | LibraryCall
+@dataclass(frozen=True, slots=True)
+class PieceCall:
+    """A call whose result is cut into `count` equal parts along `dim`; `parts` are the tensors that fill some of them,
+    by number (`squeezed`: without that dim), the rest is zero."""
+
+    dim: int
+    count: int
+    parts: tuple[tuple[int, fx.Node], ...]
+    squeezed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Tensors side by side, chosen from by position. `read(node)` gives the parts, or the reason why they are not of
+    one size or not worth choosing from; `otherwise` is what is called then."""
+
+    read: Callable[[fx.Node], PieceCall | str]
+    otherwise: LibraryCall = LibraryCall()
+
+
+Lowering = Pointwise | Reduce | View | Views | Pieces | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

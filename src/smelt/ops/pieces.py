@@ -1,0 +1,118 @@
+"""Records of tensors put side by side, whole or among zeros: chosen by position, so that they fuse.
+
+    cat([a, b], 1) of f32[4, 8] each  →  at [i, j]: where j // 8 == 0 then a[i, j % 8] else b[i, j % 8]
+
+Only equal parts: every tensor is then read within its bounds at every point, and the choice costs a comparison. A join
+that somebody wants in memory is left to the library, which copies each part once and compares nothing.
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Sample, Samples, View, Views
+from smelt.ops.registry import record_of, register, why_not_lower
+
+aten = torch.ops.aten
+_MOST = 4  # tensors to choose from: all of them are read at every point
+
+
+def _why_not_worth(node: fx.Node) -> str | None:
+    """Why the result is better left in memory by the library: somebody who is no kernel reads it."""
+    for user in node.users:
+        if user.op != "call_function":
+            return "is wanted in memory"
+        if user.target is not operator.getitem:
+            lowering = record_of(user.target).lowering
+            if isinstance(lowering, Pointwise | Reduce):
+                if why_not_lower(user) is not None:
+                    return "is wanted in memory"
+                continue
+            if not isinstance(lowering, View | Views):
+                return "is wanted in memory"
+        if (why := _why_not_worth(user)) is not None:
+            return why
+    return None
+
+
+def _cat(node: fx.Node) -> PieceCall | str:
+    tensors: Sequence[Any] = node.args[0]  # type: ignore[assignment]
+    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    assert isinstance(given, int)
+    dim = given % len(tensor_spec(node).shape)
+    shapes = [tensor_spec(tensor).shape for tensor in tensors]
+    if len(tensors) > _MOST:
+        return f"joins more than {_MOST} tensors"
+    if any(shape != shapes[0] or not isinstance(shape[dim], int) for shape in shapes):
+        return "joins tensors of several sizes"
+    return _why_not_worth(node) or PieceCall(dim, len(tensors), tuple(enumerate(tensors)))
+
+
+def _slice_backward(node: fx.Node) -> PieceCall | str:
+    gradient, sizes, given, start, end, step = node.args
+    assert isinstance(gradient, fx.Node) and isinstance(given, int)
+    dim = given % len(sizes)  # type: ignore[arg-type]
+    size, length = tensor_spec(node).shape[dim], tensor_spec(gradient).shape[dim]
+    if step != 1 or not all(isinstance(number, int) for number in (size, length, start, end)):
+        return "spreads a gradient over every so many places"
+    first = slice(start, end).indices(size)[0]
+    if not length or size % length or first % length:
+        return "puts a gradient across parts of one size"
+    return _why_not_worth(node) or PieceCall(dim, size // length, ((first // length, gradient),))
+
+
+def _select_backward(node: fx.Node) -> PieceCall | str:
+    gradient, sizes, given, index = node.args
+    assert isinstance(gradient, fx.Node) and isinstance(given, int)
+    dim = given % len(sizes)  # type: ignore[arg-type]
+    size = tensor_spec(node).shape[dim]
+    if not isinstance(size, int) or not isinstance(index, int):
+        return "puts a gradient at a place not known yet"
+    return _why_not_worth(node) or PieceCall(dim, size, ((index % size, gradient),), squeezed=True)
+
+
+def _joins(dtype: torch.dtype) -> Iterator[Sample]:
+    a, b = samples.tensor(dtype, (2, 8)), samples.tensor(dtype, (2, 8), 5)
+    for dim in (0, 1, -1):
+        yield Sample(([a, b], dim))
+    yield Sample(([a, b, a.mul(1)], 1))
+    yield Sample(([samples.tensor(dtype, (3, 4)).t(), samples.tensor(dtype, (3, 4), 7).t()], 0))
+    yield Sample(([a, samples.tensor(torch.float32, (2, 8), 3)], 0))
+
+
+def _spread(*calls: tuple[tuple[int, ...], tuple[Any, ...]]) -> Samples:
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for shape, rest in calls:
+            yield Sample((samples.tensor(dtype, shape), *rest))
+
+    return generate
+
+
+_COST = 3
+
+register(OpRecord(aten.cat.default, Pieces(_cat, LibraryCall(aten.cat.out, ("out",))), _COST, _joins))
+register(
+    OpRecord(
+        aten.slice_backward.default,
+        Pieces(_slice_backward),
+        _COST,
+        _spread(
+            ((2, 4), ([2, 8], 1, 4, 9223372036854775807, 1)),
+            ((2, 4), ([2, 8], -1, 0, 4, 1)),
+            ((1, 4), ([3, 4], 0, 1, 2, 1)),
+        ),
+    )
+)
+register(
+    OpRecord(
+        aten.select_backward.default,
+        Pieces(_select_backward),
+        _COST,
+        _spread(((4,), ([3, 4], 0, 1)), ((3,), ([3, 4], 1, -1)), ((), ([5], 0, 2))),
+    )
+)
