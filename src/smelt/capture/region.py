@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from smelt.base.collector import paused
 from smelt.ir.graph import GraphCompiler
 
 
@@ -21,7 +22,8 @@ class CompiledRegion:
         dynamic: bool | None = None,
         fallback: bool = True,
     ) -> None:
-        from smelt.capture.engine import Engine  # not before the first smelt.compile
+        with paused():
+            from smelt.capture.engine import Engine  # not before the first smelt.compile
 
         engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback)
         self.native = engine.native

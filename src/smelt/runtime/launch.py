@@ -111,6 +111,7 @@ class Executable:
             watchers=_WATCHERS,
         )
         self.run.__dict__["executable"] = self
+        self.run.__dict__["in_place"] = any(output is None for output in program.outputs)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.run(*inputs)
@@ -218,6 +219,8 @@ class _Table:
         self.kernels = kernels
         self.consuming = consuming
         self.buffers: dict[str, ProgramBuffer] = {buffer.name: buffer for buffer in program.buffers}
+        self.wholes = {name: Operand(name, each.spec.shape, each.spec.stride) for name, each in self.buffers.items()}
+        self.refs: dict[str, Ref] = {}  # to whole buffers, which most are
         self.arena_views: dict[Operand, int] = {}
         self.layouts = self._layouts()
         for step in program.steps:
@@ -248,7 +251,7 @@ class _Table:
         return layouts
 
     def _find_arena_views(self, step: Step) -> None:
-        operands = [self._whole(name) for name in _written(step)]
+        operands = [self.wholes[name] for name in _written(step)]
         if isinstance(step, Library):
             operands += _operands_in((step.args, tuple(value for _, value in step.kwargs)))
         for operand in operands:
@@ -283,13 +286,13 @@ class _Table:
         return ("allocate", self.numbers[name], tuple(shape), tuple(stride), spec.dtype, spec.device, code)
 
     def _launch(self, step: Launch) -> tuple[Any, ...]:
-        values = tuple(self._ref(self._whole(name)).value for name in step.args)
+        values = tuple([self._whole(name).value for name in step.args])
         return ("launch", self.kernels[step.kernel.name], values)
 
     def _call(self, step: Library) -> tuple[Any, ...]:
         outs = zip(step.into, step.outs, strict=True) if step.into else ()
-        named = [*step.kwargs, *((key, self._whole(name)) for key, name in outs if name is not None)]
-        arguments = tuple(self._argument(value) for value in (*step.args, *(value for _, value in named)))
+        named = [*step.kwargs, *((key, self.wholes[name]) for key, name in outs if name is not None)]
+        arguments = tuple([self._argument(value) for value in (*step.args, *(value for _, value in named))])
         names = tuple(key for key, _ in named)
         results = () if step.into else tuple(self._result(name) for name in step.outs)
         is_one = bool(results) and len(step.op._schema.returns) == 1 and not _returns_list(step.op)
@@ -307,7 +310,7 @@ class _Table:
         operands = [operand for operand in step.args if isinstance(operand, Operand)]
         if factors is None or len(operands) != len(step.args) or step.into != ("out",) or step.outs[0] is None:
             return None
-        tensors = [self._whole(step.outs[0]), *operands]
+        tensors = [self.wholes[step.outs[0]], *operands]
         numbers = dict(step.kwargs)
         on_cpu = all(self.buffers[operand.buffer].spec.device.type == "cpu" for operand in tensors)
         if not on_cpu or not set(numbers) <= set(factors):
@@ -315,12 +318,14 @@ class _Table:
         name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
         return (name, tuple(map(self._ref, tensors)), tuple(float(numbers.get(factor, 1)) for factor in factors))
 
-    def _whole(self, name: str) -> Operand:
-        spec = self.buffers[name].spec
-        return Operand(name, spec.shape, spec.stride, 0)
+    def _whole(self, name: str) -> Ref:
+        found = self.refs.get(name)
+        if found is None:
+            found = self.refs[name] = self._ref(self.wholes[name])
+        return found
 
     def _ref(self, operand: Operand) -> Ref:
-        if operand in self.arena_views:
+        if self.buffers[operand.buffer].place is Place.ARENA:
             return Ref(self.arena_first + self.arena_views[operand])
         number = self.numbers[operand.buffer]
         if operand.offset == 0 and (operand.shape, operand.stride) == self.layouts[operand.buffer]:
