@@ -6,6 +6,7 @@ Importing this package loads no code generator; that happens at the first compil
 from smelt.base.collector import paused
 
 with paused():
+    from smelt import compiled_autograd
     from smelt.api import compile, disable, explain, is_compiling, reset, verify
     from smelt.autograd import partition
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
@@ -26,6 +27,7 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "compile",
+    "compiled_autograd",
     "config",
     "counters",
     "disable",

@@ -22,12 +22,15 @@ from smelt.explain.explanation import Explanation, from_events
 from smelt.explain.verify import Judge, Verification, check_callable
 from smelt.explain.verify import verify as run_verification
 from smelt.ir import ghost
+from smelt.ir.graph import GraphCompiler
 from smelt.pipeline.backends import CustomBackend, resolve_backend
+from smelt.pipeline.compiled_autograd import ModuleCompiler, forget_backwards
 from smelt.pipeline.stages import forget_compiled
 
 MODES = (None, "default", "max-speed")
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
+_settings: "weakref.WeakKeyDictionary[CompiledRegion, Compiling]" = weakref.WeakKeyDictionary()
 _originals: "weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]]" = weakref.WeakKeyDictionary()
 
 
@@ -56,7 +59,7 @@ def compile(
         "disable": disable,
     }
     if model is None:
-        return lambda decorated: compile(decorated, **settings)
+        return Compiling(**settings)
     if not callable(model):
         raise SmeltError(
             "SM001",
@@ -70,10 +73,55 @@ def compile(
         return model
     region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback)
     _regions.add(region)
+    _settings[region] = Compiling(**settings)
     model = _original(model)
     if isinstance(model, torch.nn.Module):
         return _compiled_module(model, region, settings)
     return _compiled_function(model, region)
+
+
+class Compiling:
+    """`smelt.compile` without a model: a decorator. Equal settings make equal ones."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        options = settings.get("options")
+        plain = {name: value for name, value in settings.items() if name != "options" and value is not None}
+        self._key = frozenset(plain.items()), repr(sorted(options.items())) if options else ""
+
+    def __call__(self, decorated: Callable[..., Any]) -> Any:
+        return compile(decorated, **self.settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compiling) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def backward_compilers(
+    compiler: Any,
+) -> tuple[GraphCompiler | None, ModuleCompiler, ModuleCompiler]:
+    """What `smelt.compiled_autograd.enable` is given, as what compiles graphs, modules, and modules for any size."""
+    if isinstance(compiler, str):
+        compiler = Compiling(backend=compiler)
+    if not callable(compiler):
+        raise SmeltError(
+            "SM002",
+            f"compiled autograd takes smelt.compile(…), the name of a backend or a function, not {compiler!r}",
+            hint="for instance smelt.compile(fullgraph=True)",
+        )
+    if not isinstance(compiler, Compiling) or compiler.settings.get("disable"):
+        return None, compiler, compiler
+    settings = compiler.settings
+    options = Options.from_user(settings.get("options"))
+    sized = Compiling(**{**settings, "dynamic": True})
+    return resolve_backend(settings.get("backend", "llvm"), options), compiler, sized
+
+
+def settings_of_region(native: object) -> Compiling | None:
+    """The settings of the compiled function whose region this is."""
+    return next((_settings[region] for region in list(_regions) if region.native is native), None) if native else None
 
 
 def _original(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,6 +269,7 @@ def reset() -> None:
     """Forget all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
+    forget_backwards()
     ghost.forget()
     forget_compiled()
     counters.clear()

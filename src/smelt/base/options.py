@@ -7,7 +7,7 @@ and wrong types are errors at once.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,12 +88,27 @@ class Config:
     disk_cache_limit: int = option(
         1 << 30, "how many bytes the disk cache may take; beyond, what was not used longest is deleted", in_key=False
     )
+    compiled_autograd: bool = option(
+        False, "capture and compile every backward as the autograd engine runs it, hooks included", in_key=False
+    )
 
     def __setattr__(self, name: str, value: object) -> None:
         kinds = typing.get_type_hints(type(self))
         _check_name("setting", name, kinds)
         _check_type("setting", name, value, kinds[name])
+        before = getattr(self, name, None)
         object.__setattr__(self, name, value)
+        for tell in _told.get(name, ()):
+            tell(before, value)
+
+
+# Who is told of a change of a setting: functions of what it was and what it is.
+_told: dict[str, list[Callable[[object, object], None]]] = {}
+
+
+def when_set(name: str, tell: Callable[[object, object], None]) -> None:
+    """Have `tell(before, now)` called when a setting is assigned."""
+    _told.setdefault(name, []).append(tell)
 
 
 config = Config()

@@ -187,7 +187,7 @@ def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
     for ghost in leaves_of([each.ghost for each in outputs]):
         leaf = interp.tape.value_of(ghost)
         if leaf is None or leaf.real is None or not leaf.real.is_leaf:
-            raise Unsupported("B015", "a backward that leads out of the compiled function, or to a leaf made in it")
+            raise Unsupported("B026", "that leads out of the compiled function, or to a leaf made in it")
         found.setdefault(id(leaf.real), leaf)
     return list(found.values())
 
@@ -197,7 +197,7 @@ def _refuse_hooks(leaf: Tensor) -> None:
     assert leaf.real is not None and leaf.source is not None
     for name in _HOOKS:
         if getattr(leaf.real, name):
-            raise Unsupported("B015", f"a backward to a tensor with hooks ({name})")
+            raise Unsupported("B026", f"to a tensor with hooks ({name})")
         none = getattr(leaf.real, name) is None
         leaf.source.attribute(name).check(("equals", None) if none else ("predicate", operator.not_))
 

@@ -58,7 +58,14 @@ REASONS: dict[str, tuple[str, str]] = {
         "{} transforms a function of tensors while it runs",
         "use torch.autograd.grad or batched operators in its place, or transform outside the compiled function",
     ),
+    "B026": (
+        "a backward {}",
+        "compute what it starts from in the same function, or set smelt.config.compiled_autograd = True",
+    ),
 }
+
+# A backward whose graph was made elsewhere is a graph of its own, which compiled autograd captures when it runs.
+COMPILED_LATER = "B026"
 
 
 class Unsupported(Exception):

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from smelt.base.options import config
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_POLYFILLS = os.path.join(os.path.dirname(__file__), "polyfills.py")
+# smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
+_POLYFILLS = (os.path.join(os.path.dirname(__file__), "polyfills.py"), os.path.join(_SMELT, "ir", "hook_calls.py"))
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -178,7 +181,7 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
-    if file == _POLYFILLS:
+    if file in _POLYFILLS:
         return Treatment.INLINE
     if file.startswith((_SMELT, "<smelt ", "<frozen")):
         return Treatment.BREAK
@@ -206,6 +209,9 @@ _ALONE_FILES = (
 )
 
 
+_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
 def runs_alone(function: Any) -> bool:
     """Whether a call that only Python can run is run with nothing captured inside: text, set-up, backward, transforms.
 
@@ -216,6 +222,8 @@ def runs_alone(function: Any) -> bool:
         function = function.__func__
     if isinstance(function, types.FunctionType):
         file = function.__code__.co_filename
+        if config.compiled_autograd and function in _BACKWARDS:
+            return False  # compiled as what calls it is
         return file.startswith(_ALONE_FILES) or _is_numpy(file)
     return any(function is each for each in _ALONE_BUILTINS)
 
@@ -226,7 +234,7 @@ def _is_numpy(file: str) -> bool:
 
 def is_polyfill(code: types.CodeType) -> bool:
     """Whether the code is smelt's own stand-in for a library function: no line of the program."""
-    return code.co_filename == _POLYFILLS
+    return code.co_filename in _POLYFILLS
 
 
 def acts_as_in_eager(code: types.CodeType) -> bool:

@@ -16,8 +16,9 @@ from torch import fx
 from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.base.events import count, emit, wanted
+from smelt.base.options import config
 from smelt.capture import exception_instructions, instructions, match_instructions
-from smelt.capture.breaks import Abandoned, Unsupported
+from smelt.capture.breaks import COMPILED_LATER, Abandoned, Unsupported
 from smelt.capture.calls import call
 from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
@@ -317,7 +318,7 @@ class _Closing:
         return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack))
 
     def _forbidden(self, record: BreakRecord) -> GraphBreakError | None:
-        if not self.fullgraph:
+        if not self.fullgraph or (record.code == COMPILED_LATER and config.compiled_autograd):
             return None
         error = GraphBreakError(
             "SM010",

@@ -52,6 +52,12 @@ class Backwards:
             self.ambient.impose()
             return self._made(arrived)
 
+    def graph(self, arrived: int) -> Traced | None:
+        """A backward as a graph, to be written out in a larger one."""
+        with torch.inference_mode(False), without_default_devices(), restored():
+            self.ambient.impose()
+            return self._graph(arrived)
+
     def _made(self, arrived: int) -> Flat | None:
         graph = self._graph(arrived)
         if graph is None:

@@ -42,7 +42,7 @@ from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
 from smelt.pipeline.sized import SizedGraph, Trace, is_sized
 from smelt.pipeline.symbolic import Bound, Generate, Tracing
 from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.wrap import Flat, MakeBackward, join
+from smelt.runtime.wrap import Flat, GraphOfBackward, MakeBackward, join
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
 
@@ -286,7 +286,7 @@ def _stored_parts(found: Compiled, forward: Flat, traced: Traced, options: Optio
     number = found.forward.program.name.removeprefix("forward")
     backwards = Backwards(trace, plan, lower, options, f"backward{number}", Ambient.now())
     replay = found.why_not_again or replaying(source, plan)
-    return Parts(forward, plan, source.eager(), replay, backwards if plan.tangents else None)
+    return Parts(forward, plan, source.eager(), replay, backwards if plan.tangents else None, backwards.graph)
 
 
 def _with_stored_backwards(
@@ -346,6 +346,7 @@ class Parts:
     eager: Flat | None = None
     replay: Replay | str = ""
     backwards: MakeBackward | None = None
+    graphs: GraphOfBackward | None = None
 
     def joined(self) -> Flat:
         if self.plan is None:
@@ -353,7 +354,15 @@ class Parts:
         backwards = self.backwards
         if backwards is not None and events.collecting():
             backwards = _whole_at_once(backwards, self.plan)
-        return join(self.forward, backwards, self.plan, replay=self.replay, eager=self.eager, consuming=True)
+        return join(
+            self.forward,
+            backwards,
+            self.plan,
+            replay=self.replay,
+            eager=self.eager,
+            consuming=True,
+            graphs=self.graphs,
+        )
 
 
 def _whole_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
@@ -428,7 +437,7 @@ def _compile_static(
         return again if isinstance(again, Halves) else None
 
     backwards = Backwards(trace, found.plan, lower, options, f"backward{number}", Ambient.now(), found)
-    return Parts(forward, found.plan, found.eager, found.replay, backwards)
+    return Parts(forward, found.plan, found.eager, found.replay, backwards, backwards.graph)
 
 
 def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves | None:

@@ -11,9 +11,11 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 """
 
 import contextlib
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.autograd import forward_ad
 
 from smelt import _native
 from smelt.base.errors import SmeltError, UnexpectedResult
+from smelt.ir.graph import Traced
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
 from smelt.ir.tensorspec import TensorSpec
 
@@ -29,6 +32,8 @@ Flat = Callable[..., "tuple[Any, ...]"]
 
 # Makes the backward for gradients that arrive for some results, a bit each; None where only the one for all will do.
 MakeBackward = Callable[[int], "Flat | None"]
+# The same as a graph, for whoever writes it out in a larger one.
+GraphOfBackward = Callable[[int], "Traced | None"]
 
 
 def join(
@@ -39,6 +44,7 @@ def join(
     replay: Replay | str = "no graph to compute the results from again was kept",
     eager: Flat | None = None,
     consuming: bool = False,
+    graphs: GraphOfBackward | None = None,
 ) -> Flat:
     """A callable from flat input tensors to flat outputs.
 
@@ -54,7 +60,7 @@ def join(
         return _Forward(forward, plan, eager).__call__
     if backwards is None:
         raise ValueError("a plan with tangents needs a backward")
-    state = _Differentiable(forward, backwards, plan, replay, eager, consuming)
+    state = _Differentiable(forward, backwards, plan, replay, eager, consuming, graphs)
     return _quick(state) if state.is_simple else state.__call__
 
 
@@ -66,6 +72,7 @@ class _Forward:
         self.plan = plan
         self.eager = eager
         self.finish = _finisher(plan)
+        self.in_place: bool = getattr(forward, "in_place", False)  # whether it writes to inputs itself
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -82,13 +89,20 @@ class _Forward:
         except UnexpectedResult:
             if self.eager is None:
                 raise
-            return self.eager(*inputs)
+            return self.eager(*inputs)  # nothing is written before the last call that may end here
+        except RuntimeError as error:
+            if self.in_place and "allocate" in str(error):  # memory ran out, maybe between two writes
+                _count_writes([inputs[index] for index in plan.written])
+            raise
         finally:
             if grad:
                 torch._C._set_grad_enabled(True)
         if plan.written:
             _write_back(plan, inputs, values[plan.results : plan.forward_outputs])
         return tuple(values) if self.finish is None else self.finish(inputs, values)
+
+
+_numbers = itertools.count()
 
 
 class _Differentiable:
@@ -102,12 +116,15 @@ class _Differentiable:
         replay: Replay | str,
         eager: Flat | None,
         consuming: bool,
+        graphs: GraphOfBackward | None,
     ) -> None:
         self.forward = forward
         self.backwards = backwards
+        self.graphs = graphs
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
         self.made: dict[int, tuple[Flat, bool]] = {}
         self.making = threading.Lock()
+        self.number = next(_numbers)
         self.plan = plan
         self.replay = replay
         self.eager = eager
@@ -287,6 +304,13 @@ def _saved(ctx: Any, state: _Differentiable, arrived: int) -> tuple[Sequence[Any
     saved, spent = _from_left(left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
     if torch._C._autograd._get_current_graph_task_keep_graph():
         return saved, False
+    return saved, _spend(ctx, state, arrived, saved, left, spent)
+
+
+def _spend(
+    ctx: Any, state: _Differentiable, arrived: int, saved: Sequence[Any], left: "_Left | None", spent: int
+) -> bool:
+    """Note that a backward has been that does not retain the graph; whether nobody may ask for what was saved again."""
     everything = (1 << len(state.tangents)) - 1
     for number, used in enumerate(state.plan.spends or (everything,)):
         spent |= used if arrived >> number & 1 else 0
@@ -294,7 +318,7 @@ def _saved(ctx: Any, state: _Differentiable, arrived: int) -> tuple[Sequence[Any
         ctx.left = ([(tensor, _version(tensor)) for tensor in saved], spent)
     elif left:
         ctx.left = ([], spent)
-    return saved, spent == everything
+    return spent == everything
 
 
 # Saved tensors with their versions, and the results whose backward has been.
@@ -449,7 +473,7 @@ def _quick(state: _Differentiable) -> Flat:
             others = _leaves(ctx, state)
         return tuple(_gradients(ctx, tangents, state, others))
 
-    own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    own = {"forward": staticmethod(forward), "backward": staticmethod(backward), "_smelt_state": state}
     function: Any = type("_Joined", (torch.autograd.Function,), own)
     apply: Flat = super(torch.autograd.Function, function).apply
 
@@ -464,6 +488,78 @@ def _quick(state: _Differentiable) -> Flat:
             return state.eager(*inputs)
 
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The node of a compiled graph, for whoever does the engine's work instead of it."""
+
+    ctx: Any
+    state: _Differentiable
+
+    @property
+    def key(self) -> Any:
+        """What a captured backward depends on."""
+        return self.state, bool(self.ctx.__dict__.get("left"))
+
+    @property
+    def number(self) -> int:
+        return self.state.number
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of what its backward is given besides gradients."""
+        return tuple(saved.spec for saved in self.state.plan.saved)
+
+    @property
+    def tangents(self) -> tuple[TensorSpec, ...]:
+        return self.state.plan.tangents
+
+    def graph(self, arrived: int) -> tuple[Traced, bool]:
+        """The backward for gradients of some results, and whether it takes zeros for the others."""
+        graph_for = self.state.graphs
+        assert graph_for is not None
+        found = graph_for(arrived)
+        if found is not None:
+            return found, False
+        whole = graph_for((1 << len(self.tangents)) - 1)
+        assert whole is not None
+        return whole, True
+
+    def saved(self, arrived: int) -> Sequence[Any]:
+        """What the backward is given, still there and unchanged; else an error, as PyTorch words it."""
+        left: _Left | None = self.ctx.__dict__.get("left")
+        saved = _from_left(left, arrived)[0] if left else (self.ctx.saved_tensors if self.state.kept else ())
+        return saved[: len(self.state.plan.saved)]
+
+    def spend(self, arrived: int) -> None:
+        """A backward has been that does not retain the graph."""
+        if not arrived:
+            return
+        left: _Left | None = self.ctx.__dict__.get("left")
+        saved, spent = _from_left(left, arrived) if left else (self.ctx.saved_tensors if self.state.kept else (), 0)
+        others = self.ctx.joined[1] if "joined" in self.ctx.__dict__ else self.ctx.__dict__.get("others")
+        if _spend(self.ctx, self.state, arrived, saved, left, spent) and others:
+            _let_go(others)
+
+    def placed(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
+        """Per argument of the forward, its gradient."""
+        plan = self.state.plan
+        if plan.fed:
+            gradients = _without_unfed(gradients, plan.fed, arrived)
+        placed: list[Any] = [None] * plan.inputs
+        for index, gradient in zip(plan.gradients, gradients, strict=True):
+            placed[index] = gradient
+        return [None, *placed] if "joined" in self.ctx.__dict__ else placed
+
+
+def joined_of(ctx: Any) -> Joined | None:
+    """The compiled graph whose node this is; None for other nodes, and where saving hooks have seen what it keeps."""
+    function = type(ctx)._forward_cls
+    state = getattr(function, "_smelt_state", None)
+    if state is None and function is _Joined and not ctx.joined[2]:
+        state = ctx.joined[0]
+    return None if state is None or state.graphs is None else Joined(ctx, state)
 
 
 def _differentiable_backward(
@@ -560,6 +656,8 @@ def _is_checkpointed() -> bool:
 def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:
     """Whether a written input lies in the memory of another input: then the pure graph is not what eager does."""
     places = [_memory(tensor) for tensor in inputs]
+    if len(set(places)) == len(places):
+        return False
     return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
 
 
@@ -582,10 +680,16 @@ def _with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) ->
     return given
 
 
-def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor]) -> None:
-    """Give written inputs their new values. A new value that is some input's own memory is copied out first."""
+def _count_writes(tensors: Iterable[torch.Tensor]) -> None:
+    """Let autograd know that these were written, each once."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
+    """Give written inputs their new values; None is one that is there already. A new value that is some input's own
+    memory is copied out first."""
     places = {_memory(inputs[index]) for index in plan.written}
-    safe = [value.clone() if _memory(value) in places else value for value in new_values]
+    safe = [value.clone() if value is not None and _memory(value) in places else value for value in new_values]
     tensors = [inputs[index] for index in plan.written]
     counted = [
         (tensor, tensor._version + times)  # tensors of inference mode have no version
@@ -594,13 +698,14 @@ def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence
     ]
     with torch.no_grad():
         for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
-            if index not in plan.rebased:
+            if index not in plan.rebased and value is not None:
                 tensor.copy_(value)
     if plan.rebased:
         with torch.enable_grad():
             for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
-                if index in plan.rebased:
+                if index in plan.rebased and value is not None:
                     tensor.copy_(value)
+    _count_writes([tensor for tensor, value in zip(tensors, safe, strict=True) if value is None])
     if counted:
         counters, versions = zip(*counted, strict=True)
         torch._C._autograd._unsafe_set_version_counter(counters, versions)

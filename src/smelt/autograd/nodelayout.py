@@ -1,0 +1,308 @@
+"""Where PyTorch keeps what a node of autograd's graph is, found by experiment.
+
+Python sees a node's edges and what it saved, not its hooks: those of a tensor that is gone, and those that C++ code put
+there, are held by the node alone. Nor can Python free what a node saved. `find_layout` makes nodes that differ in known
+ways and looks for the places where exactly that difference shows. If any place is missing or ambiguous there is no
+layout, and backwards are left to the engine.
+
+    node: table of its class, …, sequence number, …, edges, …, pre-hooks, hooks of its results, …, post-hooks, inputs
+"""
+
+import ctypes
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from smelt import _native
+
+_WORD = 8
+_WORDS = 64  # of a node that are looked at
+_Place = TypeVar("_Place")
+_RELEASE = "_ZN5torch8autograd10CopySlices17release_variablesEv"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
+    """Byte offsets, as `_native.set_node_layout` takes them."""
+
+    wrapped: int
+    python_wrapped: int
+    sequence: int
+    edges: int
+    edge_size: int
+    edge_input: int
+    pre: int
+    tensor_pre: int
+    retained: int
+    post: int
+    inputs: int
+    input_size: int
+    options: int
+    shape: int
+    shape_kind: int
+    release: int
+    pre_class: int
+    tensor_pre_class: int
+    post_class: int
+
+
+@functools.cache
+def why_not_read_nodes() -> str | None:
+    """Teach the C part where to look, once; or why that cannot be found out."""
+    with torch.inference_mode(False), torch.enable_grad():
+        found = find_layout()
+    if isinstance(found, str):
+        return f"autograd's graph cannot be read in this PyTorch: {found}"
+    _native.set_node_layout(python_base=torch._C._FunctionBase, **asdict(found))
+    return None
+
+
+def find_layout() -> NodeLayout | str:
+    """The layout of this PyTorch's nodes, or what could not be found."""
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return "not a CPython of 64 bits"
+    leaf = torch.ones(3, requires_grad=True)
+    wrapped = type((leaf * 2).grad_fn).__basicsize__
+    if wrapped not in (24, 32):  # an object's head, and a pointer that counts references one way or the other
+        return "an object for a node holds more than a pointer"
+    try:
+        return _find(leaf)
+    except _Missing as missing:
+        return str(missing)
+
+
+class _Missing(Exception):
+    """A place that was not found."""
+
+
+def _find(leaf: torch.Tensor) -> NodeLayout:
+    hooks = {kind: _find_hooks(leaf, kind) for kind in ("tensor_pre", "pre", "post")}
+    edges, edge_size, edge_input = _find_edges(leaf)
+    inputs, input_size, shape, kind = _find_inputs()
+    return NodeLayout(
+        wrapped=2 * _WORD,
+        python_wrapped=_find_python_node(leaf, edges),
+        sequence=_find_sequence(leaf),
+        edges=edges,
+        edge_size=edge_size,
+        edge_input=edge_input,
+        pre=hooks["pre"][0],
+        tensor_pre=hooks["tensor_pre"][0],
+        retained=_find_retained(),
+        post=hooks["post"][0],
+        inputs=inputs,
+        input_size=input_size,
+        options=_find_options(inputs, input_size, shape),
+        shape=shape,
+        shape_kind=kind,
+        release=_find_release(),
+        pre_class=hooks["pre"][1],
+        tensor_pre_class=hooks["tensor_pre"][1],
+        post_class=hooks["post"][1],
+    )
+
+
+@functools.cache
+def _materializing() -> int | None:
+    """The byte of a context that says whether its backward is given zeros for gradients that do not come."""
+    contexts: list[Any] = [_pass(torch.ones(1, requires_grad=True)).grad_fn for _ in range(4)]
+    for context, materializes in zip(contexts, (True, False, True, False), strict=True):
+        context.set_materialize_grads(materializes)
+    rows = [ctypes.string_at(id(context), type(context).__basicsize__) for context in contexts]
+    found = [place for place in range(len(rows[0])) if [row[place] for row in rows] == [1, 0, 1, 0]]
+    return found[0] if len(found) == 1 else None
+
+
+def materializes(context: Any) -> bool | None:
+    """Whether a `torch.autograd.Function` wants zeros for gradients that do not come; None if that cannot be told."""
+    place = _materializing()
+    return None if place is None else bool(ctypes.string_at(id(context) + place, 1)[0])
+
+
+def address_of(node: Any) -> int:
+    """Where the node lies that a Python object of a C++ node stands for."""
+    return _words(id(node), 3)[2]
+
+
+def _find_hooks(leaf: torch.Tensor, kind: str) -> tuple[int, int]:
+    """The vector that holds hooks of a kind, and the class of those that hold a dict of Python functions."""
+    plain, hooked, twice = (leaf * 2 for _ in range(3))
+    dicts = []
+    for tensor in (hooked, twice):
+        if kind == "tensor_pre":
+            tensor.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
+            dicts.append(tensor._backward_hooks)
+        else:
+            node: Any = tensor.grad_fn
+            register = node.register_prehook if kind == "pre" else node.register_hook
+            dicts.append(register(lambda *gradients: None).hooks_dict_ref())
+    nothing, one, other = (_words(address_of(tensor.grad_fn), _WORDS) for tensor in (plain, hooked, twice))
+
+    def holds(words: list[int], place: int, functions: Any) -> bool:
+        first, last = words[place], words[place + 1]
+        return bool(first) and last - first == _WORD and _words(_words(first, 1)[0], 2)[1] == id(functions)
+
+    candidates = [
+        place
+        for place in range(_WORDS - 3)
+        if nothing[place] == nothing[place + 1] == 0
+        and one[place] % _WORD == 0
+        and one[place + 1] - one[place] == other[place + 1] - other[place] == _WORD
+        and one[place] > 4096
+    ]
+    place = _only(
+        (place for place in candidates if holds(one, place, dicts[0]) and holds(other, place, dicts[1])),
+        f"{kind}-hooks",
+    )
+    classes = {_words(_words(words[place], 1)[0], 1)[0] for words in (one, other)}
+    return place * _WORD, _only(classes, f"the class of {kind}-hooks")
+
+
+def _find_retained() -> int:
+    """How many of a node's results retain their gradient."""
+    counts = []
+    for retained in range(4):
+        parts = torch.ones(4, 3, requires_grad=True).mul(1).unbind()
+        for part in parts[:retained]:
+            part.retain_grad()
+        counts.append(_words(address_of(parts[0].grad_fn), _WORDS))
+    places = (place for place in range(_WORDS) if [words[place] for words in counts] == [0, 1, 2, 3])
+    return _only(places, "retained gradients") * _WORD
+
+
+def _find_sequence(leaf: torch.Tensor) -> int:
+    samples = [(leaf * 2).grad_fn for _ in range(3)]
+    rows = [(_words(address_of(node), _WORDS), node._sequence_nr()) for node in samples if node is not None]
+    return _only((p for p in range(_WORDS) if all(words[p] == number for words, number in rows)), "numbers") * _WORD
+
+
+def _find_edges(leaf: torch.Tensor) -> tuple[int, int, int]:
+    """The vector of edges, the size of one, and where in it the number of the input lies."""
+    parts = (leaf * 2).unbind()
+    sums = [parts[2] + parts[1], torch.stack([parts[0], parts[2], parts[1], parts[2]])]
+    before = address_of(parts[0].grad_fn)
+    found = set()
+    for size in (16, 24):
+        for place in range(_WORDS - 1):
+            if all(_has_edges(tensor.grad_fn, place, size, before) for tensor in sums):
+                found.add((place * _WORD, size, size - _WORD))
+    return _only(found, "edges")
+
+
+def _has_edges(node: Any, place: int, size: int, before: int) -> bool:
+    wanted = [number for _, number in node.next_functions]
+    words = _words(address_of(node), _WORDS)
+    first, last = words[place], words[place + 1]
+    if first < 4096 or first % _WORD or last - first != size * len(wanted):
+        return False
+    step = size // _WORD
+    edges = _words(first, step * len(wanted))
+    numbers = [edges[step * number + step - 1] & 0xFFFFFFFF for number in range(len(wanted))]
+    return all(edges[step * number] == before for number in range(len(wanted))) and numbers == wanted
+
+
+def _find_inputs() -> tuple[int, int, int, int]:
+    """The vector of inputs, the size of one, where in it the sizes lie and what tells that they are sizes."""
+    node: Any = torch.ones(3, 5, 7, requires_grad=True).mul(1).unbind()[0].grad_fn
+    words = _words(address_of(node), _WORDS)
+    found = set()
+    for place in range(_WORDS - 2):
+        first = words[place]
+        if first < 4096 or first % _WORD or words[place + 1] & 0xFFFFFFFF != 3:
+            continue
+        inside = _words(first, 48)
+        for shape in range(8):  # the sizes lie beside the pointer to them and their number
+            step = next((s for s in range(shape + 7, 20) if _is_shape(inside, first, shape + s)), None)
+            if _is_shape(inside, first, shape) and step and _is_shape(inside, first, shape + 2 * step):
+                found.add((place * _WORD, step * _WORD, shape * _WORD))
+    inputs, size, shape_place = _only(found, "inputs")
+    return inputs, size, shape_place, _find_shape_kind(inputs, shape_place)
+
+
+def _is_shape(words: list[int], first: int, place: int) -> bool:
+    beside = first + (place + 2) * _WORD
+    return words[place] == beside and words[place + 1] & 0xFFFFFFFF == 2 and words[place + 2 : place + 4] == [5, 7]
+
+
+def _find_shape_kind(inputs: int, shape: int) -> int:
+    """A nested tensor has a tensor of sizes: the byte behind the place for sizes says so."""
+    plain: Any = torch.ones(2, 3, requires_grad=True).mul(1).grad_fn
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are said to be a prototype
+        nested: Any = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True).mul(1).grad_fn
+    rows = [_words(_words(address_of(node) + inputs, 1)[0] + shape, 10) for node in (plain, nested)]
+    places = (place for place in range(7, 10) if [row[place] & 0xFF for row in rows] == [0, 1])
+    return shape + _only(places, "the kind of sizes") * _WORD
+
+
+def _find_options(inputs: int, size: int, shape: int) -> int:
+    """The word of dtype, device and layout: it differs where one of them does, and nowhere else."""
+    tensors = [torch.ones(2, 3, requires_grad=True), torch.ones(5, requires_grad=True)]
+    others = [torch.ones(2, dtype=dtype, requires_grad=True) for dtype in (torch.float64, torch.bfloat16)]
+    others += [torch.ones(2, 3, device="meta", requires_grad=True), torch.ones(2, 3).to_sparse().requires_grad_()]
+
+    def words(tensor: torch.Tensor) -> list[int]:
+        return _words(_words(address_of(tensor.unsqueeze(0).grad_fn) + inputs, 1)[0], size // _WORD)
+
+    alike, different = [words(tensor) for tensor in tensors], [words(tensor) for tensor in others]
+
+    def tells(place: int) -> bool:
+        kinds = {row[place] for row in different}
+        return len({row[place] for row in alike}) == 1 and len(kinds) == len(others) and alike[0][place] not in kinds
+
+    return _only((place for place in range(shape // _WORD) if tells(place)), "options") * _WORD
+
+
+def _find_python_node(leaf: torch.Tensor, edges: int) -> int:
+    """Where the object for a node that is written in Python points to it."""
+    wrappers = [_pass(leaf) for _ in range(3)]
+    rows = []
+    for tensor in wrappers:
+        after = tensor * 2
+        node = _words(_words(address_of(after.grad_fn) + edges, 1)[0], 1)[0]
+        size = type(tensor.grad_fn).__basicsize__ // _WORD
+        rows.append((_words(id(tensor.grad_fn), size), node))
+    places = (place for place in range(len(rows[0][0])) if all(words[place] == node for words, node in rows))
+    return _only(places, "nodes written in Python") * _WORD
+
+
+def _find_release() -> int:
+    """The place of `release_variables` in the tables of classes: PyTorch exports that of one class."""
+    try:
+        exported = ctypes.cast(getattr(ctypes.CDLL(torch._C.__file__), _RELEASE), ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        raise _Missing("how nodes are released was not found") from None
+    base = torch.ones(3, requires_grad=True) * 2
+    base[0].mul_(2)
+    table = _words(_words(address_of(base.grad_fn), 1)[0], 24)
+    return _only((place for place, function in enumerate(table) if function == exported), "how nodes are released")
+
+
+class _Passing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+_pass: Callable[[torch.Tensor], Any] = _Passing.apply
+
+
+def _words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint64 * count).from_address(address))
+
+
+def _only(places: Iterable[_Place], what: str) -> _Place:
+    """The one place found."""
+    found = list(places)
+    if len(found) != 1:
+        raise _Missing(f"{what}: {len(found)} places fit")
+    return found[0]

@@ -1,0 +1,125 @@
+"""Compiled autograd: the whole backward, as the engine runs it, captured and compiled.
+
+    with smelt.compiled_autograd.enable(smelt.compile(fullgraph=True)):
+        loss.backward()
+
+Within, every backward of this thread (`loss.backward()`, `torch.autograd.grad`) is captured through graph breaks of the
+forward, through eager parts and through hooks. `smelt.config.compiled_autograd = True` is the switch for all threads:
+backwards inside a compiled function are compiled as that function is, others by `smelt.compile()`.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.api import Compiling, backward_compilers, settings_of_region
+from smelt.base.options import config, when_set
+from smelt.pipeline.compiled_autograd import CompiledBackwards
+
+__all__ = ["disable", "enable"]
+
+_REMEMBERED = 32  # compilers whose compiled backwards are kept
+
+
+class _Enabled(threading.local):
+    def __init__(self) -> None:
+        self.compilers: list[CompiledBackwards | None] = []
+
+
+_enabled = _Enabled()
+_lock = threading.RLock()
+_uses = 0
+_known: dict[Any, CompiledBackwards] = {}
+
+
+@contextlib.contextmanager
+def enable(compiler: Any) -> Iterator[None]:
+    """Capture and compile the backwards of this thread.
+
+    `compiler` is `smelt.compile(…)` without a model, the name of a backend, or any function that takes the captured
+    `fx.GraphModule` and returns what is called in its place. What was compiled is kept for the next time it is given.
+    """
+    with _installed(_backwards_of(compiler)):
+        yield
+
+
+@contextlib.contextmanager
+def disable() -> Iterator[None]:
+    """Leave the backwards of this thread to PyTorch's engine."""
+    with _installed(None):
+        yield
+
+
+@contextlib.contextmanager
+def _installed(found: CompiledBackwards | None) -> Iterator[None]:
+    _put_in_place(1)
+    compilers = _enabled.compilers
+    compilers.append(found)
+    try:
+        yield
+    finally:
+        compilers.pop()
+        _put_in_place(-1)
+
+
+def _backwards_of(compiler: Any) -> CompiledBackwards:
+    with _lock:
+        found = _known.get(compiler)
+        if found is None:
+            made = CompiledBackwards(*backward_compilers(compiler))
+            while len(_known) >= _REMEMBERED:
+                del _known[next(iter(_known))]
+            found = _known[compiler] = made
+        return found
+
+
+def _switched_on() -> CompiledBackwards:
+    """What the switch means here: as the compiled function that is running, or by default."""
+    return _backwards_of(settings_of_region(_native.active()) or Compiling())
+
+
+def _compiler_here() -> CompiledBackwards | None:
+    compilers = _enabled.compilers
+    if compilers:
+        return compilers[-1]
+    return _switched_on() if config.compiled_autograd else None
+
+
+class _Engine:
+    """Stands before PyTorch's engine while compiled autograd is in use anywhere."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def run_backward(self, *args: Any, **named: Any) -> Any:
+        found = _compiler_here()
+        if found is None:
+            return self.engine.run_backward(*args, **named)
+        return found.run_backward(self.engine, *args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def _put_in_place(change: int) -> None:
+    """Stand before the engine while anybody needs it."""
+    global _uses
+    holder: Any = torch.autograd.Variable
+    with _lock:
+        _uses += change
+        standing = isinstance(holder._execution_engine, _Engine)
+        if _uses and not standing:
+            holder._execution_engine = _Engine(holder._execution_engine)
+        elif not _uses and standing:
+            holder._execution_engine = holder._execution_engine.engine
+
+
+def _switch(before: object, now: object) -> None:
+    _put_in_place(int(bool(now)) - int(bool(before)))
+
+
+when_set("compiled_autograd", _switch)

@@ -1,0 +1,274 @@
+"""Backwards under compiled autograd leave the world as the engine does."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.base.events import collect
+from smelt.compiled_autograd import disable, enable
+
+BACKENDS = ("eager", "aot_eager", "llvm")
+
+
+def engine_backwards() -> int:
+    return smelt.counters["engine_backwards"]
+
+
+def captures() -> int:
+    return smelt.counters["compiled_autograd_captures"]
+
+
+def model_and_data() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    return model, torch.randn(5, 6)
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def check_close(found: list[torch.Tensor | None], wanted: list[torch.Tensor | None]) -> None:
+    for have, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_trains_as_in_eager(backend: str, compiled: bool) -> None:
+    reference, x = model_and_data()
+    model, _ = model_and_data()
+    call = smelt.compile(model, backend=backend) if compiled else model
+    for _ in range(3):
+        reference(x).square().mean().backward()
+        with enable(smelt.compile(backend=backend)):
+            call(x).square().mean().backward()
+    check_close(gradients_of(model), gradients_of(reference))
+    assert captures() == 1 and engine_backwards() == 0
+
+
+def test_a_gradient_that_is_there_is_no_reason_to_compile_again() -> None:
+    model, x = model_and_data()
+    with enable("eager"):
+        for clear in (True, False, False, True):
+            if clear:
+                model.zero_grad()
+            model(x).sum().backward()
+    assert captures() == 1
+
+
+def test_gradients_lie_in_memory_as_leaves_do() -> None:
+    leaf = torch.randn(4, 3).t().requires_grad_()
+    other = torch.randn(3, 4, requires_grad=True)
+    with enable("eager"):
+        (leaf * other).sum().backward()
+    assert leaf.grad is not None and leaf.grad.stride() == leaf.stride()
+
+
+def test_leaves_that_get_the_same_gradient_do_not_share_it() -> None:
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    given = torch.ones(3)
+    with enable("eager"):
+        (x + y).backward(given)
+    assert x.grad is not None and y.grad is not None
+    x.grad.add_(5)
+    assert torch.equal(y.grad, torch.ones(3)) and torch.equal(given, torch.ones(3))
+
+
+def test_what_was_saved_is_freed_and_a_second_backward_refused() -> None:
+    model, x = model_and_data()
+    for call in (model, smelt.compile(model, backend="aot_eager")):
+        loss = call(x).sum()
+        with enable("eager"):
+            loss.backward()
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+
+
+def test_a_retained_graph_can_be_used_again() -> None:
+    model, x = model_and_data()
+    loss = smelt.compile(model, backend="aot_eager")(x).sum()
+    with enable("eager"):
+        loss.backward(retain_graph=True)
+        first = [gradient.clone() for gradient in gradients_of(model) if gradient is not None]
+        loss.backward()
+    check_close(gradients_of(model), [2 * gradient for gradient in first])
+
+
+def test_a_saved_tensor_changed_since_is_an_error() -> None:
+    x = torch.randn(3, requires_grad=True)
+    y = x.exp()
+    loss = y.sum()
+    with torch.no_grad():
+        y.add_(1)
+    with enable("eager"), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradients_that_are_asked_for() -> None:
+    x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+
+    def losses() -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(x @ w)
+        return hidden, (hidden * hidden).sum()
+
+    hidden, loss = losses()
+    want = torch.autograd.grad(loss, (w, hidden, x))
+    hidden, loss = losses()
+    with enable("eager"):
+        found = torch.autograd.grad(loss, (w, hidden, x))
+        for have, expected in zip(found, want, strict=True):
+            assert torch.equal(have, expected)
+        unused = torch.randn(2, requires_grad=True)
+        assert torch.autograd.grad(losses()[1], (x, unused), allow_unused=True)[1] is None
+        with pytest.raises(RuntimeError, match="not have been used"):
+            torch.autograd.grad(losses()[1], (x, unused))
+    assert x.grad is None and w.grad is None
+
+
+def test_a_backward_to_some_leaves_only() -> None:
+    x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    with enable("eager"):
+        (x @ w).sum().backward(inputs=[w])
+    assert x.grad is None and w.grad is not None
+    assert torch.equal(w.grad, torch.autograd.grad((x @ w).sum(), w)[0])
+    assert captures() == 1
+
+
+def test_several_roots() -> None:
+    x = torch.randn(3, requires_grad=True)
+    with enable("eager"):
+        torch.autograd.backward([x * 2, (x * x).sum()], [torch.ones(3), None])
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2 + 2 * x.detach())
+
+
+@pytest.mark.parametrize(
+    ("reason", "run"),
+    [
+        ("create_graph", lambda x: (x * x).sum().backward(create_graph=True)),
+        ("leaf", lambda x: x.backward(torch.ones(3))),
+        ("packed by hooks", lambda x: _saving_on_hooks(x).backward()),
+        ("anomaly", lambda x: _watched(x)),
+    ],
+)
+def test_what_is_left_to_the_engine_says_why(reason: str, run: Callable[[torch.Tensor], None]) -> None:
+    x, reference = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    run(reference)
+    with collect() as events, enable("eager"):
+        run(x)
+    assert engine_backwards() == 1
+    assert any(reason in event.text for event in events if event.channel == "compiled_autograd")
+    assert x.grad is not None and reference.grad is not None and torch.equal(x.grad, reference.grad)
+
+
+def _saving_on_hooks(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        return (x * x).sum()
+
+
+def _watched(x: torch.Tensor) -> None:
+    with torch.autograd.detect_anomaly(check_nan=False):
+        (x * x).sum().backward()
+
+
+def test_blocks_nest_and_end() -> None:
+    x = torch.randn(3, requires_grad=True)
+    engine = torch.autograd.Variable._execution_engine
+    with enable("eager"):
+        with disable():
+            (x * 2).sum().backward()
+        assert captures() == 0
+        with enable("aot_eager"):
+            (x * 2).sum().backward()
+        (x * 2).sum().backward()
+        assert captures() == 2  # each compiler has its own
+    (x * 2).sum().backward()
+    assert captures() == 2
+    assert torch.autograd.Variable._execution_engine is engine
+    with pytest.raises(smelt.SmeltError, match="SM002"), enable(3):
+        pass
+
+
+def test_equal_settings_share_what_was_compiled() -> None:
+    x = torch.randn(3, requires_grad=True)
+    for _ in range(3):
+        with enable(smelt.compile(backend="eager", fullgraph=True)):
+            (x * 2).sum().backward()
+    assert captures() == 1
+
+
+def test_a_compiler_of_ones_own_gets_the_module() -> None:
+    seen: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        seen.append(module)
+        return module
+
+    x = torch.randn(3, requires_grad=True)
+    with enable(keep):
+        (x * 2).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((3,), 2.0))
+    assert "aten.mul" in seen[0].code
+
+
+def test_the_switch_works_in_every_thread_and_a_block_in_its_own() -> None:
+    x = torch.randn(3, requires_grad=True)
+
+    def elsewhere(work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def work() -> None:
+        (x * 2).sum().backward()
+
+    with enable("eager"):
+        elsewhere(work)
+    assert captures() == 0
+    smelt.config.compiled_autograd = True
+    elsewhere(work)
+    assert captures() == 1
+    smelt.config.compiled_autograd = False
+    work()
+    assert captures() == 1
+    assert x.grad is not None and torch.equal(x.grad, torch.full((3,), 6.0))
+
+
+def test_many_threads_compile_one_backward_once() -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(4, 4, requires_grad=True) for _ in range(4)]
+    data = torch.randn(4, 4)
+
+    def work(weight: torch.Tensor) -> None:
+        with enable("aot_eager"):
+            for _ in range(5):
+                torch.tanh(data @ weight).sum().backward()
+
+    threads = [threading.Thread(target=work, args=(weight,)) for weight in weights]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for weight in weights:
+        reference = weight.detach().requires_grad_()
+        for _ in range(5):
+            torch.tanh(data @ reference).sum().backward()
+        torch.testing.assert_close(weight.grad, reference.grad)
+    assert captures() == 1
+
+
+def test_an_unused_branch_leaves_no_gradient() -> None:
+    """Not zeros, which an optimizer would take for a gradient."""
+    x, y = (torch.randn(3, requires_grad=True) for _ in range(2))
+    with enable("eager"):
+        torch.stack([x * 2, y * 3]).unbind()[0].sum().backward()
+    a, b = x.grad, y.grad
+    x.grad = y.grad = None
+    torch.stack([x * 2, y * 3]).unbind()[0].sum().backward()
+    torch.testing.assert_close(a, x.grad)
+    torch.testing.assert_close(b, y.grad)
