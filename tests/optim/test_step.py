@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
+from smelt.base.events import collect
+from smelt.ir.program import Program
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 
@@ -99,3 +101,36 @@ def test_a_step_with_adam_is_one_graph_whatever_the_rate(backend: str, kind: Any
     assert counters["graphs"] == 2, "neither the number of steps nor the rate is compiled in"
     assert counters.get("graph_breaks", 0) == 0 and counters.get("eager_graphs", 0) == 0
     assert counters.get("sizes_compiled", 2) == 2
+
+
+def test_parameters_are_updated_where_they_are() -> None:
+    model = _model()
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    compiled = smelt.compile(_step, fullgraph=True)
+    with collect() as events:
+        for number in range(3):
+            compiled(model, opt, *_batch(number))
+    programs = [event.subject for event in events if isinstance(event.subject, Program)]
+    handed_back = [operand.shape for operand in programs[-1].outputs if operand is not None]
+    assert len(handed_back) == 5, "the loss and four gradients; what Adam keeps and the weights are written in place"
+
+
+def test_a_write_in_place_is_seen_by_autograd() -> None:
+    """A weight that was saved for a backward and then stepped is noticed, as in eager."""
+
+    def step(opt: torch.optim.Optimizer) -> None:
+        opt.step()
+
+    model = _model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(_batch(0)[0]).sum().backward()
+    loss = model(_batch(1)[0]).square().sum()
+    smelt.compile(step, fullgraph=True)(opt)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
+def test_operators_on_lists_become_kernels(kind: Any) -> None:
+    counters = train_alike(lambda parameters: kind(parameters, lr=0.01, foreach=True), "llvm")
+    assert counters["graphs"] == 2 and counters.get("eager_graphs", 0) == 0

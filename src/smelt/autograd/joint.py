@@ -146,7 +146,7 @@ def trace_forward(traced: Traced | Source, decompositions: Decompositions | None
         written = _written(source, run)
         recorder.output([*(result.node for result in arrangement.results), *(write.node for write in written)])
     plan = _plan(run, arrangement, written)
-    pure = Pure(_finish(recorder), plan, source.eager())
+    pure = Pure(replace(_finish(recorder), writes=plan.new_values), plan, source.eager())
     if events.wanted("forward"):
         events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
     return pure

@@ -208,6 +208,7 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
     )
+    forward = replace(forward, writes=plan.new_values)
     return Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
 
 

@@ -4,15 +4,21 @@
     →  launch k3_in0out0(mm, bias)   with mm `inout`; whoever read relu reads mm
 
 Safe where every read of the dying buffer in the kernel is at the one index the output is stored at, and comes before
-the store. Only arena memory is taken over: inputs, constants and library results belong to others.
+the store. Only arena memory is taken over: inputs, constants and library results belong to others. An input is written
+over only by what the program hands back to be copied into it:
+
+    launch k7(weight, gradient, new)   new is the weight's new value
+    →  launch k7_in0out0(weight, gradient)   and nothing is handed back
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from smelt.base.varying import known_equal
 from smelt.fuse.plan import aliases, lifetimes
-from smelt.ir.check_program import reads, span
+from smelt.ir.check_program import operands_in, reads, span, writes
 from smelt.ir.kernel import Accumulate, Buffer, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
@@ -20,6 +26,68 @@ from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBu
 def reuse_in_place(program: Program) -> Program:
     """Let outputs of kernels take over dying inputs where that is safe."""
     return _Reuse(program).run()
+
+
+def write_in_place(program: Program, pairs: Sequence[tuple[int, int]]) -> Program:
+    """Let kernels write new values of inputs (outputs and inputs by position) where the old ones are.
+
+    Only behind the last library call: those may fail, and then nothing must have been written.
+    """
+    return _Overwrite(program).run(pairs) if pairs else program
+
+
+class _Overwrite:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = list(program.steps)
+        self.outputs = list(program.outputs)
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+        self.used = {name: last for name, (_, last) in lifetimes(program).items()}
+        self.made = {name: number for number, step in enumerate(self.steps) for name in writes(step)}
+        self.returned = Counter(operand.buffer for operand in operands_in(program.outputs))
+        self.viewed = {name for step in self.steps if aliases(step) for name in reads(step)}
+        calls = [number for number, step in enumerate(self.steps) if isinstance(step, Library)]
+        self.last_call = calls[-1] if calls else -1
+        self.now: dict[str, str] = {}  # new values → the inputs they lie in
+
+    def run(self, pairs: Sequence[tuple[int, int]]) -> Program:
+        for place, number in pairs:
+            self._try(place, self.program.inputs[number])
+        return replace(
+            self.program,
+            buffers=tuple(buffer for buffer in self.program.buffers if buffer.name not in self.now),
+            steps=tuple(self._renamed(step) for step in self.steps),
+            outputs=tuple(self.outputs),
+        )
+
+    def _renamed(self, step: Step) -> Step:
+        if not isinstance(step, Launch):
+            return step  # it comes before all that is written in place
+        return Launch(step.kernel, tuple(self.now.get(name, name) for name in step.args))
+
+    def _try(self, place: int, mine: str) -> None:
+        output = self.outputs[place]
+        if not isinstance(output, Operand):
+            return
+        theirs, spec = output.buffer, self.buffers[mine].spec
+        number = self.made.get(theirs, -1)
+        if self.buffers[theirs].place is not Place.FRESH or output != Operand(theirs, spec.shape, spec.stride):
+            return
+        if self.returned[theirs] != 1 or self.returned[mine] or mine in self.viewed or number <= self.last_call:
+            return
+        step = self.steps[number]
+        if not isinstance(step, Launch) or self.used.get(mine) != number or step.args.count(mine) != 1:
+            return
+        parameters = dict(zip(step.args, step.kernel.parameters, strict=True))
+        source, target = parameters[mine], parameters[theirs]
+        if source.role is not Role.INPUT or target.role is not Role.OUTPUT or not is_safe(step.kernel, source, target):
+            return
+        if not _as_long(self.buffers[mine], self.buffers[theirs]):
+            return
+        args = tuple(name for name in step.args if name != theirs)
+        self.steps[number] = Launch(merged(step.kernel, source, target), args)
+        self.outputs[place] = None
+        self.now[theirs] = mine
 
 
 class _Reuse:
@@ -78,9 +146,12 @@ class _Reuse:
 
 
 def _alike(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
+    return theirs.place is Place.ARENA and _as_long(mine, theirs)
+
+
+def _as_long(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
     return (
-        theirs.place is Place.ARENA
-        and mine.spec.dtype is theirs.spec.dtype
+        mine.spec.dtype is theirs.spec.dtype
         and mine.spec.device == theirs.spec.device
         and known_equal(span(mine.spec.shape, mine.spec.stride), span(theirs.spec.shape, theirs.spec.stride))
     )

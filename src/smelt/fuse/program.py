@@ -18,7 +18,7 @@ from smelt.fuse.assemble import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.grouping import form_groups
 from smelt.fuse.groups import Group, Groups
-from smelt.fuse.inplace import reuse_in_place
+from smelt.fuse.inplace import reuse_in_place, write_in_place
 from smelt.fuse.limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.order import order
 from smelt.fuse.plan import plan_memory
@@ -48,7 +48,7 @@ def build_program(
             events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
             alone |= {value.id for value in failed.values}
             continue
-        program = reuse_in_place(program)
+        program = reuse_in_place(write_in_place(program, traced.writes))
         # Where buffers lie depends on how long they are.
         return program if any(buffer.spec.varies for buffer in program.buffers) else plan_memory(program)
 

@@ -25,11 +25,15 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A graph with the tensors its `get_attr` nodes name. This is what stages hand to each other."""
+    """A graph with the tensors its `get_attr` nodes name. This is what stages hand to each other.
+
+    `writes`: outputs that are new values of inputs, by their positions; who compiles the graph may leave them there.
+    """
 
     graph: fx.Graph
     level: Level
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    writes: tuple[tuple[int, int], ...] = ()
 
     def to_module(self) -> fx.GraphModule:
         """A runnable `GraphModule`, for custom backends and for people; costs about 0.1 ms a node."""

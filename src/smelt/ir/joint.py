@@ -161,6 +161,13 @@ class Plan:
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
 
     @property
+    def new_values(self) -> tuple[tuple[int, int], ...]:
+        """Of a graph without tangents: the positions of new values among the results, and of what they are written
+        to. What is written differentiably is left to autograd."""
+        places = enumerate(self.written, self.results)
+        return () if self.tangents else tuple(pair for pair in places if pair[1] not in self.rebased)
+
+    @property
     def forward_outputs(self) -> int:
         """How many values the forward returns before those it saves."""
         return self.results + len(self.written)

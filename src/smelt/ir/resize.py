@@ -80,4 +80,4 @@ def resized_graph(traced: Traced, change: Change) -> Traced:
     graph = fx.Graph()
     graph.output(graph.graph_copy(traced.graph, {}))
     resize_in_place(graph, change)
-    return Traced(graph, traced.level, traced.constants)
+    return replace(traced, graph=graph)

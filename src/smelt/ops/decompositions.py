@@ -10,7 +10,15 @@ Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smelt.ops.decompose import activations, losses, norms, rearrange, reductions  # noqa: F401  (they fill the table)
+from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
+    activations,
+    foreach,
+    losses,
+    norms,
+    products,
+    rearrange,
+    reductions,
+)
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
