@@ -1,6 +1,6 @@
-"""Views by their simplest name, joins, products with a bias, dropout.
+"""Views by their simplest name, joins, dropout.
 
-    t(x) → permute(x, [1, 0])        split(x, 2) → slices        addmm(b, x, w) → mm(x, w) + b
+    t(x) → permute(x, [1, 0])        split(x, 2) → slices
 
 `detach`, `alias` and `lift_fresh` are nothing at all in a pure graph: what follows uses their argument.
 """
@@ -83,21 +83,6 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if any(one.shape != first.shape or not one.is_contiguous() for one in tensors):
         return NotImplemented
     return aten.cat.default([aten.unsqueeze.default(one, dim) for one in tensors], dim % (first.dim() + 1))
-
-
-@decomposes(aten.addmm.default)
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """The sum fuses with what follows; in 16 bits it would round twice, and stays inside the product."""
-    if beta != 1 or alpha != 1 or a.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
-    return aten.mm.default(a, b) + bias
-
-
-@decomposes(aten.baddbmm.default)
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    if beta != 1 or alpha != 1 or a.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
-    return aten.bmm.default(a, b) + bias
 
 
 @decomposes(aten.native_dropout.default)
