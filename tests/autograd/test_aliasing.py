@@ -153,15 +153,24 @@ def test_inputs_that_share_memory_fall_back_when_one_is_written() -> None:
     ("function", "inputs", "reason"),
     [
         (lambda x: x.t_() * 2, [c(2, 3)], "changes its shape or layout"),
-        (lambda x: x * x.sum().item(), [g(3)], "without data"),
+        (lambda x: x * len(x.nonzero()), [g(3)], "without data"),
         (lambda x: x[x > 0], [g(3)], "without data"),
         (lambda x: x.resize_(7) * 1, [c(3)], "."),
     ],
-    ids=["layout", "item", "mask index", "resize"],
+    ids=["layout", "nonzero", "mask index", "resize"],
 )
 def test_what_cannot_be_done_says_why(function: Any, inputs: list[torch.Tensor], reason: str) -> None:
     with pytest.raises(CannotTrace, match=reason):
         trace_joint(captured(function, inputs), {})
+
+
+def test_a_number_out_of_a_tensor_stays_open() -> None:
+    def function(x: Any) -> Any:
+        return x * x.sum().item()
+
+    compiled = aot(function)
+    for x in (g(3), g(3) + 1):
+        torch.testing.assert_close(compiled(x), function(x))
 
 
 def test_a_write_that_gradients_flow_through_is_a_result() -> None:
@@ -178,7 +187,7 @@ def test_a_leaf_is_written_as_eager_would() -> None:
 def test_grad_mode_is_restored_after_a_failure() -> None:
     def function(x: Any) -> Any:
         torch._C._set_grad_enabled(False)
-        return x.sum().item()
+        return x.nonzero()
 
     with pytest.raises(CannotTrace):
         aot(function)(g(3))
