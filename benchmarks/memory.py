@@ -42,30 +42,19 @@ def saved(name: str, backend: str) -> dict[str, Any]:
     return {"saved": saved_bytes(loss, model.parameters())}
 
 
-def allocated_at_peak(step: Callable[[], object]) -> tuple[int, int]:
-    """The most bytes PyTorch's allocator had handed out at one time within a call: between operators, and at all.
-
-    The second also sees what operators take for themselves while they run and give back before they return.
-    """
+def allocated_at_peak(step: Callable[[], object]) -> int:
+    """The most bytes PyTorch's allocator had handed out at one time within a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     assert profiler.profiler is not None
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    now = between = most = 0
-    inside_until = 0
-    for event in events:
-        if event.name() == "[memory]":
-            if event.start_ns() > inside_until:
-                between = max(between, now)
-            now += event.nbytes()
-            most = max(most, now)
-        elif event.name().startswith("aten::"):
-            if event.start_ns() > inside_until:
-                between = max(between, now)
-            inside_until = max(inside_until, event.start_ns() + event.duration_ns())
-    return between, most
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
 
 
 def budget(name: str, part: str) -> dict[str, Any]:
@@ -75,6 +64,7 @@ def budget(name: str, part: str) -> dict[str, Any]:
     from smelt.base import events
     from smelt.ir.peak import program_peak
     from smelt.ir.program import Program
+    from smelt.runtime.scratch import scratch_of_step
 
     model, inputs = build(name)
     wanted = None if part == "none" else float(part)
@@ -94,17 +84,16 @@ def budget(name: str, part: str) -> dict[str, Any]:
     model.zero_grad(set_to_none=True)
     held.clear()
     arena = max(int(forward.arena_bytes), int(backward.arena_bytes))
-    between, most = allocated_at_peak(step)
+    measured = allocated_at_peak(step) + arena
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - began)
     return {
-        "expected": program_peak(forward, backward, halves.plan).step,
+        "expected": program_peak(forward, backward, halves.plan, scratch_of_step).step,
         "allowed": halves.fitting.allowed if halves.fitting is not None else None,
-        "measured": between + arena,
-        "with_scratch": most + arena,
+        "measured": measured,
         "saved": sum(int(saved.spec.nbytes) for saved in halves.plan.saved if saved.source is None),
         "seconds": min(seconds),
     }
@@ -148,7 +137,7 @@ def _print_saved(models: Sequence[str], peer: bool) -> None:
 
 
 def _print_budgets(models: Sequence[str]) -> None:
-    print("MB              saved   allowed  expected  measured  with scratch   step s")
+    print("MB              saved   allowed  expected  measured   step s")
     for model in models:
         for part in ("none", *map(str, PARTS)):
             found = in_fresh_process(["benchmarks.memory", "_budget", model, part])
@@ -156,12 +145,9 @@ def _print_budgets(models: Sequence[str]) -> None:
                 print(f"{model:8}{part:>5}  failed: {found['failed']}")
                 continue
             allowed = "–" if found["allowed"] is None else f"{found['allowed'] / 1e6:.2f}"
-            sizes = [f"{found[key] / 1e6:10.2f}" for key in ("expected", "measured")]
-            print(
-                f"{model:8}{part:>5}{found['saved'] / 1e6:9.2f}{allowed:>10}{''.join(sizes)}"
-                f"{found['with_scratch'] / 1e6:14.2f}{found['seconds']:9.3f}",
-                flush=True,
-            )
+            sizes = "".join(f"{found[key] / 1e6:10.2f}" for key in ("expected", "measured"))
+            saved_mb, seconds = found["saved"] / 1e6, found["seconds"]
+            print(f"{model:8}{part:>5}{saved_mb:9.2f}{allowed:>10}{sizes}{seconds:9.3f}", flush=True)
 
 
 def _print_stage(peer: bool) -> None:

@@ -430,3 +430,43 @@ def test_checkpoints_and_budgets_together(backend: str, policy: Callable[..., Ch
         if halves.fitting is not None:
             assert before is None or halves.fitting.peak.step <= before
             before = halves.fitting.peak.step
+
+
+class Convolved(nn.Module):
+    """Convolutions, which take memory for themselves while they run: how much is the machine's business."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 16, 32, 32)
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(sizes))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(size) for size in sizes[1:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))
+        return x.mean((2, 3)).square().mean()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_what_convolutions_take_for_themselves_is_in_the_peak(backend: str) -> None:
+    torch.manual_seed(0)
+    model, x = Convolved(), torch.randn(4, 3, 24, 24)
+    before = None
+    for part in (1.0, 0.4):
+        smelt.reset()
+        compiled = smelt.compile(model, backend=backend, options={"memory_budget": part})
+
+        def step(compiled: Any = compiled) -> None:
+            model.zero_grad(set_to_none=True)
+            compiled(x).backward()
+
+        with events.collect() as collected:
+            step()
+        programs = [event.subject for event in collected if isinstance(event.subject, Program)]
+        (halves, _) = [event.subject for event in collected if isinstance(event.subject, Halves)]
+        model.zero_grad(set_to_none=True)
+        measured = allocated_at_peak(step) + max((int(program.arena_bytes) for program in programs), default=0)
+        assert halves.fitting is not None
+        assert abs(measured - halves.fitting.peak.step) <= 0.05 * measured
+        assert before is None or measured <= before
+        before = measured

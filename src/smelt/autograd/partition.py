@@ -33,6 +33,7 @@ from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
 from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.tensorspec import NumberSpec, set_spec, spec_of, tensor_spec
+from smelt.runtime.scratch import scratch_of
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -135,7 +136,7 @@ def min_cut(
 
 def _run_by_operator(halves: Halves) -> Sequence[Peak]:
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
-    return (graph_peak(halves.forward, backward, halves.plan),)
+    return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
 
 def _within(problem: Problem, budget: float, measure: Measure) -> Halves:

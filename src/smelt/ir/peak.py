@@ -4,8 +4,9 @@
     between     its results, and what it saved                     ├─ the most of these is the peak
     backward    both, and what it has made so far and still needs  ┘
 
-Counted is all that the step allocates: temporary values, results, saved values, gradients, those that come in too. Not
-counted is what the caller brought (inputs, parameters) and what library calls take for themselves while they run.
+Counted is all that the step allocates: temporary values, results, saved values, gradients, those that come in too, and
+what library calls take for themselves while they run, if somebody can tell (`scratch`). Not counted is what the caller
+brought (inputs, parameters).
 Results are taken to be held by the caller until the backward is over; saved values go as soon as it has read them.
 Gradients are taken to come for the results that the backward has an input for. If that is all of several, and some are
 scalar (a loss), they come for those alone: for the others zeros are made, which go when they are read.
@@ -13,8 +14,9 @@ scalar (a loss), they come for those alone: for the others zeros are made, which
 
 import operator
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -23,11 +25,15 @@ from smelt.ir.check_program import operands_in, reads, writes
 from smelt.ir.effects import is_view
 from smelt.ir.graph import Traced, outputs, placeholders
 from smelt.ir.joint import Plan
-from smelt.ir.program import Place, Program
+from smelt.ir.program import Library, Place, Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
 
 Key = Hashable  # stands for one block of memory
 END = sys.maxsize - 1
+
+# The bytes a library call takes for itself: of an operator and its arguments, specs for tensors; of a program's step.
+CallScratch = Callable[[object, Sequence[Any], Mapping[str, Any]], int]
+StepScratch = Callable[[Program, Library], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Usage:
     first: dict[Key, int] = field(default_factory=dict)
     last: dict[Key, int] = field(default_factory=dict)
     returned: list[Key | None] = field(default_factory=list)  # None: nothing that this half made
+    scratch: dict[int, int] = field(default_factory=dict)  # taken during a step alone
 
     def make(self, key: Key, size: int, step: int) -> None:
         if key not in self.sizes:
@@ -75,28 +82,30 @@ class Usage:
             if key not in kept:
                 changes[self.last[key] + 1] = changes.get(self.last[key] + 1, 0) - size
         now = most = 0
-        for step in sorted(changes):
-            now += changes[step]
-            most = max(most, now)
+        for step in sorted({*changes, *self.scratch}):
+            now += changes.get(step, 0)
+            most = max(most, now + self.scratch.get(step, 0))
         return most
 
     def bytes_of(self, keys: list[Key | None]) -> int:
         return sum(self.sizes[key] for key in {key for key in keys if key in self.sizes})
 
 
-def graph_peak(forward: Traced, backward: Traced | None, plan: Plan) -> Peak:
+def graph_peak(forward: Traced, backward: Traced | None, plan: Plan, scratch: CallScratch | None = None) -> Peak:
     """The peak of graphs that PyTorch runs operator by operator, letting go of values after their last use."""
-    ahead = graph_usage(forward.graph)
+    ahead = graph_usage(forward.graph, (), scratch)
     given = _given(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
-    return _peak(ahead, None if backward is None else graph_usage(backward.graph, given), given, plan)
+    return _peak(ahead, None if backward is None else graph_usage(backward.graph, given, scratch), given, plan)
 
 
-def program_peak(forward: Program, backward: Program | None, plan: Plan) -> Peak:
+def program_peak(
+    forward: Program, backward: Program | None, plan: Plan, scratch: StepScratch | None = None
+) -> Peak:
     """The peak of planned programs, their arena included, which both share and which is kept from step to step."""
     arena = max(int(forward.arena_bytes), int(backward.arena_bytes) if backward is not None else 0)
-    ahead = program_usage(forward)
+    ahead = program_usage(forward, (), scratch)
     given = _given(ahead, plan, len(backward.inputs) if backward is not None else 0)
-    return _peak(ahead, None if backward is None else program_usage(backward, given), given, plan, arena)
+    return _peak(ahead, None if backward is None else program_usage(backward, given, scratch), given, plan, arena)
 
 
 def _given(forward: Usage, plan: Plan, inputs: int) -> list[int]:
@@ -121,7 +130,7 @@ def _peak(forward: Usage, backward: Usage | None, given: list[int], plan: Plan, 
     return Peak(always + forward.peak(), later, sum(given[: len(plan.saved)]))
 
 
-def graph_usage(graph: fx.Graph, given: Sequence[int] = ()) -> Usage:
+def graph_usage(graph: fx.Graph, given: Sequence[int] = (), scratch: CallScratch | None = None) -> Usage:
     """A block per value that is no view; a view uses the block of what it shows. `given` are the sizes of inputs that
     go when they have been read."""
     usage = Usage()
@@ -138,6 +147,9 @@ def graph_usage(graph: fx.Graph, given: Sequence[int] = ()) -> Usage:
             key_of[node] = _shown(node, key_of)
         else:
             key_of[node] = _made(node, usage, step)
+            if scratch is not None:
+                args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), cast(Any, spec_of))
+                usage.scratch[step] = scratch(node.target, args, kwargs)
     usage.returned = [key_of[node] if isinstance(node, fx.Node) else None for node in outputs(graph)]
     return usage
 
@@ -160,7 +172,7 @@ def _made(node: fx.Node, usage: Usage, step: int) -> Key | None:
     return node
 
 
-def program_usage(program: Program, given: Sequence[int] = ()) -> Usage:
+def program_usage(program: Program, given: Sequence[int] = (), scratch: StepScratch | None = None) -> Usage:
     """A block per buffer that is allocated at each call; the arena is not in it. `given` as in `graph_usage`."""
     usage = Usage()
     for name, size in zip(program.inputs, given, strict=False):
@@ -175,6 +187,8 @@ def program_usage(program: Program, given: Sequence[int] = ()) -> Usage:
             if name in sizes:
                 usage.make(name, sizes[name], number)
             usage.use(name, number)
+        if scratch is not None and isinstance(step, Library):
+            usage.scratch[number] = scratch(program, step)
     for output in program.outputs:
         found = [operand.buffer for operand in operands_in((output,))]
         usage.returned.append(found[0] if found else None)

@@ -42,6 +42,7 @@ from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
 from smelt.pipeline.sized import SizedGraph, Trace, is_sized
 from smelt.pipeline.symbolic import Bound, Generate, Tracing
 from smelt.runtime.launch import Arenas, Executable, launcher
+from smelt.runtime.scratch import scratch_of, scratch_of_step
 from smelt.runtime.wrap import Flat, GraphOfBackward, MakeBackward, join
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
@@ -106,7 +107,7 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
     """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
     if _why_not_generate(halves.forward) or (backward is not None and _why_not_generate(backward)):
-        return (graph_peak(halves.forward, backward, halves.plan),)
+        return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
     def program_of(half: Traced) -> Program:
         context = Context(options, "trial", Fuel(options.fuel))
@@ -115,8 +116,9 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
         return build_program(half, context.name, options, fuel=context.fuel)
 
     ahead, back = program_of(halves.forward), None if backward is None else program_of(backward)
-    with_arena = program_peak(ahead, back, halves.plan)
-    return with_arena, program_peak(ahead.unplanned(), None if back is None else back.unplanned(), halves.plan)
+    with_arena = program_peak(ahead, back, halves.plan, scratch_of_step)
+    ahead, back = ahead.unplanned(), None if back is None else back.unplanned()
+    return with_arena, program_peak(ahead, back, halves.plan, scratch_of_step)
 
 
 def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
