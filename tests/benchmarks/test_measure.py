@@ -50,6 +50,12 @@ def test_errors_follow_the_rule() -> None:
     assert not errors([(exact + 4e-3).float()], [eager], [exact]).within
 
 
+def test_what_eager_gets_all_wrong_says_nothing_unless_it_is_no_number() -> None:
+    exact, noise = torch.tensor([1e-18], dtype=torch.float64), torch.tensor([1e-9])
+    assert errors([noise * 5], [noise], [exact]).within
+    assert not errors([noise * math.nan], [noise], [exact]).within
+
+
 def test_a_few_ulp_are_granted_when_eager_is_exact() -> None:
     exact = torch.tensor([1.0], dtype=torch.float64)
     ulp = torch.finfo(torch.float32).eps

@@ -379,7 +379,7 @@ def _image_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dic
         args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 2)
         out = aten.convolution.default(image, kernel, None, *args)
         yield aten.convolution.default, (image, kernel, None, *args), {}
-        for grad in (out, out.contiguous(), _channels_last(out)):
+        for grad in (out, out.contiguous(), _channels_last(out), out[:, :, :, :1].expand(out.shape)):
             yield aten.convolution_backward.default, (grad, image, kernel, [6], *args, [True, True, True]), {}
     one = _channels_last(_filled((6, 2, 1, 1), dtype))
     yield aten.convolution.default, (_channels_last(x), one, None, [1], [0], [1], False, [0], 2), {}

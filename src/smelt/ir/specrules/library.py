@@ -253,10 +253,9 @@ def _convolution_backward(
     if forward is NotImplemented or forward.shape != tuple(grad.shape):
         return NotImplemented
     last = _convolves_channels_last(value, weight)
-    images = is_channels_last(tuple(grad.shape), tuple(grad.stride()))
-    if not (value.is_contiguous() and grad.is_contiguous()) and not (last and (images or grad.is_contiguous())):
+    if last and not grad.is_contiguous() and not is_channels_last(tuple(grad.shape), tuple(grad.stride())):
         return NotImplemented
-    if not last and suggests_channels_last(grad.shape, grad.stride()):
+    if not last and not value.is_contiguous():  # how the gradient that comes lies is of no account
         return NotImplemented
     return (
         _laid_out(tuple(value.shape), value.dtype, last) if mask[0] else None,
