@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import smelt
 from tests.autograd.helpers import PARTITIONS, compare
 
 
@@ -108,3 +109,42 @@ def test_against_eager(name: str, partition_fn: Any) -> None:
     torch.manual_seed(0)
     function, make = CASES[name]
     compare(function, make(), partition_fn)
+
+
+def added(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x.view(6) + w).exp()
+
+
+def crossed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x.t() * 2 + w.view(3, 2)).sin() + x.t()
+
+
+def side_by_side(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x.view(6), w, x.view(6)])
+
+
+def viewed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.view(6) + w
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("function", [added, crossed, side_by_side, viewed])
+def test_gradients_of_two_leaves_do_not_share_memory(function: Callable[..., torch.Tensor], backend: str) -> None:
+    """One gradient was a view of the other; both leaves took theirs as it was, and a second step was added twice."""
+    torch.manual_seed(0)
+    given = torch.randn(2, 3), torch.randn(6)
+    compiled = smelt.compile(function, backend=backend, fullgraph=True)
+    found: list[list[torch.Tensor | None]] = []
+    for call in (function, compiled):
+        x, w = (tensor.clone().requires_grad_() for tensor in given)
+        for _ in range(3):
+            call(x, w).sum().backward()
+        found.append([x.grad, w.grad])
+    x, w = (tensor.clone().requires_grad_() for tensor in given)
+    tangent = torch.ones_like(function(x, w))
+    for _ in range(2):
+        compiled(x, w).backward(tangent)  # eager makes x's gradient a view of it, and adds to both
+    assert x.grad is not None and w.grad is not None and torch.equal(tangent, torch.ones_like(tangent))
+    assert x.grad.untyped_storage().data_ptr() != w.grad.untyped_storage().data_ptr()
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs)

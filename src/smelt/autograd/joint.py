@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.aliasing import Arrangement, arrange
+from smelt.autograd.aliasing import Arrangement, arrange, view_root
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
     CannotTrace,
@@ -281,16 +281,36 @@ def _backward(
         if isinstance(error, CannotTrace):
             raise
         raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
-    found: dict[int, fx.Node] = {}
+    found: dict[int, torch.Tensor] = {}
     for index, gradient in zip(wanted, gradients, strict=True):
         if gradient is None:
             continue
         if not torch._is_functional_tensor(gradient):
             raise CannotTrace("a gradient escaped functionalization")
-        node = settled(gradient).node
-        assert node is not None
-        found[index] = node
-    return specs, found
+        found[index] = gradient
+    return specs, _unshared(found)
+
+
+def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
+    """The gradients' nodes, with copies of views that show what another gradient lies in, or what came in.
+
+    Leaves take a gradient that nobody else has as their own and add to it in place: two that share memory would be
+    added to twice. Eager has copied the one before the other is made a view of. One that is returned twice is seen.
+    """
+    nodes = {index: _node_of(gradient) for index, gradient in gradients.items()}
+    roots = {node: view_root(node) for node in nodes.values()}
+    shown = list(roots.values())
+    for index, node in nodes.items():
+        root = roots[node]
+        if root is not node and (root.op == "placeholder" or shown.count(root) > 1):
+            nodes[index] = _node_of(gradients[index].clone())
+    return nodes
+
+
+def _node_of(tensor: torch.Tensor) -> fx.Node:
+    node = settled(tensor).node
+    assert node is not None
+    return node
 
 
 def _histories(
