@@ -1,9 +1,9 @@
-"""`CompiledRegion`: what `smelt.compile` makes and calls; small, so that `import smelt` stays light."""
+"""`CompiledRegion`: what `smelt.compile` makes and calls."""
 
 from collections.abc import Callable
 from typing import Any
 
-from smelt.base.collector import paused
+from smelt.capture.engine import Engine
 from smelt.ir.graph import GraphCompiler
 
 
@@ -22,9 +22,6 @@ class CompiledRegion:
         dynamic: bool | None = None,
         fallback: bool = True,
     ) -> None:
-        with paused():
-            from smelt.capture.engine import Engine  # not before the first smelt.compile
-
         engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback)
         self.native = engine.native
         self.call: Callable[..., Any] = engine.call

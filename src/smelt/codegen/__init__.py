@@ -6,7 +6,18 @@
 schedule (how loops run) → body (LLVM text, with scalars, folds and math) → parallel (threads) → engine (machine code)
 """
 
-from smelt.codegen import cpu as _cpu  # noqa: F401  offers the target "cpu"
-from smelt.codegen.build import CompiledKernel, assembly, compile_kernels
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CompiledKernel", "assembly", "compile_kernels"]
+if TYPE_CHECKING:
+    from smelt.codegen.build import CompiledKernel, assembly, compile_kernels, forget
+
+__all__ = ["CompiledKernel", "assembly", "compile_kernels", "forget"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is asked for: a program out of the disk cache needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from smelt.codegen import build
+
+    return getattr(build, name)

@@ -16,6 +16,7 @@ from smelt.base.options import Options
 from smelt.base.sizes import Size
 from smelt.base.symbols import ZERO, Expression, Fact, World
 from smelt.base.varying import varying
+from smelt.codegen import cpu as _cpu  # noqa: F401  offers the target "cpu"
 from smelt.codegen import engine
 from smelt.codegen.parallel import Code, write
 from smelt.codegen.schedule import plan

@@ -8,7 +8,19 @@ pull.py       writes a group's scalar code (expressions.py), order.py puts it in
 program.py    buffers, steps, operands · plan.py places buffers in the arena
 """
 
-from smelt.fuse.grouping import why_not_fuse
-from smelt.fuse.program import build_program
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smelt.fuse.grouping import why_not_fuse
+    from smelt.fuse.program import build_program
 
 __all__ = ["build_program", "why_not_fuse"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is asked for: a program out of the disk cache needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from smelt.fuse import grouping, program
+
+    return getattr(program if name == "build_program" else grouping, name)

@@ -11,12 +11,11 @@ a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt.base import events
 from smelt.base.errors import SpecError
 from smelt.base.options import Options, config
-from smelt.codegen.build import CompiledKernel
 from smelt.ir import stored
 from smelt.ir.check import check_program
 from smelt.ir.graph import Traced
@@ -27,7 +26,10 @@ from smelt.runtime.cache import Store, open_store
 from smelt.runtime.image import Image, Loaded, Slot
 from smelt.runtime.image import load as map_image
 
-Kernels = Mapping[str, CompiledKernel]
+if TYPE_CHECKING:
+    from smelt.codegen.build import CompiledKernel
+
+Kernels = Mapping[str, "CompiledKernel"]
 Found = TypeVar("Found")
 
 _WATCHED = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")

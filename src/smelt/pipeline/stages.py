@@ -7,6 +7,7 @@ Every pass names the form it takes and the form it gives; with `check_specs` the
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt import codegen, fuse
 from smelt.autograd.joint import Joint, Pure, Source, replaying, trace_forward, trace_joint
 from smelt.autograd.partial import for_the_loss
 from smelt.autograd.partition import Halves, default, min_cut
@@ -24,10 +26,6 @@ from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.base.symbols import World
 from smelt.base.symint import is_symbolic
-from smelt.codegen import compile_kernels
-from smelt.codegen.build import CompiledKernel
-from smelt.codegen.build import forget as forget_kernels
-from smelt.fuse import build_program
 from smelt.ir.ambient import Ambient
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
@@ -113,7 +111,7 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
         context = Context(options, "trial", Fuel(options.fuel))
         for step in SIMPLIFY:
             half = step.run(half, context)
-        return build_program(half, context.name, options, fuel=context.fuel)
+        return fuse.build_program(half, context.name, options, fuel=context.fuel)
 
     ahead, back = program_of(halves.forward), None if backward is None else program_of(backward)
     with_arena = program_peak(ahead, back, halves.plan, scratch_of_step)
@@ -126,7 +124,7 @@ def _simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
 
 
 def _fuse(traced: Traced, context: Context) -> Program:
-    program = build_program(traced, context.name, context.options, fuel=context.fuel)
+    program = fuse.build_program(traced, context.name, context.options, fuel=context.fuel)
     if not context.planned:
         program = program.unplanned()
     events.count("kernels", len(program.kernels))
@@ -136,11 +134,11 @@ def _fuse(traced: Traced, context: Context) -> Program:
 
 
 def _generate(program: Program, context: Context) -> Executable:
-    built = compile_kernels(program.kernels, context.options)
+    built = codegen.compile_kernels(program.kernels, context.options)
     return _bind(program, built, context)
 
 
-Built = Mapping[str, CompiledKernel]
+Built = Mapping[str, "codegen.CompiledKernel"]
 
 
 def _bind(program: Program, built: Built | Mapping[str, Code], context: Context) -> Executable:
@@ -245,7 +243,7 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
 
     def generate(half: Traced, name: str) -> tuple[Program, Built]:
         program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), Context(options, name, fuel))
-        return program, compile_kernels(program.kernels, options)
+        return program, codegen.compile_kernels(program.kernels, options)
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
         entry = CacheEntry.of(traced, options)
@@ -510,4 +508,5 @@ def _run_by_pytorch(traced: Traced) -> Flat:
 
 def forget_compiled() -> None:
     """Drop code kept between compilations (for `smelt.reset`)."""
-    forget_kernels()
+    if "smelt.codegen.build" in sys.modules:  # else nothing was compiled
+        codegen.forget()

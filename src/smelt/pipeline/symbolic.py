@@ -11,6 +11,7 @@ each combination of sizes alone.
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +20,6 @@ from smelt.autograd.partition import Halves
 from smelt.base import events
 from smelt.base.symbols import Fact, Symbol, World
 from smelt.base.varying import varying
-from smelt.codegen.build import CompiledKernel
 from smelt.fuse.plan import plan_memory
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
@@ -28,11 +28,14 @@ from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.resize import Change, resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec
 
+if TYPE_CHECKING:
+    from smelt.codegen.build import CompiledKernel
+
 VERSIONS = 8
 """How many sets of facts a graph, or a half of one, is compiled for."""
 
 Values = Mapping[Symbol, int]
-Built = Mapping[str, CompiledKernel]
+Built = Mapping[str, "CompiledKernel"]
 Generate = Callable[[Traced, str], tuple[Program, Built]]
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from smelt import _native
+from smelt.base.collector import paused
 from smelt.base.errors import SmeltError, UnexpectedResult
 from smelt.ir.graph import Traced
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
@@ -182,7 +183,7 @@ class _Differentiable:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
         found = self.made.get(arrived)
         if found is None:
-            with self.making:
+            with self.making, paused():
                 found = self.made.get(arrived) or _native.suspended(self._make, arrived)
         return found
 
