@@ -10,9 +10,11 @@ from smelt.codegen import CompiledKernel, compile_kernels
 from smelt.ir.kernel import Kernel
 
 
-def call(compiled: CompiledKernel, tensors: Sequence[torch.Tensor], threads: int = 1) -> None:
+def call(
+    compiled: CompiledKernel, tensors: Sequence[torch.Tensor], threads: int = 1, per_thread: int | None = None
+) -> None:
     """One call, with a workspace of just the size it asks for, guarded by bytes that must not change."""
-    size = compiled.fixed_workspace + compiled.per_thread_workspace * threads
+    size = compiled.fixed_workspace + (compiled.per_thread_workspace if per_thread is None else per_thread) * threads
     workspace = torch.full((size + 128,), 0xA5, dtype=torch.uint8)
     start = -workspace.data_ptr() % 64
     buffers = (ctypes.c_void_p * max(1, len(tensors)))(*[tensor.data_ptr() for tensor in tensors])

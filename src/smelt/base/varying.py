@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.base.symbols import LARGEST, RELATIONS, ZERO, Expression, World
-from smelt.base.symint import as_number, is_symbolic, meaning
+from smelt.base.symint import as_number, is_symbolic, meaning, surely_equal
 
 if TYPE_CHECKING:
     _Base = int  # stages say `int` and mean this too
@@ -160,7 +160,7 @@ def known_equal(left: int, right: int) -> bool:
     if is_varying(left) or is_varying(right):
         world = _world(left, right)
         return bool(world.known("==", expression_of(left), expression_of(right)))
-    return left == right
+    return surely_equal(left, right)
 
 
 def known_at_least(size: int, least: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, Size
+from smelt.base.varying import known_equal, typical
 from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
 from smelt.fuse.groups import Group, Groups, Level
 from smelt.fuse.limits import Limits
@@ -61,12 +62,13 @@ def _cols(group: Group, limits: Limits) -> Size:
         return group.cols
     if not group.folds or group.points <= limits.row_elements:
         return group.points
-    bounds = sorted({*group.cuts, group.points})
+    bounds = sorted({*group.cuts, group.points}, key=typical)
     fitting = [cut for cut in bounds if cut <= limits.row_elements]
-    best = max(fitting, default=1)
-    above = next(cut for cut in bounds if cut > best)
+    best = max(fitting, default=1, key=typical)
+    above = next(cut for cut in bounds if typical(cut) > typical(best))
     ratio = above // best
-    grown = max((d for d in range(1, limits.row_elements // best + 1) if ratio % d == 0), default=1)
+    growth = range(1, limits.row_elements // typical(best) + 1)
+    grown = max((d for d in growth if known_equal(ratio % d, 0)), default=1)
     return best * grown if best * grown >= 64 else group.points
 
 

@@ -11,7 +11,8 @@ from torch import fx
 
 from smelt.base.sizes import Shape, Size, contiguous_stride, product
 from smelt.base.symbols import Expression
-from smelt.base.symint import Formula, surely_equal
+from smelt.base.symint import Formula
+from smelt.base.varying import known_equal
 
 _SPEC = "smelt_spec"
 
@@ -83,8 +84,8 @@ class TensorSpec:
     def __str__(self) -> str:
         text = f"{short_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
         wanted = contiguous_stride(self.shape)
-        plain = any(surely_equal(size, 0) for size in self.shape) or all(
-            surely_equal(size, 1) or surely_equal(have, want)  # deciding nothing: text is no reason to
+        plain = any(known_equal(size, 0) for size in self.shape) or all(
+            known_equal(size, 1) or known_equal(have, want)  # deciding nothing: text is no reason to
             for size, have, want in zip(self.shape, self.stride, wanted, strict=True)
         )
         return text if plain else f"{text}:({', '.join(map(str, self.stride))})"
