@@ -22,6 +22,7 @@ from smelt.autograd.coins import toss
 from smelt.base.errors import SmeltError
 from smelt.base.symbols import COMPUTED
 from smelt.base.symint import Formula, apply, is_symbolic
+from smelt.ir import origin
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostError, GhostTensor, Recorder
@@ -83,9 +84,11 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
         made = [part for part in parts if part is not None]
+        here = origin.current()
         for node in made:
             for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
                 set_phase(each, self.phase)
+                origin.set_origin(each, here)
                 if self._wish is not None and self.phase is Phase.FORWARD:
                     set_wish(each, self._wish)
         if key is not None:
@@ -243,6 +246,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
         elif node.op == "output":
             break
         else:
+            origin.running(node)
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
             if _is_float(node) and any(map(is_symbolic, args)):

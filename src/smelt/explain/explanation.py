@@ -5,34 +5,121 @@ Graph Break Count: 1
 Op Count: 3
 Break Reasons:
   Break Reason 1: …
+
+First the fields and the layout that users of `torch.compile` know, then graph by graph: the lines it covers, its
+kernels and library calls, what is saved for the backward and why, what must stay as it is; at the end what to change.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.autograd.partition import Halves
 from smelt.base.events import Event, Timing
 from smelt.capture import BreakRecord, GraphRecord
+from smelt.explain.guard_words import GuardWords, in_words
 from smelt.ir.graph import Traced, format_graph
-from smelt.ir.program import Program
+from smelt.ir.joint import Saved
+from smelt.ir.program import Library, Program
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
+_PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
+
+
+@dataclass(slots=True)
+class GraphStory:
+    """All that became of one captured graph."""
+
+    record: GraphRecord
+    halves: Halves | None = None  # the pure graphs, of a graph that is trained through
+    programs: list[Program] = field(default_factory=list)
+    guards: GuardWords | None = None
+
+    @property
+    def lines(self) -> dict[str, list[int]]:
+        """The lines of each file that the graph computes."""
+        found: dict[str, set[int]] = {}
+        for node in self.record.traced.graph.nodes:
+            match = _PLACE.match(node.stack_trace or "")
+            if match is not None:
+                found.setdefault(match["file"], set()).add(int(match["line"]))
+        return {file: sorted(lines) for file, lines in found.items()}
+
+    @property
+    def ops(self) -> list[Any]:
+        return [node.target for node in self.record.traced.graph.nodes if node.op in OP_CODES]
+
+    @property
+    def kernels(self) -> list[str]:
+        return [f"{program.name}: {kernel.name}" for program in self.programs for kernel in program.kernels]
+
+    @property
+    def library_calls(self) -> list[str]:
+        steps = [(program, step) for program in self.programs for step in program.steps]
+        return [f"{program.name}: {step.op}" for program, step in steps if isinstance(step, Library)]
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        return () if self.halves is None else self.halves.plan.saved
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the backward keeps alive beside the graph's own inputs."""
+        return sum(int(saved.spec.nbytes) for saved in self.saved if saved.source is None)
+
+    def text(self, number: int) -> list[str]:
+        lines = [f"  Graph {number}: {self.record.function}, {len(self.ops)} ops"]
+        lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
+        lines.append(f"    {len(self.kernels)} kernels, {len(self.library_calls)} library calls")
+        lines += [f"      {name}" for name in (*self.kernels, *self.library_calls)]
+        if self.halves is not None:
+            lines.append(f"    saves {self.saved_bytes} bytes for the backward beside its inputs")
+            lines += [f"      {saved.name}: {saved.spec.nbytes} bytes, {saved.why}" for saved in self._largest()]
+        if self.guards is not None:
+            lines += ["    is used again while", *(f"      {line}" for line in self.guards.lines())]
+        return lines
+
+    def _largest(self) -> list[Saved]:
+        computed = [saved for saved in self.saved if saved.source is None]
+        return sorted(computed, key=lambda saved: -int(saved.spec.nbytes))[:8]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "function": self.record.function,
+            "file": self.record.file,
+            "lines": self.lines,
+            "ops": [str(op) for op in self.ops],
+            "kernels": self.kernels,
+            "library_calls": self.library_calls,
+            "saved_bytes": self.saved_bytes,
+            "saved": [
+                {"name": each.name, "bytes": int(each.spec.nbytes), "input": each.source is not None, "why": each.why}
+                for each in self.saved
+            ],
+            "guards": [] if self.guards is None else self.guards.lines(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What one run compiled. Fields are plain lists; `str()` gives the whole story."""
+    """What one run compiled. Fields are plain lists; `str()` gives the whole story, `to_dict()` the same as data."""
 
-    graphs: tuple[Traced, ...]
+    stories: tuple[GraphStory, ...]
     break_reasons: tuple[BreakRecord, ...]
+    recompile_reasons: tuple[str, ...]
     out_guards: tuple[str, ...]
     programs: tuple[Program, ...]
     compile_times: tuple[tuple[str, float], ...]  # seconds per stage, over all graphs
 
     @property
+    def graphs(self) -> tuple[Traced, ...]:
+        return tuple(story.record.traced for story in self.stories)
+
+    @property
     def graph_count(self) -> int:
-        return len(self.graphs)
+        return len(self.stories)
 
     @property
     def graph_break_count(self) -> int:
@@ -41,7 +128,7 @@ class Explanation:
     @property
     def ops_per_graph(self) -> list[list[Any]]:
         """The operators of each graph, in order."""
-        return [[node.target for node in graph.graph.nodes if node.op in OP_CODES] for graph in self.graphs]
+        return [story.ops for story in self.stories]
 
     @property
     def op_count(self) -> int:
@@ -50,6 +137,18 @@ class Explanation:
     @property
     def kernel_count(self) -> int:
         return sum(len(program.kernels) for program in self.programs)
+
+    @property
+    def advice(self) -> list[str]:
+        """What to change to get fewer breaks, recompiles and bytes."""
+        found = [f"{record.where}: {record.hint} ({record.reason})" for record in self.break_reasons]
+        found += [f"compiled again because {reason}: keep it constant, or pass it as a tensor"
+                  for reason in self.recompile_reasons]  # fmt: skip
+        saved = sum(story.saved_bytes for story in self.stories)
+        if saved > 1 << 20:
+            size = f"{saved / 1e6:.1f} MB"
+            found.append(f"{size} are saved for the backward: options={{'memory_budget': 0.5}} keeps half of them")
+        return found
 
     def __str__(self) -> str:
         lines = [
@@ -71,14 +170,32 @@ class Explanation:
         lines.append("Out Guards:")
         for number, guard in enumerate(self.out_guards, 1):
             lines.append(f"  Guard {number}: {guard}")
-        lines.append("Kernels:")
-        for program in self.programs:
-            names = ", ".join(kernel.name for kernel in program.kernels) or "none"
-            lines.append(f"  {program.name}: {len(program.kernels)} kernels ({names}), {len(program.steps)} steps")
+        lines.append("Graphs:")
+        for number, story in enumerate(self.stories, 1):
+            lines += story.text(number)
         lines.append("Compile Times:")
         for stage, seconds in self.compile_times:
             lines.append(f"  {stage}: {seconds * 1000:.1f} ms")
+        lines += ["What To Change:", *(f"  {line}" for line in self.advice or ["nothing"])]
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for `json.dumps`."""
+        return {
+            "graph_count": self.graph_count,
+            "graph_break_count": self.graph_break_count,
+            "op_count": self.op_count,
+            "break_reasons": [
+                {"code": each.code, "reason": each.reason, "hint": each.hint, "file": each.file, "line": each.line,
+                 "stack": list(each.stack)}
+                for each in self.break_reasons
+            ],
+            "recompile_reasons": list(self.recompile_reasons),
+            "graphs": [story.to_dict() for story in self.stories],
+            "out_guards": list(self.out_guards),
+            "compile_times": dict(self.compile_times),
+            "advice": self.advice,
+        }  # fmt: skip
 
     def graph_text(self) -> str:
         """Every captured graph as text."""
@@ -91,14 +208,46 @@ def from_events(events: Sequence[Event]) -> Explanation:
     for timing in _subjects(events, "timing", Timing):
         times[timing.stage] += timing.seconds
     return Explanation(
-        graphs=tuple(record.traced for record in _subjects(events, "graph", GraphRecord)),
+        stories=tuple(_stories(events)),
         break_reasons=_subjects(events, "breaks", BreakRecord),
+        recompile_reasons=tuple(event.text for event in events if event.channel == "recompiles"),
         out_guards=tuple(
-            line.strip() for event in events if event.channel == "guards" for line in event.text.splitlines()
+            line.strip() for event in events if event.channel == "guards" for line in event.text.splitlines()[1:]
         ),
         programs=_subjects(events, "kernels", Program),
         compile_times=tuple(times.items()),
     )
+
+
+def _stories(events: Sequence[Event]) -> list[GraphStory]:
+    """Events of one graph follow its capture; a backward that is compiled later is known by the number in its name."""
+    stories: list[GraphStory] = []
+    by_number: dict[str, GraphStory] = {}
+    for event in events:
+        if isinstance(event.subject, GraphRecord):
+            stories.append(GraphStory(event.subject))
+        elif not stories:
+            continue
+        elif isinstance(event.subject, Halves):
+            stories[-1].halves = event.subject
+        elif isinstance(event.subject, Program):
+            number = event.subject.name.lstrip("abcdefghijklmnopqrstuvwxyz")
+            by_number.setdefault(number, stories[-1]).programs.append(event.subject)
+        elif event.channel == "guards" and stories[-1].guards is None and isinstance(event.subject, tuple):
+            stories[-1].guards = in_words(event.subject)
+    return stories
+
+
+def _ranges(lines: Sequence[int]) -> str:
+    """[3, 4, 5, 9] → "lines 3-5, 9"."""
+    parts: list[list[int]] = []
+    for line in lines:
+        if parts and line == parts[-1][-1] + 1:
+            parts[-1].append(line)
+        else:
+            parts.append([line])
+    texts = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
+    return ("line " if len(lines) == 1 else "lines ") + ", ".join(texts)
 
 
 def _subjects(events: Sequence[Event], channel: str, kind: type) -> tuple[Any, ...]:

@@ -122,14 +122,38 @@ def _windows(
     value: Any, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Any:
     """`im2col`."""
+    count = _count(value.shape[2:], kernel, dilation, padding, stride) if _is_image(value, 2) else None
+    if count is None:
+        return NotImplemented
+    return row_major((value.shape[0], value.shape[1] * product(_both(kernel)), count), value.dtype)
+
+
+def _from_windows(
+    value: Any,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
+    """`col2im`."""
+    if not _is_image(value, 1) or value.shape[1] % product(_both(kernel)) or min(size) < 1:
+        return NotImplemented
+    if _count(_both(size), kernel, dilation, padding, stride) != value.shape[2]:
+        return NotImplemented
+    return row_major((value.shape[0], value.shape[1] // product(_both(kernel)), *_both(size)), value.dtype)
+
+
+def _count(
+    size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> int | None:
+    """How many windows an image has; None for what PyTorch refuses."""
     positive = (*_both(stride), *_both(kernel), *_both(dilation))
-    if not _is_image(value, 2) or any(each < 1 for each in positive) or any(each < 0 for each in padding):
-        return NotImplemented
-    each = zip(value.shape[2:], _both(kernel), _both(stride), _both(padding), _both(dilation), strict=True)
+    if any(each < 1 for each in positive) or any(each < 0 for each in padding):
+        return None
+    each = zip(size, _both(kernel), _both(stride), _both(padding), _both(dilation), strict=True)
     counts = [pooled(*one) for one in each]
-    if any(count < 1 for count in counts):
-        return NotImplemented
-    return row_major((value.shape[0], value.shape[1] * product(_both(kernel)), product(counts)), value.dtype)
+    return None if any(count < 1 for count in counts) else product(counts)
 
 
 def _pixel_shuffle(value: Any, factor: int) -> Any:
@@ -168,6 +192,7 @@ RULES: dict[Any, Any] = {
     aten.replication_pad1d.default: _repeated_edge(1, False),
     aten.replication_pad2d.default: _repeated_edge(2, False),
     aten.im2col.default: _windows,
+    aten.col2im.default: _from_windows,
     aten.pixel_shuffle.default: _pixel_shuffle,
     aten.grid_sampler_2d.default: _grid_sampler,
 }
