@@ -4,11 +4,12 @@
 
 A fit is a weighted least-squares problem solved again and again with weights raised where the error is largest
 (Lawson's method), which tends to the polynomial whose largest error is smallest. Fits are in float64, far finer than
-the float32 results they serve.
+the float32 results they serve. Those for float64 results are Chebyshev's, in fifty digits.
 """
 
 from collections.abc import Callable
 
+import mpmath
 import numpy as np
 import torch
 
@@ -81,18 +82,43 @@ def main() -> None:
     small = 1e-3
     tanh_series = lambda x: np.where(x < 0.01, -1 / 3 + 2 / 15 * x**2, (np.tanh(x) / x - 1) / x**2)  # noqa: E731
     fit("TANH", lambda s: tanh_series(np.sqrt(s)), small**2, 0.6**2, 4, lambda s: s)
-    # erf(x) = x + x P(x²) near zero, 1 - 2^P(|x|) further out
+    # log2 erfc(a) = a P(a) - 2 a, weighed by what it does to erf; 2^r = 1 + r + r P(r)
     erf = torched(torch.erf)
     erfc = torched(torch.special.erfc)
-    near = lambda s: np.where(s < 1e-12, 2 / np.sqrt(np.pi) - 1, erf(np.sqrt(s)) / np.sqrt(s) - 1)  # noqa: E731
-    fit("ERF_NEAR", near, 1e-10, 0.9**2, 5, one)
-    fit("ERF_FAR", lambda a: np.log2(erfc(a)), 0.88, 4.0, 6, lambda a: erfc(a) / erf(a))
-    fit("ERF_EXP2", exp2, -0.501, 0.501, 4, lambda x: np.abs(x) / 2**x)
+    at_zero = lambda a: 2 - 2 / np.sqrt(np.pi) / ln2 * (1 + a / np.sqrt(np.pi))  # noqa: E731
+    exponent = lambda a: np.where(a < 1e-4, at_zero(a), 2 + np.log2(erfc(a)) / a)  # noqa: E731
+    fit("ERF_EXPONENT", exponent, 1e-6, 4.0, 8, lambda a: ln2 * a * erfc(a) / erf(a))
+    fit("ERF_EXP2", lambda x: exp2(x) - 1, -0.501, 0.501, 5, lambda x: 1 / np.abs(exp2(x)))
     # Double precision for pow: log2(m) = f P(f) with f = (m - 1) / (m + 1) in s = f², and 2^r
     span = (np.sqrt(2) - 1) / (np.sqrt(2) + 1)
     atanh = lambda s: 2 / np.log(2) * series(lambda k: 1 / (2 * k + 1), 0, s, 60)  # noqa: E731
     fit("POW_LOG2", atanh, 0, span**2 * 1.001, 5, one)
     fit("POW_EXP2", exp2, -0.501, 0.501, 6, np.abs)
+    main_wide()
+
+
+def fit_wide(name: str, term: Callable[[int], mpmath.mpf], start: int, low: float, high: float, count: int) -> None:
+    """Print `count` coefficients for Σ term(k) x^(k - start) from k = start, on [low, high]."""
+    function = lambda x: mpmath.fsum(term(k) * x ** (k - start) for k in range(start, start + 100))  # noqa: E731
+    found, error = mpmath.chebyfit(function, [low, high], count, error=True)
+    print(f"{name} = (  # largest error {mpmath.nstr(error, 2)} on [{low:g}, {high:g}], highest power first")
+    for coefficient in found:
+        print(f"    {float(coefficient)!r},")
+    print(")")
+
+
+def main_wide() -> None:
+    """The same functions for float64."""
+    mpmath.mp.dps = 50
+    half = float(mpmath.log(2) / 2) * 1.001
+    fit_wide("EXP_WIDE", lambda k: 1 / mpmath.factorial(k), 2, -half, half, 10)
+    fit_wide("EXPM1_WIDE", lambda k: 1 / mpmath.factorial(k), 2, -half, half, 11)
+    fit_wide("EXP2_WIDE", lambda k: mpmath.log(2) ** k / mpmath.factorial(k), 1, -0.5005, 0.5005, 12)
+    span = ((2**0.5 - 1) / (2**0.5 + 1)) ** 2 * 1.002
+    fit_wide("LOG_OF_QUOTIENT", lambda k: mpmath.mpf(2) / (2 * k + 1), 1, 0, span, 8)
+    quarter = (np.pi / 4 * 1.001) ** 2
+    fit_wide("SIN_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k + 1), 1, 0, quarter, 6)
+    fit_wide("COS_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k), 2, 0, quarter, 6)
 
 
 if __name__ == "__main__":

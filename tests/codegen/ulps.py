@@ -1,14 +1,19 @@
-"""How far the inline functions are from the truth, in units in the last place of a float32.
+"""How far the inline functions are from the truth, in units in the last place.
 
-    python -m tests.codegen.ulps 13          the table of docs/math.md, from every 13th float32 there is
+    python -m tests.codegen.ulps 13          the figures of docs/math.md, from every 13th float32 there is
+    python -m tests.codegen.ulps 13 --write  and put into it, rounded up
     python -m tests.codegen.ulps 1 erf       erf at every float32
 
-The truth is the same function in float64 (numpy's for sin and cos, whose argument reduction is exact). A wrong NaN,
-infinity or sign of zero counts as an endless error.
+The truth of a float32 is the same function in float64 (numpy's for sin and cos, whose argument reduction is exact),
+that of a float64 is numpy's in `longdouble`; float64 is sampled, a few thousand mantissas for each sign and exponent. A
+wrong NaN, infinity or sign of zero counts as an endless error.
 """
 
+import math
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,12 +40,25 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def kernel_of(name: str, size: int) -> Kernel:
-    second = f" in w: f32[{size}]\n" if name == "pow" else ""
+def _logistic(x: np.ndarray) -> np.ndarray:
+    result: np.ndarray = 1 / (1 + np.exp(-x))
+    return result
+
+
+# Of float64 those that are written out; erf and pow are the C library's.
+WIDE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p,
+    "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "sigmoid": _logistic, "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
+}  # fmt: skip
+
+
+def kernel_of(name: str, size: int, dtype: str = "f32") -> Kernel:
+    second = f" in w: {dtype}[{size}]\n" if name == "pow" else ""
     load, args = (" b = load w[j]\n", "a, b") if name == "pow" else ("", "a")
     return parse_kernel(
-        f"kernel {name} rows() cols(j:{size})\n in x: f32[{size}]\n{second} out y: f32[{size}]\n"
-        f" loop:\n a = load x[j]\n{load} r = {name} {args} : f32\n store y[j] = r"
+        f"kernel {name} rows() cols(j:{size})\n in x: {dtype}[{size}]\n{second} out y: {dtype}[{size}]\n"
+        f" loop:\n a = load x[j]\n{load} r = {name} {args} : {dtype}\n store y[j] = r"
     )
 
 
@@ -64,6 +82,39 @@ def measure(name: str, *inputs: Tensor, threads: int = 1) -> Tensor:
     got = torch.empty_like(inputs[0])
     call(compile_kernels([kernel], Options())[name], [*inputs, got], threads)
     return errors(got, FUNCTIONS[name](*(each.double() for each in inputs)))
+
+
+def errors_wide(got: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """As `errors`, of float64 against `longdouble`."""
+    with np.errstate(all="ignore"):
+        rounded = truth.astype(np.float64)
+        size = np.maximum(np.abs(truth), np.longdouble(2) ** -1022)
+        found = np.abs(got - truth) / np.exp2(np.floor(np.log2(size)) - 52)
+    wrong = (got != rounded) & ~(np.isnan(got) & np.isnan(rounded))
+    found = np.where(np.isfinite(got) & np.isfinite(rounded), found, np.where(wrong, WRONG, 0.0))
+    return np.where((rounded == 0) & (np.signbit(got) != np.signbit(rounded)), WRONG, found).astype(np.float64)
+
+
+def measure_wide(name: str, x: np.ndarray) -> np.ndarray:
+    """The errors of the compiled function at `x`, which is float64."""
+    got = torch.empty(len(x), dtype=torch.float64)
+    call(compile_kernels([kernel_of(name, len(x), "f64")], Options())[name], [torch.from_numpy(x), got])
+    with np.errstate(all="ignore"):
+        return errors_wide(got.numpy(), WIDE[name](x.astype(np.longdouble)))
+
+
+def wide_sample(each: int, seed: int) -> np.ndarray:
+    """`each` random mantissas for every sign and exponent, as many thousands of middling size, and special values."""
+    generator = np.random.default_rng(seed)
+    high = np.arange(4096, dtype=np.uint64).repeat(each) << np.uint64(52)
+    low = generator.integers(0, 1 << 52, high.shape, dtype=np.uint64)
+    middling = generator.normal(size=1000 * each) * np.exp(generator.uniform(-6, 6.6, 1000 * each))
+    special = [
+        0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 5e-324, -5e-324, 2.0**-1022, 709.782712893384, 709.79,
+        -745.13, -745.14, -708.4, 1024.0, 1023.999, -1074.0, -1075.0, -1022.5, np.pi, np.pi / 2, 1e22, 2.0**20,
+        1 - 2.0**-53, 1 + 2.0**-52, -1 + 2.0**-53,
+    ]  # fmt: skip
+    return np.concatenate([np.array(special), (high | low).view(np.float64), middling])
 
 
 def from_bits(bits: Tensor) -> Tensor:
@@ -91,17 +142,57 @@ def pairs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return bases, torch.cat([grid[:, 1], bits[1], whole, near * 20, whole, large])
 
 
+TABLE = Path(__file__).parents[2] / "docs" / "math.md"
+
+
+def bounds(column: int) -> dict[str, float]:
+    """What docs/math.md states: the first column is float32, the second float64."""
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+|-) \| ([\d.]+|-) \|", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {row[0]: float(row[column]) for row in rows if row[column] != "-"}
+
+
+def worst(found: Iterable[tuple[float, str]]) -> tuple[float, str]:
+    return max(found, key=lambda pair: pair[0])
+
+
+def worst_of_float32(name: str, step: int) -> tuple[float, str]:
+    batches = [pairs(1 << 18, seed) for seed in range(16)] if name == "pow" else ((x,) for x in every(step))
+
+    def of(inputs: tuple[Tensor, ...]) -> tuple[float, str]:
+        found = measure(name, *inputs)
+        place = int(found.argmax())
+        return float(found[place]), ", ".join(f"{float(each[place]):.9g}" for each in inputs)
+
+    return worst(map(of, batches))
+
+
+def worst_of_float64(name: str) -> tuple[float, str]:
+    def of(seed: int) -> tuple[float, str]:
+        x = wide_sample(200, seed)
+        found = measure_wide(name, x)
+        return float(found.max()), repr(float(x[int(found.argmax())]))
+
+    return worst(map(of, range(10)))
+
+
+def write(name: str, figures: list[str]) -> None:
+    """Put the figures of one function into its row of the table."""
+    text = TABLE.read_text(encoding="utf-8")
+    row = re.compile(rf"^\| `{name}` \| \S+ \| \S+ \|", re.MULTILINE)
+    TABLE.write_text(row.sub(f"| `{name}` | {' | '.join(figures)} |", text), encoding="utf-8")
+
+
 def main(step: int, names: list[str]) -> None:
-    print("| function | largest error (ulp) | at |\n|---|---|---|")
-    for name in names or FUNCTIONS:
-        batches = [pairs(1 << 18, seed) for seed in range(16)] if name == "pow" else ((x,) for x in every(step))
-        worst, at = 0.0, ""
-        for inputs in batches:
-            found = measure(name, *inputs)
-            if float(found.max()) > worst:
-                worst, place = float(found.max()), int(found.argmax())
-                at = ", ".join(f"{float(each[place]):.9g}" for each in inputs)
-        print(f"| {name} | {worst:.2f} | {at} |", flush=True)
+    wanted = [name for name in names if not name.startswith("--")] or [*FUNCTIONS]
+    for name in wanted:
+        found = [worst_of_float32(name, step)]
+        if name in WIDE:
+            found.append(worst_of_float64(name))
+        for dtype, (error, at) in zip(("float32", "float64"), found, strict=False):
+            print(f"{name:11} {dtype} {error:.2f} ulp at {at}", flush=True)
+        if "--write" in names:
+            figures = [f"{math.ceil(error * 10) / 10:.1f}" for error, _ in found]
+            write(name, figures if name in WIDE else [*figures, "-"])
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ class Body:
     edges: tuple[Value, Value] | None = None  # of the tile being written, along the vector axis
     point: Value = _NOWHERE  # of the loop over rows, flattened
     lanes: int = 1
+    products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -320,13 +321,21 @@ class Body:
         if name:
             self.axes[name] = column
         by_name = {fold.instruction.out: fold for fold in started}
+        self.products = {i.out: i.args for i in inside if isinstance(i, Compute) and i.op == "mul"}
         for instruction in inside:
             if isinstance(instruction, Reduce):
                 fold = by_name[instruction.out]
-                value = self._counted(self._vector(instruction.value), instruction.op, fold.dtype)
-                fold.partial = folds.combine(self.b, instruction.op, fold.dtype, fold.partial, value)
+                fold.partial = self._folded(instruction, fold.dtype, fold.partial)
             else:
                 self._instruction(instruction)
+
+    def _folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: Value) -> Value:
+        """A fold with one more value; a product goes into a sum in one step, rounded once less."""
+        factors = self.products.get(instruction.value)
+        if instruction.op == "sum" and factors and dtype in (torch.float32, torch.float64) and self.mask is None:
+            return self.b.fma(self._vector(factors[0]), self._vector(factors[1]), partial)
+        value = self._counted(self._vector(instruction.value), instruction.op, dtype)
+        return folds.combine(self.b, instruction.op, dtype, partial, value)
 
     def _counted(self, value: Value, op: Reduction, dtype: torch.dtype) -> Value:
         """`value`, neutral in lanes that were seen before."""

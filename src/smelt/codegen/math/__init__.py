@@ -1,18 +1,19 @@
 """Elementary functions as straight vector code: the same text for any number of lanes and any target.
 
-`FLOAT32[name](b, x)` writes the function for f32; `FLOAT64` the same for f64, where most are calls into the C library,
-one a lane. Accuracy, measured over the whole range, is in docs/math.md; the polynomials come from tools/fit_math.py.
+`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` the same for f64, where erf and pow are calls into the C
+library, one a lane. Accuracy, measured over the whole range, is in docs/math.md; the polynomials come from
+tools/fit_math.py.
 """
 
 from collections.abc import Callable
 
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math.error import erf
-from smelt.codegen.math.exponential import exp, exp2, expm1, sigmoid, tanh
-from smelt.codegen.math.library import LIBRARY, library
+from smelt.codegen.math.exponential import exp, exp2, expm1, sigmoid, tanh, tanh_wide
+from smelt.codegen.math.library import library
 from smelt.codegen.math.logarithm import log, log1p, log2
 from smelt.codegen.math.power import power
-from smelt.codegen.math.trigonometry import cos, sin
+from smelt.codegen.math.trigonometry import cos, cos_wide, sin, sin_wide
 
 Function = Callable[..., Value]
 
@@ -29,11 +30,6 @@ def reciprocal(b: Builder, x: Value) -> Value:
     return b.fdiv(1.0, x)
 
 
-def _sigmoid64(b: Builder, x: Value) -> Value:
-    small = library("exp")(b, b.fneg(b.fabs(x)))
-    return b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
-
-
 _EXACT: dict[str, Function] = {"sqrt": sqrt, "rsqrt": rsqrt, "reciprocal": reciprocal}
 
 FLOAT32: dict[str, Function] = _EXACT | {
@@ -41,4 +37,6 @@ FLOAT32: dict[str, Function] = _EXACT | {
     "log": log, "log2": log2, "log1p": log1p, "sin": sin, "cos": cos, "erf": erf, "pow": power,
 }  # fmt: skip
 
-FLOAT64: dict[str, Function] = _EXACT | {name: library(name) for name in LIBRARY} | {"sigmoid": _sigmoid64}
+FLOAT64: dict[str, Function] = FLOAT32 | {
+    "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": library("erf"), "pow": library("pow"),
+}  # fmt: skip

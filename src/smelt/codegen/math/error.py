@@ -1,28 +1,29 @@
-"""The error function: x + x·P(x²) near zero, 1 - 2^P(|x|) further out, 1 beyond 4."""
+"""The error function: 1 - 2^e with e = log2 erfc|x|, in a form that does not cancel near zero.
+
+e = |x|·Q(|x|) - 2|x| is split into its nearest integer n, which is 0 or less, and a rest r; with m = 2^r - 1,
+1 - 2^e = (1 - 2^n) - 2^n·m, which is -m itself where n is 0.
+"""
 
 from smelt.codegen.builder import Builder, Value
-from smelt.codegen.math.polynomial import polynomial, round_scaled, two_to
+from smelt.codegen.math.polynomial import minus_two_to, polynomial_in_pairs, round_scaled
 
-_NEAR = (
-    -0.0006111294108045612, 0.00501622878421303, -0.02678195719448704,
-    0.11282229969232951, -0.37612532445844643, 0.12837915531922467,
+_EXPONENT = (
+    1.3375621942902559e-05, -0.000169922122242102, 0.0009137437235535458, -0.002406464355244588,
+    0.00023295189341497765, 0.02763112053441275, -0.1482767919301172, -0.9184476612418825, 0.37209296619615473,
 )  # fmt: skip
-_FAR = (
-    0.0002891856977403733, -0.0044536405602022, 0.03231594236867793, -0.15045285312928589,
-    -0.9186841672106041, -1.627229430086016, -0.00020173949292789928,
+# 2^r = 1 + r + r·P(r)
+_EXP2 = (
+    0.0001540351218464713, 0.0013390964332125775, 0.009618238364689604,
+    0.05550357005659304, 0.24022649784102523, -0.30685281198479303,
 )  # fmt: skip
-# 2^r = 1 + r·P(r), a term shorter than elsewhere: what is left of 1 after it is subtracted is at least four times it.
-_EXP2 = (0.0013264454200377874, 0.009671725471225258, 0.05550736323657608, 0.240222388309126, 0.6931469751606242)
-_SPLIT = 0.89
 _IS_ONE = 4.0
 
 
 def erf(b: Builder, x: Value) -> Value:
-    size = b.fabs(x)
-    near = b.fma(polynomial(b, b.fmul(x, x), _NEAR), x, x)
-    exponent = polynomial(b, b.minimum(_IS_ONE, size), _FAR)
+    size = b.minimum(_IS_ONE, b.fabs(x))
+    exponent = b.fma(polynomial_in_pairs(b, size, _EXPONENT), size, b.fmul(size, -2.0))
     n, held = round_scaled(b, exponent, 1.0)
     r = b.fsub(exponent, n)
-    power = b.fmul(b.fma(polynomial(b, r, _EXP2), r, 1.0), two_to(b, held))
-    far = b.copysign(b.fsub(1.0, power), x)
-    return b.select(b.fcmp("olt", size, _SPLIT), near, far)
+    m = b.fma(polynomial_in_pairs(b, r, _EXP2), r, r)
+    minus_power = minus_two_to(b, held)
+    return b.copysign(b.fma(minus_power, m, b.fadd(minus_power, 1.0)), x)

@@ -1,80 +1,125 @@
-"""exp and its kin: x = n·ln 2 + r with |r| ≤ ln 2 / 2, then e^x = 2^n · e^r."""
+"""exp and its kin, for f32 and f64: x = n·ln 2 + r with |r| ≤ ln 2 / 2, then e^x = 2^n · e^r."""
 
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math.polynomial import (
-    LN2_HI,
-    LN2_LO,
+    FORMS,
     LOG2E,
     polynomial,
     round_scaled,
     scale_by_two_to,
     two_to,
+    without_ln2,
 )
 
-_EXP = (0.001381446684840989, 0.008368780418339905, 0.041668394215126255, 0.16666520107742225, 0.4999999341248117)
-_EXPM1 = (
-    0.00019914302254296163, 0.0013941102244552992, 0.008333272830892321,
-    0.04166635353887972, 0.1666666681789997, 0.5000000046664702,
-)  # fmt: skip
-_EXP2 = (
-    0.0001535315388900615, 0.0013399132577278355, 0.009618439847934646,
-    0.05550331853996608, 0.24022647880062076, 0.6931472031154394,
-)  # fmt: skip
+Table = dict[str, tuple[float, ...]]
+
+# e^r = 1 + r + r²·P(r)
+_EXP: Table = {
+    "f32": (0.001381446684840989, 0.008368780418339905, 0.041668394215126255, 0.16666520107742225, 0.4999999341248117),
+    "f64": (
+        2.5100472505694996e-08, 2.7620201591031547e-07, 2.7557268276905696e-06, 2.4801521057868204e-05,
+        0.00019841269863171557, 0.0013888888917367081, 0.008333333333330039, 0.041666666666623824,
+        0.16666666666666669, 0.5000000000000001,
+    ),
+}  # fmt: skip
+# The same, more exact near zero.
+_EXPM1: Table = {
+    "f32": (
+        0.00019914302254296163, 0.0013941102244552992, 0.008333272830892321,
+        0.04166635353887972, 0.1666666681789997, 0.5000000046664702,
+    ),
+    "f64": (
+        2.09147553258932e-09, 2.5105312729622103e-08, 2.755727347871858e-07, 2.755725517000089e-06,
+        2.480158732567746e-05, 0.0001984126987500228, 0.0013888888888883711, 0.008333333333326084,
+        0.04166666666666667, 0.1666666666666667, 0.5,
+    ),
+}  # fmt: skip
+# 2^r = 1 + r·P(r)
+_EXP2: Table = {
+    "f32": (
+        0.0001535315388900615, 0.0013399132577278355, 0.009618439847934646,
+        0.05550331853996608, 0.24022647880062076, 0.6931472031154394,
+    ),
+    "f64": (
+        2.5729426100386435e-11, 4.4558384999982015e-10, 7.054897246767236e-09, 1.01780569717918e-07,
+        1.321548680881726e-06, 1.5252733841782436e-05, 0.00015403530393370645, 0.0013333558146406295,
+        0.00961812910762848, 0.055504108664821625, 0.24022650695910072, 0.6931471805599453,
+    ),
+}  # fmt: skip
 _TANH = (
     -0.0059058683609787095, 0.02080538455221115, -0.05378668356451599, 0.1333195824270135, -0.33333299272072237,
 )  # fmt: skip
 _TANH_NEAR = 0.6
-_TANH_IS_ONE = 9.5
+_TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
+
+# Where results are 0 and infinity: below and above these x of exp, of exp2, and -1 below this x of expm1.
+_EXP_ENDS = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
+_EXP2_ENDS = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
+_EXPM1_LOW = {"f32": -18.0, "f64": -40.0}
+_EXPM1_IS_X = {"f32": 2.0**-25, "f64": 2.0**-54}
+
+
+def _between(b: Builder, x: Value, ends: tuple[float, float]) -> Value:
+    return b.maximum(ends[0], b.minimum(ends[1], x))
 
 
 def _reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     """r and the bits holding n."""
     n, held = round_scaled(b, x, LOG2E)
-    return b.fma(n, -LN2_LO, b.fma(n, -LN2_HI, x)), held
+    return without_ln2(b, x, n), held
 
 
 def _exp_of_reduced(b: Builder, r: Value) -> Value:
-    return b.fma(b.fma(polynomial(b, r, _EXP), r, 1.0), r, 1.0)
+    return b.fma(b.fma(polynomial(b, r, _EXP[r.kind]), r, 1.0), r, 1.0)
 
 
 def exp(b: Builder, x: Value) -> Value:
-    inside = b.maximum(-104.0, b.minimum(89.0, x))  # beyond these the result is 0 or infinity anyway
-    r, held = _reduced(b, inside)
+    r, held = _reduced(b, _between(b, x, _EXP_ENDS[x.kind]))
     return scale_by_two_to(b, _exp_of_reduced(b, r), held)
 
 
 def exp_moderate(b: Builder, x: Value) -> Value:
-    """exp where the caller knows that |x| ≤ 87."""
+    """exp where the caller knows that the result is a normal number."""
     r, held = _reduced(b, x)
     return b.fmul(_exp_of_reduced(b, r), two_to(b, held))
 
 
 def exp2(b: Builder, x: Value) -> Value:
-    inside = b.maximum(-151.0, b.minimum(129.0, x))
+    inside = _between(b, x, _EXP2_ENDS[x.kind])
     n, held = round_scaled(b, inside, 1.0)
     r = b.fsub(inside, n)
-    return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2), r, 1.0), held)
+    return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), held)
 
 
 def expm1(b: Builder, x: Value) -> Value:
-    """2^n·expm1(r) + (2^n - 1), at half size so that 2^128 does not overflow; tiny x is its own answer."""
-    inside = b.maximum(-18.0, b.minimum(89.0, x))
-    r, held = _reduced(b, inside)
-    small = b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1), r)
+    """2^n·expm1(r) + (2^n - 1), at half size so that the largest n does not overflow; tiny x is its own answer."""
+    inside = _between(b, x, (_EXPM1_LOW[x.kind], _EXP_ENDS[x.kind][1]))
+    small, held = _expm1_of_reduced(b, inside)
     half = two_to(b, b.sub(held, 1))
     halved = b.fma(half, small, b.fsub(half, 0.5))
-    return b.select(b.fcmp("olt", b.fabs(x), 2.0**-25), x, b.fadd(halved, halved))
+    return b.select(b.fcmp("olt", b.fabs(x), _EXPM1_IS_X[x.kind]), x, b.fadd(halved, halved))
+
+
+def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
+    r, held = _reduced(b, x)
+    return b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1[x.kind]), r), held
 
 
 def _exp_of_negative(b: Builder, x: Value) -> Value:
     """exp for x ≤ 0, a fifth of an ulp closer than `exp`: what rounding r lost is put back."""
-    inside = b.maximum(-104.0, x)
+    inside = b.maximum(_EXP_ENDS[x.kind][0], x)
     n, held = round_scaled(b, inside, LOG2E)
-    high = b.fma(n, -LN2_HI, inside)
-    r = b.fma(n, -LN2_LO, high)
-    lost = b.fma(n, -LN2_LO, b.fsub(high, r))
-    curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP), lost)
+    r, lost = _with_rest(b, inside, n)
+    curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP[x.kind]), lost)
     return scale_by_two_to(b, b.fadd(b.fadd(r, curved), 1.0), held)
+
+
+def _with_rest(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
+    """x - n · ln 2, and what that lost by rounding."""
+    form = FORMS[x.kind]
+    high = b.fma(n, -form.ln2_hi, x)
+    r = b.fma(n, -form.ln2_lo, high)
+    return r, b.fma(n, -form.ln2_lo, b.fsub(high, r))
 
 
 def sigmoid(b: Builder, x: Value) -> Value:
@@ -94,7 +139,16 @@ def tanh(b: Builder, x: Value) -> Value:
     size = b.fabs(x)
     square = b.fmul(size, size)
     near = b.fma(b.fmul(polynomial(b, square, _TANH), square), size, size)
-    limited = b.minimum(_TANH_IS_ONE, size)
+    limited = b.minimum(_TANH_IS_ONE[x.kind], size)
     grown = exp_moderate(b, b.fadd(limited, limited))
     far = b.fsub(1.0, b.fdiv(2.0, b.fadd(grown, 1.0)))
     return b.copysign(b.select(b.fcmp("olt", size, _TANH_NEAR), near, far), x)
+
+
+def tanh_wide(b: Builder, x: Value) -> Value:
+    """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m)."""
+    limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
+    small, held = _expm1_of_reduced(b, b.fmul(limited, -2.0))
+    power = two_to(b, held)
+    m = b.fma(power, small, b.fsub(power, 1.0))
+    return b.copysign(b.fdiv(m, b.fadd(m, 2.0)), x)

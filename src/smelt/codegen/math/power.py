@@ -1,7 +1,7 @@
 """pow for f32, by way of f64: |a|^b = 2^(b · log2|a|), whose product needs more bits than a float32 has."""
 
 from smelt.codegen.builder import Builder, Value
-from smelt.codegen.math.polynomial import MAGIC64, ONE_BITS64, polynomial
+from smelt.codegen.math.polynomial import polynomial, round_scaled, two_to
 
 # log2 m = f·P(f²) with f = (m - 1) / (m + 1)
 _LOG2 = (
@@ -32,10 +32,9 @@ def _log2(b: Builder, size: Value) -> Value:
 def _exp2(b: Builder, x: Value) -> Value:
     """Beyond ±160 the float32 result is infinite or zero."""
     inside = b.maximum(-160.0, b.minimum(160.0, x))
-    shifted = b.fadd(inside, MAGIC64)
-    r = b.fsub(inside, b.fsub(shifted, MAGIC64))
-    scale = b.from_bits(b.add(b.shl(b.bits(shifted), 52), ONE_BITS64))
-    return b.fmul(b.fma(polynomial(b, r, _EXP2), r, 1.0), scale)
+    n, held = round_scaled(b, inside, 1.0)
+    r = b.fsub(inside, n)
+    return b.fmul(b.fma(polynomial(b, r, _EXP2), r, 1.0), two_to(b, held))
 
 
 def power(b: Builder, base: Value, exponent: Value) -> Value:

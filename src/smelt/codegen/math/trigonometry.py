@@ -2,17 +2,37 @@
 
 r is found by subtracting n·π/2 in three parts while |x| is below 2^16. Where any lane is larger, a helper is called for
 one lane after the other; it multiplies by the bits of 2/π that matter (Payne and Hanek's method), exact to 2^-60.
+
+f64 does the same in four parts below 2^20; where any lane is larger, all of it is the C library's.
 """
 
 from smelt.codegen.builder import Builder, Value
+from smelt.codegen.math.library import library
 from smelt.codegen.math.polynomial import polynomial, round_scaled
 
-_SIN = (-0.0001951083919639569, 0.00833213149768588, -0.1666665422556607)
-_COS = (2.443120501691211e-05, -0.0013887306043736532, 0.041666645652892235)
+# sin r = r + r³·P(r²)
+_SIN = {
+    "f32": (-0.0001951083919639569, 0.00833213149768588, -0.1666665422556607),
+    "f64": (
+        1.5917848524808262e-10, -2.5051127944014188e-08, 2.755731608381636e-06,
+        -0.00019841269836722418, 0.008333333333330925, -0.16666666666666666,
+    ),
+}  # fmt: skip
+# cos r = 1 - r²/2 + r⁴·P(r²)
+_COS = {
+    "f32": (2.443120501691211e-05, -0.0013887306043736532, 0.041666645652892235),
+    "f64": (
+        -1.1382456778061306e-11, 2.0876143827993133e-09, -2.7557317260008837e-07,
+        2.480158729874307e-05, -0.0013888888888887382, 0.041666666666666664,
+    ),
+}  # fmt: skip
 _TWO_OVER_PI = 0.6366197723675814
 _HALF_PI = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 _HALF_PI_64 = (1.5707963109016418, 1.5893254773528196e-08)  # the first with trailing zeros, for targets without fma
+# For f64; all but the last so short that their products with whole numbers below 2^20 are exact.
+_HALF_PI_WIDE = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487111665e-21, 8.4784276603689e-32)
 _LARGE = 65536.0
+_LARGE_WIDE = 1048576.0
 
 # 2/π in binary, after 32 zeros so that every window starts inside.
 _TWO_OVER_PI_WORDS = (
@@ -100,10 +120,10 @@ def cos(b: Builder, x: Value) -> Value:
 def _by_quadrant(b: Builder, r: Value, quadrant: Value) -> Value:
     """The sine of r + quadrant · π/2."""
     square = b.fmul(r, r)
-    sine = b.fma(b.fmul(polynomial(b, square, _SIN), square), r, r)
-    cosine = b.fma(b.fma(polynomial(b, square, _COS), square, -0.5), square, 1.0)
+    sine = b.fma(b.fmul(polynomial(b, square, _SIN[r.kind]), square), r, r)
+    cosine = b.fma(b.fma(polynomial(b, square, _COS[r.kind]), square, -0.5), square, 1.0)
     odd = b.icmp("ne", b.and_(quadrant, 1), 0)
-    sign = b.shl(b.and_(quadrant, 2), 30)
+    sign = b.shl(b.and_(quadrant, 2), 62 if r.kind == "f64" else 30)
     return b.from_bits(b.xor(b.bits(b.select(odd, cosine, sine)), sign))
 
 
@@ -150,3 +170,35 @@ def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
         angles.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 0", "f32", 1))
         quadrants.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 1", "i32", 1))
     return b.gathered(angles), b.gathered(quadrants)
+
+
+def sin_wide(b: Builder, x: Value) -> Value:
+    """For f64."""
+    r, quadrant = _reduce_wide(b, x)
+    return _or_library(b, x, b.select(b.fcmp("olt", b.fabs(x), 2.0**-27), x, _by_quadrant(b, r, quadrant)), "sin")
+
+
+def cos_wide(b: Builder, x: Value) -> Value:
+    """For f64."""
+    r, quadrant = _reduce_wide(b, x)
+    return _or_library(b, x, _by_quadrant(b, r, b.add(quadrant, 1)), "cos")
+
+
+def _reduce_wide(b: Builder, x: Value) -> tuple[Value, Value]:
+    n, held = round_scaled(b, x, _TWO_OVER_PI)
+    r = x
+    for part in _HALF_PI_WIDE:
+        r = b.fma(n, -part, r)
+    return r, held
+
+
+def _or_library(b: Builder, x: Value, quick: Value, name: str) -> Value:
+    """`quick`, and the C library's answer for lanes too large for it, asked only where there are any."""
+    large = b.not_(b.fcmp("olt", b.fabs(x), _LARGE_WIDE))
+    slow, join, before = b.new_label("huge"), b.new_label("angle"), b.block
+    b.branch(b.any_lane(large), slow, join)
+    b.label(slow)
+    exact = b.select(large, library(name)(b, x), quick)
+    b.jump(join)
+    b.label(join)
+    return b.op(f"phi {x.type} [ {quick.name}, %{before} ], [ {exact.name}, %{slow} ]", x.kind, x.lanes)
