@@ -273,12 +273,28 @@ def set_node_layout(
     """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
     tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
 
-def walk_graph(roots: tuple[Any, ...], /) -> tuple[list[Any], bytes, bytes, int] | str:
-    """All nodes that a backward from these would run, roots first: the nodes, all that can be seen of them as bytes that
-    are equal for graphs that are alike, their addresses, and whether any has hooks. A text says why it cannot be read.
+def read_graph(
+    roots: tuple[Any, ...],
+    kinds: dict[type, tuple[Any, ...]],
+    learn: Callable[[Any], tuple[Any, ...]],
+    exactly: Callable[[Any], Any],
+    describe: Callable[[Any], Any],
+    number: Callable[[Any], Any],
+    /,
+) -> tuple[list[Any], bytes, list[Any], bytes, int, list[Any], list[int]] | str:
+    """All that a backward from these nodes depends on; a text says why it cannot be read.
 
-    The bytes are words: the numbers of the roots; per node its class, how many hooks it has, its inputs (options, rank,
-    sizes) and edges (number of the node + 1 and of its input, or 0); then the numbers of all nodes, oldest first."""
+    Yields the nodes, roots first; words and values that are equal for graphs that are alike; the nodes' addresses;
+    whether any has hooks; the tensors they saved; the numbers of those that are for Python to look at.
+
+    The words are the numbers of the roots; per node its class, how many hooks it has, its inputs (options, rank, sizes)
+    and edges (number of the node + 1 and of its input, or 0); then the numbers of all nodes, oldest first; then the
+    layouts of leaves and of saved tensors.
+
+    `kinds` says per class of nodes (0 a leaf | 1 read what it saved | 2 for Python, names of attributes with plain
+    values, with tensors, one that tells whether hooks packed them or None); `learn(node)` is asked for a new class;
+    `exactly` makes a value comparable that is no integer; `describe` a tensor that memory does not tell of;
+    `number` says of a tensor without dimensions what of its value matters."""
 
 def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
     """The hooks of a node: (kind, dict of Python functions or None, which gradient it is for); and how many of its

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -272,3 +273,70 @@ def test_an_unused_branch_leaves_no_gradient() -> None:
     torch.stack([x * 2, y * 3]).unbind()[0].sum().backward()
     torch.testing.assert_close(a, x.grad)
     torch.testing.assert_close(b, y.grad)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, number: x * number,
+        lambda x, number: x / number,
+        lambda x, number: x.pow(number),
+        lambda x, number: torch.lerp(x, x * 2, number),
+        lambda x, number: torch.tensor(number) * x,
+        lambda x, number: torch.where(x > 0.5, x * number, x),
+        lambda x, number: torch.clamp(x, max=number / 4),
+    ],
+)
+def test_a_number_in_the_forward_is_not_taken_for_the_last_one(compute: Callable[..., torch.Tensor]) -> None:
+    """PyTorch saves a number as a tensor and hands it to operators as a number: its value is part of the backward."""
+    for number in (2.0, 3.0, 0.5, -0.0, 0.0, 2.0):
+        x = torch.linspace(0.1, 1, 5).requires_grad_()
+        want = torch.autograd.grad(compute(x, number).sum(), x)[0]
+        with enable("eager"):
+            compute(x, number).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_sizes_hidden_in_a_node_are_not_taken_for_the_last_ones() -> None:
+    """The backward of `cat` holds the sizes of all it joined, and shows none of them."""
+    x = torch.randn(4, requires_grad=True)
+    for before, after in ((1, 2), (2, 1), (1, 2), (3, 0)):
+        weights = torch.arange(7.0)
+        with enable("eager"):
+            (torch.cat([torch.zeros(before), x, torch.zeros(after)]) * weights).sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, weights[before : before + 4])
+        x.grad = None
+    with enable("eager"):
+        for first, second in ((2, 5), (3, 4)):
+            one, other = torch.randn(first, requires_grad=True), torch.randn(second, requires_grad=True)
+            (torch.cat([one, other]) * weights).sum().backward()
+            assert one.grad is not None and torch.equal(one.grad, weights[:first])
+
+
+def test_tensors_that_were_one_are_not_taken_for_one_again() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for one, other in ((x, x), (x, y), (x, x), (y, x)):
+        want = torch.autograd.grad((one * other).sum(), one)[0]
+        with enable("eager"):
+            assert torch.equal(torch.autograd.grad((one * other).sum(), one)[0], want)
+
+
+def _note(log: list[str], name: str, gradient: torch.Tensor) -> None:
+    log.append(name)
+
+
+def test_nodes_in_another_order_are_another_backward() -> None:
+    """Sums of gradients depend on who comes first, as rounding does, and hooks show it."""
+    for swap in (False, True, False):
+        log: list[str] = []
+        x = torch.randn(3, requires_grad=True)
+        parts = {}
+        for name in ("b", "a") if swap else ("a", "b"):
+            parts[name] = x * 2
+            parts[name].register_hook(partial(_note, log, name))
+        total = (parts["a"] + parts["b"]).sum()
+        total.backward(retain_graph=True)
+        with enable("eager"):
+            total.backward()
+        assert log[:2] == log[2:]

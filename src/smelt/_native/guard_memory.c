@@ -140,6 +140,27 @@ tensor_memory_learn(TensorSpec *spec, PyObject *value)
     }
 }
 
+int
+tensor_memory_words(PyObject *value, uint64_t *words)
+{
+    if (!layout.known || !PyType_IsSubtype(Py_TYPE(value), layout.base)) {
+        return 0;
+    }
+    const char *body = *(const char **)((const char *)value + layout.body);
+    int64_t rank = body ? *(const int64_t *)(body + layout.rank) : -1;
+    if (rank < 0 || rank > layout.dimensions || rank > TENSOR_DIMENSIONS) {
+        return 0;
+    }
+    int count = 0;
+    words[count++] = (uint64_t)rank;
+    for (int i = 0; i < layout.kind_words; i++) {
+        words[count++] = ((const uint64_t *)(body + layout.kind))[i] & layout.masks[i];
+    }
+    memcpy(words + count, body + layout.sizes, (size_t)rank * sizeof *words);
+    memcpy(words + count + rank, body + layout.strides, (size_t)rank * sizeof *words);
+    return count + 2 * (int)rank;
+}
+
 bool
 tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size)
 {

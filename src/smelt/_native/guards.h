@@ -183,6 +183,10 @@ bool tensor_memory_holds(const TensorSpec *spec, PyObject *value);
 void tensor_memory_learn(TensorSpec *spec, PyObject *value);
 /* One size (or stride) of a tensor whose type and rank are known to be right; false if memory does not tell. */
 bool tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size);
+/* All of a tensor that code compiled for it relies on, as words of which there is room for TENSOR_WORDS; how many, or 0
+   if memory does not tell. */
+enum { TENSOR_DIMENSIONS = 8, TENSOR_WORDS = 1 + KIND_WORDS + 2 * TENSOR_DIMENSIONS };
+int tensor_memory_words(PyObject *value, uint64_t *words);
 PyObject *set_tensor_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Visits the nodes from `first` up to `end`, which is the end of the first one's siblings or of itself; `parent` is the

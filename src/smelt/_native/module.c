@@ -68,7 +68,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
-    {"walk_graph", walk_graph, METH_O, PyDoc_STR("All nodes that a backward from these would run.")},
+    {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
@@ -88,7 +88,7 @@ PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
                              &RunnerType, &CodeType};
-    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0) {
+    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0 || nodes_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -3,6 +3,8 @@
 #define PY_SSIZE_T_CLEAN
 #include "nodes.h"
 
+#include "guards.h"
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +33,8 @@ typedef struct {
     PyObject *refused; /* why the graph cannot be read, or NULL */
     int hooked;
 } Walk;
+
+static PyObject *name_next;
 
 static Word
 word_at(const char *base, Py_ssize_t offset)
@@ -170,7 +174,7 @@ put_edges(Walk *walk, const char *node, PyObject *wrapper)
     if (count == 0) {
         return 0;
     }
-    PyObject *found = PyObject_GetAttrString(wrapper, "next_functions");
+    PyObject *found = PyObject_GetAttr(wrapper, name_next);
     if (found == NULL || !PyTuple_Check(found) || PyTuple_GET_SIZE(found) != count) {
         if (found != NULL) {
             PyErr_SetString(PyExc_RuntimeError, "a node's edges are not where they were found to be");
@@ -272,26 +276,284 @@ walk_from(Walk *walk, PyObject *roots)
     return walk->refused ? 0 : put_order(walk);
 }
 
-PyObject *
-walk_graph(PyObject *Py_UNUSED(module), PyObject *roots)
+static void
+drop_walk(Walk *walk)
 {
-    if (layout.python_base == NULL || !PyTuple_Check(roots)) {
-        PyErr_SetString(PyExc_RuntimeError, "walk_graph() needs a node layout and a tuple of nodes");
+    PyMem_Free(walk->addresses);
+    PyMem_Free(walk->table);
+    PyMem_Free(walk->text);
+    Py_XDECREF(walk->wrappers);
+    Py_XDECREF(walk->refused);
+}
+
+/* What is read of nodes, besides: plain values that they saved, and the tensors. */
+typedef struct {
+    PyObject *kinds, *learn, *exactly, *describe, *number; /* borrowed */
+    PyObject *values;                             /* those that are compared as objects */
+    PyObject *tensors;
+    PyObject *special; /* the numbers of nodes that Python looks at itself */
+} Reading;
+
+static PyObject *name_variable, *name_backward_hooks, *name_accumulate_hooks, *name_unpack_hook, *name_data_ptr;
+
+static int
+is_exact(PyObject *value)
+{
+    if (value == Py_None || PyLong_CheckExact(value)) {
+        return 1;
+    }
+    if (!PyTuple_CheckExact(value)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++) {
+        if (!PyLong_CheckExact(PyTuple_GET_ITEM(value, i))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Appends a new reference, or what a Python function makes of it; takes the reference over. */
+static int
+append_value(PyObject *list, PyObject *value, PyObject *through)
+{
+    if (value != NULL && through != NULL) {
+        PyObject *made = PyObject_CallOneArg(through, value);
+        Py_DECREF(value);
+        value = made;
+    }
+    int failed = value == NULL || PyList_Append(list, value) < 0;
+    Py_XDECREF(value);
+    return failed ? -1 : 0;
+}
+
+/* The layout of a tensor: from memory, or asked. */
+static int
+put_tensor(Walk *walk, Reading *reading, PyObject *tensor)
+{
+    uint64_t words[TENSOR_WORDS];
+    int count = tensor_memory_words(tensor, words);
+    if (put(walk, (Word)(uintptr_t)Py_TYPE(tensor)) < 0 || put(walk, (Word)count) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        if (put(walk, words[i]) < 0) {
+            return -1;
+        }
+    }
+    if (count && words[0] == 0 && append_value(reading->values, Py_NewRef(tensor), reading->number) < 0) {
+        return -1;
+    }
+    return count ? 0 : append_value(reading->values, Py_NewRef(tensor), reading->describe);
+}
+
+static int
+put_saved(Walk *walk, Reading *reading, PyObject *saved)
+{
+    if (saved == Py_None) {
+        return put(walk, ~(Word)0);
+    }
+    if (!PyTuple_Check(saved) && !PyList_Check(saved)) {
+        return put_tensor(walk, reading, saved) < 0 ? -1 : PyList_Append(reading->tensors, saved);
+    }
+    PyObject *items = PySequence_Fast(saved, "");
+    int failed = items == NULL || put(walk, (Word)PySequence_Fast_GET_SIZE(items)) < 0;
+    for (Py_ssize_t i = 0; !failed && i < PySequence_Fast_GET_SIZE(items); i++) {
+        failed = put_saved(walk, reading, PySequence_Fast_GET_ITEM(items, i)) < 0;
+    }
+    Py_XDECREF(items);
+    return failed ? -1 : 0;
+}
+
+/* Whether hooks have packed what a node saved; `raw` is the attribute that tells. -1: an exception. */
+static int
+is_packed(PyObject *node, PyObject *raw)
+{
+    PyObject *found = PyObject_GetAttr(node, raw);
+    if (found != NULL && (PyTuple_Check(found) || PyList_Check(found))) {
+        PyObject *first = PySequence_Size(found) > 0 ? PySequence_GetItem(found, 0) : Py_NewRef(Py_None);
+        Py_SETREF(found, first);
+    }
+    if (found == NULL || found == Py_None) {
+        Py_XDECREF(found);
+        return found == NULL ? -1 : 0;
+    }
+    PyObject *hook = PyObject_GetAttr(found, name_unpack_hook);
+    Py_DECREF(found);
+    if (hook == NULL) { /* a PyTorch that does not tell: it may be */
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 1;
+    }
+    Py_DECREF(hook);
+    return hook != Py_None;
+}
+
+/* Which of a node's tensors are one: the tracer tells them apart by where they lie. */
+static int
+put_places(Reading *reading, Py_ssize_t first)
+{
+    Py_ssize_t count = PyList_GET_SIZE(reading->tensors) - first;
+    if (count < 2) {
+        return 0;
+    }
+    PyObject *places = PyTuple_New(count), *same = PyTuple_New(count);
+    int failed = places == NULL || same == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        PyObject *place = PyObject_CallMethodNoArgs(PyList_GET_ITEM(reading->tensors, first + i), name_data_ptr);
+        if (place == NULL) {
+            failed = 1;
+            break;
+        }
+        PyTuple_SET_ITEM(places, i, place);
+        Py_ssize_t found = PySequence_Index(places, place);
+        PyObject *number = found < 0 ? NULL : PyLong_FromSsize_t(found);
+        failed = number == NULL;
+        if (!failed) {
+            PyTuple_SET_ITEM(same, i, number);
+        }
+    }
+    Py_XDECREF(places);
+    if (failed) {
+        Py_XDECREF(same);
+        return -1;
+    }
+    return append_value(reading->values, same, NULL);
+}
+
+static int
+read_saved(Walk *walk, Reading *reading, PyObject *node, PyObject *kind)
+{
+    PyObject *plain = PyTuple_GET_ITEM(kind, 1), *tensors = PyTuple_GET_ITEM(kind, 2), *raw = PyTuple_GET_ITEM(kind, 3);
+    if (raw != Py_None) {
+        int packed = is_packed(node, raw);
+        if (packed) {
+            if (packed > 0) {
+                walk->refused =
+                    PyUnicode_FromString("saved tensors were packed by hooks, as by torch.utils.checkpoint");
+            }
+            return packed > 0 && walk->refused ? 0 : -1;
+        }
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plain); i++) {
+        PyObject *value = PyObject_GetAttr(node, PyTuple_GET_ITEM(plain, i));
+        if (append_value(reading->values, value, value == NULL || is_exact(value) ? NULL : reading->exactly) < 0) {
+            return -1;
+        }
+    }
+    Py_ssize_t first = PyList_GET_SIZE(reading->tensors);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++) {
+        PyObject *saved = PyObject_GetAttr(node, PyTuple_GET_ITEM(tensors, i));
+        int failed = saved == NULL || put_saved(walk, reading, saved) < 0;
+        Py_XDECREF(saved);
+        if (failed) {
+            return -1;
+        }
+    }
+    return put_places(reading, first);
+}
+
+static int
+note_special(Reading *reading, Py_ssize_t number)
+{
+    return append_value(reading->special, PyLong_FromSsize_t(number), NULL);
+}
+
+static int
+read_leaf(Walk *walk, Reading *reading, PyObject *node, Py_ssize_t number)
+{
+    PyObject *leaf = PyObject_GetAttr(node, name_variable);
+    PyObject *hooks = leaf == NULL ? NULL : PyObject_GetAttr(leaf, name_backward_hooks);
+    PyObject *later = hooks == NULL ? NULL : PyObject_GetAttr(leaf, name_accumulate_hooks);
+    int failed = later == NULL || put_tensor(walk, reading, leaf) < 0 ||
+                 ((hooks != Py_None || later != Py_None) && note_special(reading, number) < 0);
+    Py_XDECREF(leaf);
+    Py_XDECREF(hooks);
+    Py_XDECREF(later);
+    return failed ? -1 : 0;
+}
+
+/* Kinds are (what to do, plain attributes, attributes with tensors, one that tells of hooks): 0 a leaf, 1 read it, 2 for
+   Python to look at. */
+static int
+read_node(Walk *walk, Reading *reading, Py_ssize_t number)
+{
+    PyObject *node = PyList_GET_ITEM(walk->wrappers, number);
+    if (PyObject_TypeCheck(node, layout.python_base)) {
+        return note_special(reading, number);
+    }
+    PyObject *kind = PyDict_GetItemWithError(reading->kinds, (PyObject *)Py_TYPE(node));
+    if (kind == NULL) {
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        PyObject *learned = PyObject_CallOneArg(reading->learn, node);
+        int kept = learned == NULL ? -1 : PyDict_SetItem(reading->kinds, (PyObject *)Py_TYPE(node), learned);
+        Py_XDECREF(learned);
+        if (kept < 0) {
+            return -1;
+        }
+        kind = PyDict_GetItemWithError(reading->kinds, (PyObject *)Py_TYPE(node));
+    }
+    long what = kind == NULL ? -1 : PyLong_AsLong(PyTuple_GET_ITEM(kind, 0));
+    if (what < 0) {
+        return -1;
+    }
+    return what == 0   ? read_leaf(walk, reading, node, number)
+           : what == 1 ? read_saved(walk, reading, node, kind)
+                       : note_special(reading, number);
+}
+
+PyObject *
+read_graph(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *roots;
+    Reading reading = {0};
+    if (!PyArg_ParseTuple(args, "O!O!OOOO", &PyTuple_Type, &roots, &PyDict_Type, &reading.kinds, &reading.learn,
+                          &reading.exactly, &reading.describe, &reading.number)) {
+        return NULL;
+    }
+    if (layout.python_base == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "read_graph() needs a node layout");
         return NULL;
     }
     Walk walk = {.wrappers = PyList_New(0)};
+    reading.values = PyList_New(0);
+    reading.tensors = PyList_New(0);
+    reading.special = PyList_New(0);
     PyObject *result = NULL;
-    if (walk.wrappers != NULL && walk_from(&walk, roots) == 0) {
-        result = walk.refused ? Py_NewRef(walk.refused)
-                              : Py_BuildValue("(Oy#y#i)", walk.wrappers, (char *)walk.text, walk.length * 8,
-                                              (char *)walk.addresses, walk.count * 8, walk.hooked);
+    int failed = !walk.wrappers || !reading.values || !reading.tensors || !reading.special || walk_from(&walk, roots) < 0;
+    for (Py_ssize_t i = 0; !failed && !walk.refused && i < walk.count; i++) {
+        failed = read_node(&walk, &reading, i) < 0;
     }
-    PyMem_Free(walk.addresses);
-    PyMem_Free(walk.table);
-    PyMem_Free(walk.text);
-    Py_XDECREF(walk.wrappers);
-    Py_XDECREF(walk.refused);
+    if (!failed && walk.refused) {
+        result = Py_NewRef(walk.refused);
+    }
+    else if (!failed) {
+        result = Py_BuildValue("(Oy#Oy#iOO)", walk.wrappers, (char *)walk.text, walk.length * 8, reading.values,
+                               (char *)walk.addresses, walk.count * 8, walk.hooked, reading.tensors, reading.special);
+    }
+    drop_walk(&walk);
+    Py_XDECREF(reading.values);
+    Py_XDECREF(reading.tensors);
+    Py_XDECREF(reading.special);
     return result;
+}
+
+int
+nodes_init(void)
+{
+    name_variable = PyUnicode_InternFromString("variable");
+    name_backward_hooks = PyUnicode_InternFromString("_backward_hooks");
+    name_accumulate_hooks = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
+    name_unpack_hook = PyUnicode_InternFromString("unpack_hook");
+    name_data_ptr = PyUnicode_InternFromString("data_ptr");
+    name_next = PyUnicode_InternFromString("next_functions");
+    return name_variable && name_backward_hooks && name_accumulate_hooks && name_unpack_hook && name_data_ptr && name_next
+               ? 0
+               : -1;
 }
 
 static int

@@ -5,7 +5,8 @@
 #include <Python.h>
 
 PyObject *set_node_layout(PyObject *module, PyObject *args, PyObject *kwargs);
-PyObject *walk_graph(PyObject *module, PyObject *roots);
+PyObject *read_graph(PyObject *module, PyObject *args);
+int nodes_init(void); /* 0, or -1 with an exception */
 PyObject *node_hooks(PyObject *module, PyObject *address);
 PyObject *release_nodes(PyObject *module, PyObject *addresses);
 

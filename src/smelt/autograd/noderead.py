@@ -32,7 +32,6 @@ class Reading:
     key: tuple[Any, ...]
     tensors: list[torch.Tensor]  # what C++ nodes saved, in the order of the nodes
     joined: list[tuple[int, Joined]]  # compiled graphs, by the number of their node
-    calls: bool  # whether hooks or nodes written in Python take part
 
     def hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
         """The hooks of a node: (kind, dict of functions or None if C++ has put it there, index of the gradient); and
@@ -41,7 +40,7 @@ class Reading:
 
     def whole(self, number: int, has_edge: Sequence[bool]) -> str | None:
         """Why a node is called instead of being captured; None if it is captured."""
-        kind = _kinds[type(self.nodes[number])]
+        kind = _kind(self.nodes[number])
         if kind is _PYTHON:
             return "it is written in Python"
         if kind.all_edges and not all(has_edge):
@@ -54,12 +53,14 @@ def saved_tensors(reading: Reading) -> list[range]:
     spans = []
     first = 0
     for node in reading.nodes:
-        own: list[torch.Tensor] = []
-        kind = _kinds.get(type(node))
-        if kind is not None and kind.whole is None and kind.tensors:
-            _read_tensors(node, kind, [], own)
-        spans.append(range(first, first + len(own)))
-        first += len(own)
+        kind = _kind(node)
+        count = 0
+        for name in kind.tensors if kind.whole is None else ():
+            saved = getattr(node, name)
+            items = saved if isinstance(saved, tuple | list) else (saved,)
+            count += sum(item is not None for item in items)
+        spans.append(range(first, first + count))
+        first += count
     return spans
 
 
@@ -76,53 +77,61 @@ def read(roots: tuple[Any, ...]) -> Reading:
 
 
 def _read(roots: tuple[Any, ...]) -> Reading:
-    found = _native.walk_graph(roots)
+    found = _native.read_graph(roots, _told, _learn, _exactly, layout, _number)
     if isinstance(found, str):
         raise Unreadable(found)
-    nodes, structure, addresses, hooked = found
-    key: list[Any] = [structure]
-    tensors: list[torch.Tensor] = []
+    nodes, structure, values, addresses, hooked, tensors, special = found
     joined: list[tuple[int, Joined]] = []
-    calls = bool(hooked)
-    for number, node in enumerate(nodes):
-        cls = type(node)
-        if cls is ACCUMULATE:
+    if hooked:
+        values += [_hooks_key(address) for address in memoryview(addresses).cast("Q")]
+    for number in special:
+        node = nodes[number]
+        kind = _kind(node)
+        if kind is _LEAF:
             leaf = node.variable
-            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
-                key.append((tuple(leaf._backward_hooks or ()), tuple(leaf._post_accumulate_grad_hooks or ())))
-                calls = True
-            key.append((type(leaf), leaf.stride()))
-            continue
-        kind = _kinds.get(cls)
-        if kind is None:
-            kind = _kinds[cls] = _PYTHON if issubclass(cls, torch._C._FunctionBase) else kind_of(node)
-        if kind is _PYTHON:
+            values.append((_functions_key(leaf._backward_hooks), _functions_key(leaf._post_accumulate_grad_hooks)))
+        elif kind is _PYTHON:
             part = joined_of(node)
-            if part is None:
-                key.append((cls, node.needs_input_grad, materializes(node)))
-                calls = True
-            else:
-                key.append(part.key)
+            if part is not None:
+                values.append(part.key)
                 joined.append((number, part))
-            continue
-        if kind.whole is not None:
-            calls = True
-            continue
-        if kind.raw is not None:
-            _refuse_packed(node, kind)
-        for name in kind.plain:
-            value = getattr(node, name)
-            key.append(value if type(value) in _EXACT else _exactly(value))
-        if kind.tensors:
-            _read_tensors(node, kind, key, tensors)
-    return Reading(nodes, addresses, tuple(key), tensors, joined, calls)
+            else:
+                values.append((type(node), node.needs_input_grad, materializes(node)))
+    values.append(structure)
+    return Reading(nodes, addresses, tuple(values), tensors, joined)
 
 
-_PYTHON = Kind("written in Python")
+_LEAF, _PYTHON = Kind("a leaf"), Kind("written in Python")
 _kinds: dict[type, Kind] = {}
+# Per class of nodes, what the C part is to do: see `_native.read_graph`.
+_told: dict[type, tuple[Any, ...]] = {}
 
-# Equal values of these types are the same to any formula; of others see `_exactly`.
-_EXACT = frozenset({type(None), str})
+
+def _learn(node: Any) -> tuple[Any, ...]:
+    cls = type(node)
+    kind = _kinds[cls] = _LEAF if cls is ACCUMULATE else kind_of(node)
+    if kind is _LEAF:
+        return 0, (), (), None
+    if kind.whole is not None:
+        return 2, (), (), None
+    return 1, kind.plain, kind.tensors, kind.raw
+
+
+def _kind(node: Any) -> Kind:
+    return _kinds.get(type(node), _PYTHON)  # classes of those in Python come and go, and are not kept
+
+
+def _hooks_key(address: int) -> tuple[Any, ...]:
+    found, retained = _native.node_hooks(address)
+    return retained, *((kind, functions is None, _functions_key(functions), index) for kind, functions, index in found)
+
+
+def _functions_key(functions: Any) -> int:
+    """How many hooks there are."""
+    for function in (functions or {}).values():
+        if getattr(function, "__module__", None) == "torch.autograd.graph":
+            raise Unreadable("a hook waits for several gradients, and asks the engine which of them will come")
+    return len(functions or ())
 
 
 def _exactly(value: Any) -> Any:
@@ -136,34 +145,31 @@ def _exactly(value: Any) -> Any:
     return (type(value), value.hex() if isinstance(value, float) else value)
 
 
-def _refuse_packed(node: Any, kind: Kind) -> None:
-    raw = getattr(node, kind.raw)  # type: ignore[arg-type]
-    first = raw[0] if isinstance(raw, tuple | list) and raw else raw
-    if getattr(first, "unpack_hook", None) is not None:
-        raise Unreadable("saved tensors were packed by hooks, as by torch.utils.checkpoint")
-
-
-def _read_tensors(node: Any, kind: Kind, key: list[Any], tensors: list[torch.Tensor]) -> None:
-    first = len(tensors)
-    for name in kind.tensors:
-        saved = getattr(node, name)
-        if isinstance(saved, torch.Tensor):
-            key.append(layout(saved))
-            tensors.append(saved)
-        elif saved is None:
-            key.append(None)
-        else:
-            key.append(tuple(None if item is None else layout(item) for item in saved))
-            tensors.extend(item for item in saved if item is not None)
-    if len(tensors) - first > 1:  # which of them are one: the tracer tells them apart by where they lie
-        places = [tensor.data_ptr() for tensor in tensors[first:]]
-        key.append(tuple(map(places.index, places)))
-
-
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """All that code compiled for a tensor relies on."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise Unreadable(f"a {type(tensor).__name__} takes part")
     if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         raise Unreadable("a tensor takes part that is sparse, or lazily conjugated or negated")
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    number = None if tensor.dim() else _number(tensor)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, number)
+
+
+def _number(tensor: torch.Tensor) -> Any:
+    """What a Python number is that a tensor stands for: PyTorch hands it to operators as a number again."""
+    return _exactly(tensor.item()) if is_number(tensor) else None
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch made a tensor of a Python number. Such a one gives way to any tensor's dtype of its kind."""
+    smaller = _SMALLER.get(tensor.dtype)
+    if smaller is None:
+        return tensor.dtype is torch.bool  # of which nothing tells
+    return torch.result_type(tensor, smaller) is smaller.dtype
+
+
+_SMALLER = {
+    torch.float64: torch.zeros((), dtype=torch.float32, device="cpu"),
+    torch.int64: torch.zeros((), dtype=torch.int32, device="cpu"),
+    torch.complex128: torch.zeros((), dtype=torch.complex64, device="cpu"),
+}

@@ -4,8 +4,8 @@
 
 Nodes run in the engine's order. A C++ node is called as the engine calls it, with ghosts for gradients: what its
 formula computes is recorded, and the tensors it saved become inputs where they are met. A compiled graph's backward is
-written out in place, its nodes named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is handed over at the end, or
-before the next Python code runs, which could look at it.
+written out in place, its nodes named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is
+handed over at the end, or before the next Python code runs, which could look at it.
 """
 
 import operator
@@ -57,6 +57,8 @@ def trace(
     `wanted`: the gradients that are asked for (node, number of its input), instead of being added to leaves; `leaves`:
     those that take part, if not all do. Raises `Unreadable` for what is left to the engine.
     """
+    for tensor in (*reading.tensors, *(node.variable for node in reading.nodes if type(node) is ACCUMULATE)):
+        layout(tensor)  # refuses what cannot be compiled for
     with torch.no_grad(), without_caller_hooks():
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:
@@ -153,9 +155,7 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
             saved = self.tensors[number]
             if saved.data_ptr() == tensor.data_ptr() and layout(saved) == layout(tensor):
                 return self.source(self.first + number, "saved", _plain(TensorSpec.of(saved)))
-        if tensor.dim():
-            raise CannotTrace("a node uses a tensor that it did not save")
-        return super()._constant(tensor)  # a number in a formula
+        raise CannotTrace("a node uses a tensor that it did not save")
 
 
 class _Tracer:
@@ -325,11 +325,11 @@ class _Tracer:
         if retained or any(functions is None for _, (_, functions, _) in own):
             return self._hooked_by_engine(number, gradients)
         for place, (kind, functions, index) in own:
-            for key in functions:
+            for each in range(len(functions)):
                 ghost = gradients[index]
                 if ghost is None:
                     raise Unreadable("a hook waits for a gradient that does not come")
-                gradients[index] = self._hooked(HookAt(number, kind, place, key), ghost)
+                gradients[index] = self._hooked(HookAt(number, kind, place, each), ghost)
         return gradients
 
     def _hooked(self, at: HookAt, ghost: GhostTensor) -> GhostTensor:
@@ -351,9 +351,9 @@ class _Tracer:
                 continue
             if functions is None:
                 raise Unreadable(f"C++ code put a {kind.replace('_', '-')} on {self.nodes[number].name()}")
-            for key in functions:
+            for each in range(len(functions)):
                 self._flush()
-                gradients = self._hooked_all(HookAt(number, kind, place, key), gradients, others)
+                gradients = self._hooked_all(HookAt(number, kind, place, each), gradients, others)
         return gradients
 
     def _hooked_all(
@@ -414,7 +414,7 @@ class _Tracer:
         hooks = leaf._post_accumulate_grad_hooks
         if hooks and gradient is not None:
             self._flush()
-            found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, key) for key in hooks)
+            found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
             self.recorder.between(CallLeafHooks(found, number))
 
     def _deliver_by_engine(self, number: int, gradient: GhostTensor | None) -> None:

@@ -17,12 +17,12 @@ from smelt.ir.tensorspec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class HookAt:
-    """A Python function among the hooks of a node: which kind, which of the node's dicts, which key in it."""
+    """A Python function among the hooks of a node: which kind, which of the node's dicts, which function in it."""
 
     node: int
     kind: str
     place: int
-    key: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,12 @@ def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: 
 def _hook(reading: Reading, at: HookAt) -> Any:
     node = reading.nodes[at.node]
     if at.kind == "post_accumulate_grad_hook":
-        return node.variable._post_accumulate_grad_hooks[at.key]
-    if type(node) is ACCUMULATE:
-        return node.variable._backward_hooks[at.key]
-    return reading.hooks(at.node)[0][at.place][1][at.key]
+        functions = node.variable._post_accumulate_grad_hooks
+    elif type(node) is ACCUMULATE:
+        functions = node.variable._backward_hooks
+    else:
+        functions = reading.hooks(at.node)[0][at.place][1]
+    return list(functions.values())[at.number]
 
 
 def deliver_all(gradients: Sequence[tuple[int, int, bool]], run: Pass) -> None:
@@ -94,8 +96,8 @@ def deliver_all(gradients: Sequence[tuple[int, int, bool]], run: Pass) -> None:
         gradient = values[slot]
         if is_last:
             values[slot] = None
-        # Held by nobody but this line: two references, that of the name and that of the call.
-        accumulate(run.engine, nodes[number].variable, gradient, sys.getrefcount(gradient) <= 2)
+        owned = sys.getrefcount(gradient) <= 2  # by this name and the call that asks
+        accumulate(run.engine, nodes[number].variable, gradient, owned)
 
 
 def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:

@@ -24,6 +24,7 @@ from smelt.autograd.nodelayout import why_not_read_nodes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, read
 from smelt.autograd.nodetrace import NotObserved, trace
 from smelt.base import events
+from smelt.capture.layout import teach_guards
 from smelt.ir.backward import Backward, Deliver, Graph, Step, settled
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.tensorspec import TensorSpec
@@ -77,6 +78,7 @@ class CompiledBackwards:
         self.misses = Misses()
         self.families: dict[Any, _Family] = {}
         self.lock = threading.RLock()
+        teach_guards()  # where tensors keep what they are: the key of a backward is read from there
         _all.add(self)
 
     def reset(self) -> None:

@@ -95,7 +95,7 @@ def describe(backward: Backward, reading: Reading) -> str:
         elif isinstance(step, DeliverByEngine):
             lines.append(f"accumulate_grad(slot {step.slot}) at node {step.node}, by the engine, with all its hooks")
         elif isinstance(step, CallLeafHooks):
-            lines += [f"call_hook({at.kind} {at.key}) at node {step.node}" for at in step.hooks]
+            lines += [f"call_hook({at.kind} {at.number}) at node {step.node}" for at in step.hooks]
         elif isinstance(step, HooksByEngine):
             lines.append(f"call_hook(all on the results of {_name(reading.nodes[step.node])}), by the engine")
         elif isinstance(step, CallNode):
