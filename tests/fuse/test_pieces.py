@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import smelt
 from smelt.ir.program import Launch, Library, Program
 from tests.fuse.running import assert_same
 
@@ -36,6 +37,25 @@ def test_gradients_of_halves_meet_in_one_kernel() -> None:
         return low + high
 
     program = assert_same(meet, torch.randn(4, 3), torch.randn(4, 3))
+    assert _kernels(program) == 1 and _calls(program) == []
+
+
+def test_sizes_that_vary_are_left_to_the_library() -> None:
+    """Fusing such a join went on for ever."""
+    compiled = smelt.compile(lambda x: x * 2 + _turned(x), dynamic=True)
+    for length in (4, 7):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(compiled(x), x * 2 + _turned(x))
+    assert smelt.counters["graphs"] == 1
+    smelt.reset()
+
+
+def test_a_write_to_a_part_fuses_with_what_is_written_to() -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = aten.select_scatter.default(x * 2, y, 1, 0)
+        return aten.slice_scatter.default(x, y[:, None].expand(4, 4), 1, 4, 8).exp()
+
+    program = assert_same(write, torch.randn(4, 8), torch.randn(4))
     assert _kernels(program) == 1 and _calls(program) == []
 
 

@@ -46,7 +46,10 @@ def build_program(
         except _Failed as failed:
             # A group that cannot be expressed is taken apart for good; the rest is grouped anew.
             events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
-            alone |= {value.id for value in failed.values}
+            parts = {value.id for value in failed.values}
+            if parts <= alone:
+                raise AssertionError(f"{failed.group} cannot be computed even by itself: {failed.reason}") from failed
+            alone |= parts
             continue
         program = reuse_in_place(write_in_place(program, traced.writes))
         # Where buffers lie depends on how long they are.

@@ -330,6 +330,11 @@ class _Lowerer:
             inside = (0, *have[dim:]) if call.squeezed else have[dim:]
             layout = Layout(shape, (*have[:dim], 0, *inside), ref.layout.offset)
             readings.append(Reading.of(ref.value, layout, stride))
+        if call.base is not None:
+            ref = self.refs[call.base]
+            have = ref.layout.stride
+            layout = Layout(shape, (*have[:dim], have[dim] * length, *have[dim:]), ref.layout.offset)
+            readings.append(Reading.of(ref.value, layout, stride))
         args = (dim, call.count, tuple(number for number, _ in call.parts), *map(Slot, range(len(readings))))
         value = self._new(
             node,
@@ -421,11 +426,11 @@ class _Lowerer:
 
 
 def _chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
-    """The element of the part this point lies in; zero where there is none."""
+    """The element of the part this point lies in; where there is none, that of what comes last, or zero."""
     here = e.position(dim)
-    given = [(number, e.cast(element, e.result)) for number, element in zip(numbers, elements, strict=True)]
-    found = given.pop()[1] if len(given) == count else e.const(0, e.result)
-    for number, element in reversed(given):
+    given = [e.cast(element, e.result) for element in elements]
+    found = given.pop() if len(given) in (count, len(numbers) + 1) else e.const(0, e.result)
+    for number, element in reversed(list(zip(numbers, given, strict=False))):
         found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
     return found
 

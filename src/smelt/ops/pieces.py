@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.varying import is_varying
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
 from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Sample, Samples, View, Views
@@ -23,19 +24,26 @@ _MOST = 4  # tensors to choose from: all of them are read at every point
 
 
 def _why_not_worth(node: fx.Node) -> str | None:
-    """Why the result is better left in memory by the library: somebody who is no kernel reads it."""
+    """Why the result is better left to the library: its sizes vary, and positions in its parts would be remainders of
+    what is not known; or somebody who is no kernel wants it in memory."""
+    if any(is_varying(size) for size in tensor_spec(node).shape):
+        return "has sizes that vary"
+    return _why_not_read_in_kernels(node)
+
+
+def _why_not_read_in_kernels(node: fx.Node) -> str | None:
     for user in node.users:
         if user.op != "call_function":
             return "is wanted in memory"
         if user.target is not operator.getitem:
             lowering = record_of(user.target).lowering
-            if isinstance(lowering, Pointwise | Reduce):
+            if isinstance(lowering, Pointwise | Reduce | Pieces):
                 if why_not_lower(user) is not None:
                     return "is wanted in memory"
                 continue
             if not isinstance(lowering, View | Views):
                 return "is wanted in memory"
-        if (why := _why_not_worth(user)) is not None:
+        if (why := _why_not_read_in_kernels(user)) is not None:
             return why
     return None
 
@@ -53,27 +61,52 @@ def _cat(node: fx.Node) -> PieceCall | str:
     return _why_not_worth(node) or PieceCall(dim, len(tensors), tuple(enumerate(tensors)))
 
 
-def _slice_backward(node: fx.Node) -> PieceCall | str:
-    gradient, sizes, given, start, end, step = node.args
-    assert isinstance(gradient, fx.Node) and isinstance(given, int)
-    dim = given % len(sizes)  # type: ignore[arg-type]
-    size, length = tensor_spec(node).shape[dim], tensor_spec(gradient).shape[dim]
+def _sliced(node: fx.Node, base: Any, part: Any, dim: int, start: Any, end: Any, step: Any) -> PieceCall | str:
+    """`part` in place of a slice of `base`, or of zeros."""
+    assert isinstance(part, fx.Node)
+    dim %= len(tensor_spec(node).shape)
+    size, length = tensor_spec(node).shape[dim], tensor_spec(part).shape[dim]
+    start, end = 0 if start is None else start, size if end is None else end
     if step != 1 or not all(isinstance(number, int) for number in (size, length, start, end)):
-        return "spreads a gradient over every so many places"
-    first = slice(start, end).indices(size)[0]
+        return "spreads a tensor over every so many places"
+    first = slice(start, end).indices(size)[0]  # type: ignore[misc]
     if not length or size % length or first % length:
-        return "puts a gradient across parts of one size"
-    return _why_not_worth(node) or PieceCall(dim, size // length, ((first // length, gradient),))
+        return "puts a tensor across parts of one size"
+    return _why_not_worth(node) or PieceCall(dim, size // length, ((first // length, part),), base=base)
+
+
+def _slice_backward(node: fx.Node) -> PieceCall | str:
+    gradient, _, dim, start, end, step = node.args
+    assert isinstance(dim, int)
+    return _sliced(node, None, gradient, dim, start, end, step)
+
+
+def _slice_scatter(node: fx.Node) -> PieceCall | str:
+    names = ("input", "src", "dim", "start", "end", "step")
+    said = dict(zip(names, node.args, strict=False))
+    given = {"dim": 0, "start": None, "end": None, "step": 1, **said, **node.kwargs}
+    base, src, dim, start, end, step = (given[name] for name in names)
+    assert isinstance(dim, int)
+    return _sliced(node, base, src, dim, start, end, step)
+
+
+def _selected(node: fx.Node, base: Any, part: Any, dim: Any, index: Any) -> PieceCall | str:
+    """`part` at one place of `base`, or of zeros."""
+    dim %= len(tensor_spec(node).shape)
+    size = tensor_spec(node).shape[dim]
+    if not isinstance(size, int) or not isinstance(index, int):
+        return "puts a tensor at a place not known yet"
+    return _why_not_worth(node) or PieceCall(dim, size, ((index % size, part),), squeezed=True, base=base)
 
 
 def _select_backward(node: fx.Node) -> PieceCall | str:
-    gradient, sizes, given, index = node.args
-    assert isinstance(gradient, fx.Node) and isinstance(given, int)
-    dim = given % len(sizes)  # type: ignore[arg-type]
-    size = tensor_spec(node).shape[dim]
-    if not isinstance(size, int) or not isinstance(index, int):
-        return "puts a gradient at a place not known yet"
-    return _why_not_worth(node) or PieceCall(dim, size, ((index % size, gradient),), squeezed=True)
+    gradient, _, dim, index = node.args
+    return _selected(node, None, gradient, dim, index)
+
+
+def _select_scatter(node: fx.Node) -> PieceCall | str:
+    base, src, dim, index = node.args
+    return _selected(node, base, src, dim, index)
 
 
 def _joins(dtype: torch.dtype) -> Iterator[Sample]:
@@ -115,4 +148,26 @@ register(
         _COST,
         _spread(((4,), ([3, 4], 0, 1)), ((3,), ([3, 4], 1, -1)), ((), ([5], 0, 2))),
     )
+)
+
+
+def _written(*calls: tuple[tuple[int, ...], tuple[Any, ...]]) -> Samples:
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for shape, rest in calls:
+            for base in (samples.tensor(dtype, (4, 6), 3), samples.tensor(dtype, (6, 4), 3).t()):
+                yield Sample((base, samples.tensor(dtype, shape), *rest))
+
+    return generate
+
+
+register(
+    OpRecord(
+        aten.slice_scatter.default,
+        Pieces(_slice_scatter),
+        _COST,
+        _written(((2, 6), (0, 2, 4)), ((4, 3), (1, 3)), ((4, 3), (-1, None, 3)), ((4, 6), (0,))),
+    )
+)
+register(
+    OpRecord(aten.select_scatter.default, Pieces(_select_scatter), _COST, _written(((6,), (0, 2)), ((4,), (1, -1))))
 )

@@ -134,12 +134,13 @@ class LibraryCall:
 @dataclass(frozen=True, slots=True)
 class PieceCall:
     """A call whose result is cut into `count` equal parts along `dim`; `parts` are the tensors that fill some of them,
-    by number (`squeezed`: without that dim), the rest is zero."""
+    by number (`squeezed`: without that dim), the rest is as in `base`, or zero."""
 
     dim: int
     count: int
     parts: tuple[tuple[int, fx.Node], ...]
     squeezed: bool = False
+    base: fx.Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
