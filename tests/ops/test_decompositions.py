@@ -247,6 +247,19 @@ def _log_sigmoid_backward(dtype: torch.dtype) -> Iterator[Any]:
         yield (_normal(*x.shape, dtype=dtype), x, aten.log_sigmoid_forward.default(x)[1]), {}
 
 
+def _extremes_along(whole: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        tied = torch.randint(0, 4, (5, 7)).to(dtype)
+        for x in (tied, tied.t(), _extremes(dtype).reshape(2, 13), torch.full((3, 4), -torch.inf, dtype=dtype)):
+            for dim in (0, 1, -1):
+                yield (x, dim), {}
+                yield (x, dim, True), {}
+            if whole and x.is_contiguous():
+                yield (x,), {}
+
+    return calls
+
+
 SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.gelu.default: _chain(_pointwise(), _pointwise(approximate="tanh")),
     aten.gelu_backward.default: _chain(_with_gradient(), _with_gradient(approximate="tanh")),
@@ -285,6 +298,10 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.std.correction: _reduction({}, {"correction": 0, "keepdim": True}),
     aten.var_mean.correction: _reduction({}, {"correction": 0, "keepdim": True}),
     aten.linalg_vector_norm.default: _vector_norm,
+    aten.max.dim: _extremes_along(whole=False),
+    aten.min.dim: _extremes_along(whole=False),
+    aten.argmax.default: _extremes_along(whole=True),
+    aten.argmin.default: _extremes_along(whole=True),
     aten.native_layer_norm.default: _layer_norm(backward=False),
     aten.native_layer_norm_backward.default: _layer_norm(backward=True),
     aten.native_group_norm.default: _group_norm(backward=False),
@@ -381,11 +398,30 @@ def test_views_by_another_name(op: Any) -> None:
             assert torch.equal(ours, theirs)
 
 
+LISTS = [op for op in DECOMPOSITIONS if op._schema.name.startswith("aten::_foreach_")]
+_OF_LISTS: dict[str, Callable[[], Any]] = {
+    "List[Tensor]": lambda: [torch.rand(3) + 0.1, torch.rand(2, 2) + 0.1],
+    "List[number]": lambda: [0.5, 1.5],
+    "Tensor": lambda: torch.tensor(0.5),
+    "number": lambda: 0.5,
+}
+
+
+@pytest.mark.parametrize("op", LISTS, ids=str)
+def test_lists_are_taken_apart(op: Any) -> None:
+    needed = [argument for argument in op._schema.arguments if not argument.has_default_value()]
+    args = [_OF_LISTS[str(argument.type)]() for argument in needed]
+    for ours, theirs in zip(DECOMPOSITIONS[op](*args), op(*args), strict=True):
+        assert _spec(ours) == _spec(theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
 def test_every_entry_is_tested() -> None:
     identities = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}  # below
     elsewhere = {aten.mm.default, aten.bmm.default, aten.convolution.default, aten.convolution_backward.default}
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu.default)  # test_products.py
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    elsewhere.update(LISTS)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
 
 

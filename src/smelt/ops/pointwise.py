@@ -265,6 +265,13 @@ for _name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tan
     declare(getattr(aten, _name).default, emit=function(_name), cost=TRANSCENDENTAL, samples=samples.unary)
 
 
+def _log10(e: Emitter, x: Scalar) -> Scalar:
+    return e.op("mul", e.op("log", value(e, x, e.result)), e.const(1 / math.log(10), e.result))
+
+
+declare(aten.log10.default, emit=_log10, cost=TRANSCENDENTAL, samples=samples.unary)
+
+
 # Powers.
 
 

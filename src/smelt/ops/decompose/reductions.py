@@ -124,3 +124,53 @@ def vector_norm(
     if order == -float("inf"):
         return torch.amin(torch.abs(wide), dims, keepdim).to(x.dtype)
     return NotImplemented
+
+
+def _extreme(x: Tensor, dim: int, fold: Any) -> tuple[Tensor, Tensor]:
+    """(the extreme along `dim`, where it stands first), keeping the dim. A NaN is the most extreme of all."""
+    size = x.shape[dim]
+    found = fold(x, [dim], True)
+    here = x == found
+    if x.is_floating_point():
+        here = torch.logical_or(here, torch.isnan(x))
+    along = [size if axis == dim else 1 for axis in range(x.dim())]
+    places = aten.arange.default(size, dtype=torch.int64, device=x.device).view(along)
+    nowhere: Tensor = aten.full.default([], size, dtype=torch.int64, device=x.device)
+    return found, torch.amin(aten.where.self(here, places, nowhere), [dim], True)
+
+
+def _extreme_of(x: Tensor, dim: int, keepdim: bool, fold: Any) -> Any:
+    if x.dim() == 0 or not -x.dim() <= dim < x.dim() or x.dtype is torch.bool:
+        return NotImplemented
+    found, place = _extreme(x, dim % x.dim(), fold)
+    dims = [dim % x.dim()]
+    return (found, place) if keepdim else (_dropped(found, dims), _dropped(place, dims))
+
+
+@decomposes(aten.max.dim)
+def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return _extreme_of(x, dim, keepdim, torch.amax)
+
+
+@decomposes(aten.min.dim)
+def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return _extreme_of(x, dim, keepdim, torch.amin)
+
+
+def _place_of_extreme(x: Tensor, dim: int | None, keepdim: bool, fold: Any) -> Any:
+    if dim is not None:
+        found = _extreme_of(x, dim, keepdim, fold)
+        return NotImplemented if found is NotImplemented else found[1]
+    if keepdim or not x.is_contiguous() or x.dim() == 0:
+        return NotImplemented
+    return _extreme_of(x.view([-1]), 0, False, fold)[1] if x.dtype is not torch.bool else NotImplemented
+
+
+@decomposes(aten.argmax.default)
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _place_of_extreme(x, dim, keepdim, torch.amax)
+
+
+@decomposes(aten.argmin.default)
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    return _place_of_extreme(x, dim, keepdim, torch.amin)
