@@ -56,3 +56,25 @@ def test_derivatives_taken_inside_what_is_compiled(backend: str) -> None:
 
     mine = losses(lambda function: smelt.compile(function, backend=backend))
     assert mine == pytest.approx(losses(lambda function: function), rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_many_tangents_at_once(backend: str, create_graph: bool) -> None:
+    """`is_grads_batched`, which vectorized Jacobians use: kernels would read memory that such tangents do not have."""
+    function = lambda x, w: (torch.tanh(x) * x.sum() * w, w.exp())  # noqa: E731
+    compiled = smelt.compile(function, backend=backend, fullgraph=True)
+    found = []
+    for call in (function, compiled):
+        x = torch.linspace(-1, 1, 4, dtype=torch.float64).requires_grad_()
+        w = torch.linspace(1, 2, 4, dtype=torch.float64).requires_grad_()
+        first, second = call(x, w)
+        tangents = torch.eye(4, dtype=torch.float64)
+        settings = {"is_grads_batched": True, "create_graph": create_graph, "retain_graph": True}
+        rows = torch.autograd.grad(first, (x, w), tangents, **settings)
+        both = torch.autograd.grad((first, second), (x, w), (tangents, tangents.flip(0)), **settings)
+        assert all(each.requires_grad is create_graph for each in (*rows, *both))
+        jacobian = torch.autograd.functional.jacobian(lambda x, w=w, call=call: call(x, w)[0], x, vectorize=True)
+        found.append([*rows, *both, jacobian])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs)

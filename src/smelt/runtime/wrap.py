@@ -5,7 +5,8 @@
 With tangents in the plan the forward runs inside one `torch.autograd.Function`. What it saves goes through
 `save_for_backward`, so PyTorch's version checks, saved-tensor hooks and freeing work as ever. A backward under
 `create_graph=True` does not run the compiled backward, whose own derivative nobody has: it computes the results again
-from the inputs, differentiably and with the same random numbers, and lets PyTorch differentiate that.
+from the inputs, differentiably and with the same random numbers, and lets PyTorch differentiate that. So does one for
+many tangents at once, which are no tensors with memory.
 
 An input that is written differentiably gets its new value by `copy_`, which is how PyTorch's autograd learns of it.
 """
@@ -267,7 +268,7 @@ def _gradients(
     saved, spent = _saved(ctx, state, arrived)
     if not arrived:
         return [None] * state.plan.inputs  # as from any node that a later one had no gradient for
-    if torch.is_grad_enabled():
+    if _only_replay_is_right(tangents):
         inputs = state.saved_inputs(saved, others or [])
         gradients: Sequence[Any] = _differentiable_backward(state, inputs, random, tangents)
     else:
@@ -293,6 +294,13 @@ def _gradients(
     for index, gradient in zip(state.plan.gradients, gradients, strict=True):
         placed[index] = gradient
     return placed
+
+
+def _only_replay_is_right(tangents: Sequence[Any]) -> bool:
+    """Whether a backward is differentiated itself, or computed for many tangents at once (`is_grads_batched`)."""
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(tangent is not None and _is_batched(tangent) for tangent in tangents)
 
 
 def _saved(ctx: Any, state: _Differentiable, arrived: int) -> tuple[Sequence[Any], bool]:
@@ -437,6 +445,9 @@ def _again(value: object, seen: set[int]) -> bool:
     return False
 
 
+# Whether a tensor is one of those that `is_grads_batched` makes.
+_is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
+
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
 
@@ -470,7 +481,7 @@ def _quick(state: _Differentiable) -> Flat:
 
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         others = getattr(ctx, "others", None)
-        if places and others is None and torch.is_grad_enabled():
+        if places and others is None and _only_replay_is_right(tangents):
             others = _leaves(ctx, state)
         return tuple(_gradients(ctx, tangents, state, others))
 
@@ -585,7 +596,7 @@ def _differentiable_backward(
         [result for result, _ in pairs],
         [inputs[index] for index in state.plan.gradients],
         [tangent for _, tangent in pairs],
-        create_graph=True,
+        create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
 
