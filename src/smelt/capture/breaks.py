@@ -37,7 +37,6 @@ REASONS: dict[str, tuple[str, str]] = {
     "B017": ("key or value of a kind not followed: {}", "use plain Python values or tensors"),
     "B018": ("unbound variable {}", "see the error that follows"),
     "B019": ("an exception is raised here: {}", "see the error that follows"),
-    "B020": ("{} cannot be rebuilt where the graph ended", "avoid holding it across the break"),
     "B021": (
         "{} of a tensor made in inference mode, outside of it",
         "clone it first, or use torch.no_grad in place of torch.inference_mode",
