@@ -1,8 +1,9 @@
-"""Records of operators left to ATen that can write into memory given to them.
+"""Records of operators left to ATen: why, and which of them can write into memory given to them.
 
     mm(a, b)  →  mm.out(a, b, out=planned buffer)
 
-Only variants that compute straight into `out` are listed; the generated ones, which compute and then copy, are not.
+Only variants that compute straight into `out` are listed; the generated ones, which compute and then copy, are not. An
+operator without a record is left to ATen too; `docs/operators.md` shows all that have one.
 """
 
 import torch
@@ -12,16 +13,63 @@ from smelt.ops.registry import register
 
 aten = torch.ops.aten
 
-for _op, _out in (
-    (aten.mm.default, aten.mm.out),
-    (aten.bmm.default, aten.bmm.out),
-    (aten.addmm.default, aten.addmm.out),
-    (aten.baddbmm.default, aten.baddbmm.out),
-    (aten.mv.default, aten.mv.out),
-    (aten.addmv.default, aten.addmv.out),
-    (aten.gather.default, aten.gather.out),
-    (aten.index_select.default, aten.index_select.out),
-    (aten._softmax.default, aten._softmax.out),
-    (aten._log_softmax.default, aten._log_softmax.out),
-):
-    register(OpRecord(_op, LibraryCall(_out, ("out",)), LIBRARY_COST))
+_OUT = {
+    aten.mm.default: aten.mm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+    aten.mv.default: aten.mv.out,
+    aten.addmv.default: aten.addmv.out,
+    aten.gather.default: aten.gather.out,
+    aten.index_select.default: aten.index_select.out,
+    aten._softmax.default: aten._softmax.out,
+    aten._log_softmax.default: aten._log_softmax.out,
+}
+
+# What speaks against a kernel → operators, by name and overload.
+_WHY = {
+    "multiplies matrices, for which the library is tuned to the machine": (
+        "mm bmm addmm baddbmm mv addmv convolution convolution_backward _cdist_forward _pdist_forward "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"
+    ),
+    "raises for some values, which a kernel cannot": (
+        "gather index_select index.Tensor embedding _embedding_bag nll_loss_forward nll_loss2d_forward take"
+    ),
+    "writes at places that only running yields, several to one": (
+        "scatter.src scatter.value scatter_add scatter_reduce.two index_put index_add index_copy masked_scatter put "
+        "embedding_dense_backward nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
+    ),
+    "reads a window for each place": (
+        "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward adaptive_avg_pool1d _adaptive_avg_pool2d "
+        "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices col2im "
+        "im2col grid_sampler_2d upsample_bilinear2d upsample_bilinear2d.vec upsample_nearest2d upsample_nearest2d.vec"
+    ),
+    "reads by positions that are no sum of strides": (
+        "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d roll "
+        "flip repeat"
+    ),
+    "carries a value from each element to the next": "cumsum cumprod cummax cummin logcumsumexp",
+    "sorts": "sort topk kthvalue median median.dim",
+    "draws the random numbers that PyTorch would draw": (
+        "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"
+    ),
+    "is a function without a polynomial here": (
+        "acos acosh asin asinh atan atan2 atanh cosh sinh tan erfc erfinv lgamma digamma"
+    ),
+    "transforms whole rows": "_fft_c2c _fft_c2r _fft_r2c",
+    "yields what only running tells": "nonzero masked_select _local_scalar_dense",
+    "only makes memory": "empty.memory_format empty_strided",
+    "is left whole where it cannot be taken apart": "_softmax _log_softmax",
+}
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    base, _, overload = name.partition(".")
+    found: torch._ops.OpOverload = getattr(getattr(aten, base), overload or "default")
+    return found
+
+
+for _why, _names in _WHY.items():
+    for _op in map(_operator, _names.split()):
+        _out = _OUT.get(_op)
+        register(OpRecord(_op, LibraryCall(_out, ("out",) if _out is not None else (), _why), LIBRARY_COST))

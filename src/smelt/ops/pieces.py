@@ -69,7 +69,7 @@ def _sliced(node: fx.Node, base: Any, part: Any, dim: int, start: Any, end: Any,
     start, end = 0 if start is None else start, size if end is None else end
     if step != 1 or not all(isinstance(number, int) for number in (size, length, start, end)):
         return "spreads a tensor over every so many places"
-    first = slice(start, end).indices(size)[0]  # type: ignore[misc]
+    first = slice(start, end).indices(size)[0]
     if not length or size % length or first % length:
         return "puts a tensor across parts of one size"
     return _why_not_worth(node) or PieceCall(dim, size // length, ((first // length, part),), base=base)

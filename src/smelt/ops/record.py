@@ -125,10 +125,12 @@ class Views:
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """Left to ATen. `out` is the variant that writes into given memory, `into` the names of its out arguments."""
+    """Left to ATen. `out` is the variant that writes into given memory, `into` the names of its out arguments; `why`
+    says what speaks against a kernel, after "it"."""
 
     out: torch._ops.OpOverload | None = None
     into: tuple[str, ...] = ()
+    why: str = "is left to the library"
 
 
 @dataclass(frozen=True, slots=True)

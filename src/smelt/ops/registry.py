@@ -75,7 +75,7 @@ def why_not_lower(node: fx.Node) -> str | None:
     """Why a call stays a library call, in words, or None when kernels can compute it exactly as PyTorch does."""
     record = record_of(node.target)
     if isinstance(record.lowering, LibraryCall):
-        return "is left to the library"
+        return record.lowering.why
     if isinstance(record.lowering, View | Views):
         return record.why_not(node) if record.why_not else None
     result = spec_of(node)

@@ -1,0 +1,94 @@
+"""docs/operators.md, whole: what becomes of each operator, written from the records themselves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.ops.record import LibraryCall, OpRecord, Pieces, Pointwise, Reduce, View, Views
+from smelt.ops.registry import all_records, record_of
+from tests.golden import golden
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+HEAD = """# Operators
+
+Written from the code by `pytest --update-golden`; edit the records in `src/smelt/ops/` instead.
+
+What becomes of each ATen operator under `backend="llvm"`. A call can still be left to PyTorch for what it is given:
+complex numbers, no elements, results with gaps; `SMELT_LOGS=fusion` says why of each. An operator that is not here is a
+library call."""
+
+SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
+    (
+        "In kernels, point by point",
+        "One element from the elements at its index, or from its position alone.",
+        lambda record: isinstance(record.lowering, Pointwise),
+    ),
+    ("In kernels, folds", "Over any dimensions.", lambda record: isinstance(record.lowering, Reduce)),
+    (
+        "In kernels, side by side",
+        "Chosen from by position, where the parts have one size and no library call or caller wants the result in "
+        "memory; otherwise a library call.",
+        lambda record: isinstance(record.lowering, Pieces),
+    ),
+    (
+        "Views",
+        "Nothing at all: whoever reads the result reads the memory of the argument.",
+        lambda record: isinstance(record.lowering, View | Views),
+    ),
+)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    return str(op).removeprefix("aten.").removesuffix(".default")
+
+
+def page() -> str:
+    records = all_records()
+    parts = [HEAD]
+    for title, text, belongs in SECTIONS:
+        parts.append(f"## {title}\n\n{text}\n\n{_listed([_name(record.op) for record in records if belongs(record)])}")
+    apart = [_name(op) for op in DECOMPOSITIONS if not _name(op).startswith("_foreach_")]
+    parts.append(
+        "## Taken apart\n\nInto operators of the sections above, where what comes out is laid out as PyTorch would; "
+        f"`_foreach_*` into one operator a tensor.\n\n{_listed(apart)}"
+    )
+    reasons: dict[str, list[str]] = {}
+    for record in records:
+        if isinstance(record.lowering, LibraryCall):
+            reasons.setdefault(record.lowering.why, []).append(_name(record.op))
+    rows = [f"| it {why} | {_listed(names)} |" for why, names in sorted(reasons.items())]
+    head = ["## Library calls", "", "| why a kernel would not do it | operators |", "|---|---|"]
+    parts.append("\n".join([*head, *rows]))
+    return "\n\n".join(parts)
+
+
+def test_the_page_of_operators_is_what_the_records_say() -> None:
+    golden("operators.md", page(), root=DOCS)
+
+
+# Of the operators PyTorch calls its core, what is asked of shapes or memory and never computed.
+NOT_COMPUTED = {"resize_", "atan2.out"}
+# By another name in what autograd records.
+RENAMED = {"var.dim": "var.correction", "_native_batch_norm_legit_no_training": "native_batch_norm"}
+
+
+def test_every_core_operator_is_accounted_for() -> None:
+    """The gaps are visible: each is in a kernel, taken apart, or left to the library for a reason that is written."""
+    missing = []
+    for full in torch._C._dispatch_get_all_op_names():
+        name, _, overload = full.removeprefix("aten::").partition(".")
+        if not full.startswith("aten::"):
+            continue
+        op = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+        if op is None or torch.Tag.core not in op.tags or op in DECOMPOSITIONS or name.startswith("sym_"):
+            continue
+        if record_of(op).lowering == LibraryCall() and _name(op) not in NOT_COMPUTED | set(RENAMED):
+            missing.append(_name(op))
+    assert missing == []
