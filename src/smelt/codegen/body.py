@@ -461,6 +461,10 @@ class Body:
             return [first, *(self.b.element(first, kind, self.b.mul(step, lane)) for lane in range(1, self.lanes))]
         return [self.b.element(first, kind, lane * stride) for lane in range(self.lanes)]
 
+    def _lowest(self, array: str, index: Index) -> str:
+        """Where the last lane lies, for lanes that run down through memory."""
+        return self.b.element(self._address(array, index), self.layout.kinds[array], 1 - self.lanes)
+
     def _load_raw(self, array: str, index: Index) -> Value:
         kind = self.layout.kinds[array]
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
@@ -468,6 +472,8 @@ class Body:
             return self.b.load(self._address(array, index), kind)
         if stride == 1:
             return self.b.load(self._address(array, index), kind, self.lanes)
+        if stride == -1:
+            return self.b.backwards(self.b.load(self._lowest(array, index), kind, self.lanes))
         return self.b.gathered([self.b.load(place, kind) for place in self._lane_addresses(array, index, stride)])
 
     def _load(self, array: str, index: Index, dtype: torch.dtype) -> Value:
@@ -479,6 +485,8 @@ class Body:
             self.b.store(self.b.extract(raw, 0), self._address(array, index))
         elif stride == 1 and self.mask is None:
             self.b.store(raw, self._address(array, index))
+        elif stride == -1 and self.mask is None:
+            self.b.store(self.b.backwards(raw), self._lowest(array, index))
         elif self.mask is not None and is_varying(self.plan.width % self.lanes):
             for lane, place in enumerate(self._lane_addresses(array, index, stride)):
                 old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)

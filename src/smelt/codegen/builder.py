@@ -402,6 +402,11 @@ class Builder:
             found.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
         return found[0], found[1]
 
+    def backwards(self, value: Value) -> Value:
+        """The lanes, last first."""
+        order = self.ramp("i32", range(value.lanes - 1, -1, -1))
+        return self.op(f"shufflevector {value}, {value.type} poison, {order}", value.kind, value.lanes)
+
     def gathered(self, values: list[Value]) -> Value:
         """Scalars side by side in one vector."""
         if len(values) == 1:
