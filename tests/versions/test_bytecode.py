@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import dis
 import inspect
 import json
 import textwrap
@@ -21,6 +22,22 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from codes(constant)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_instruction_is_what_dis_says(module: types.ModuleType) -> None:
+    prefixes = ("EXTENDED_ARG", "PRECALL", "KW_NAMES")
+    for code in codes(compile(inspect.getsource(module), module.__name__, "exec")):
+        line = code.co_firstlineno
+        told = [each for each in dis.get_instructions(code) if each.opname not in prefixes]
+        for mine, theirs in zip(decode(code).instructions, told, strict=True):
+            positions = theirs.positions
+            line = (positions.lineno if positions is not None else None) or line
+            value = theirs.argrepr if theirs.opname == "BINARY_OP" else theirs.argval
+            assert (mine.value, mine.arg, mine.line) == (value, theirs.arg or 0, line), theirs
+            assert mine.offset <= theirs.offset < mine.next
+            if theirs.opcode in (*dis.hasjrel, *dis.hasjabs) and mine.name != "FOR_ITER":
+                assert mine.target == theirs.argval
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

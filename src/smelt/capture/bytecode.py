@@ -166,54 +166,87 @@ def _slot_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _instructions(code: CodeType) -> list[Instruction]:
-    raw = list(dis.get_instructions(code))
+    """What `dis.get_instructions` tells, at a quarter of its cost: a large model is thousands of instructions."""
+    units, lines = code.co_code, _lines(code)
     found: list[Instruction] = []
     start: int | None = None
     keywords: tuple[str, ...] = ()
-    line = code.co_firstlineno
-    for position, instruction in enumerate(raw):
-        line = _line_of(instruction) or line
-        start = instruction.offset if start is None else start
-        if instruction.opname in ("EXTENDED_ARG", "PRECALL"):
-            continue
-        if instruction.opname == "KW_NAMES":
-            keywords = code.co_consts[instruction.arg or 0]
-            continue
-        following = raw[position + 1].offset if position + 1 < len(raw) else len(code.co_code)
-        found.append(_canonical(code, instruction, start, following, line, keywords))
-        start, keywords = None, ()
+    line, extended = code.co_firstlineno, 0
+    end = len(units)
+    offset = 0
+    while offset < end:
+        opcode, arg = units[offset], units[offset + 1] | extended
+        following = offset + 2
+        while following < end and units[following] == _CACHE:
+            following += 2
+        line = lines[offset >> 1] or line
+        start = offset if start is None else start
+        name = _NAMES[opcode]
+        extended = 0
+        if name == "EXTENDED_ARG":
+            extended = arg << 8
+        elif name == "KW_NAMES":
+            keywords = code.co_consts[arg]
+        elif name != "PRECALL":
+            found.append(_canonical(code, opcode, arg, start, offset, following, line, keywords))
+            start, keywords = None, ()
+        offset = following
     return found
 
 
-def _line_of(instruction: dis.Instruction) -> int | None:
-    if VERSION >= (3, 13):
-        line: int | None = instruction.line_number  # type: ignore[attr-defined]
-        return line
-    position = instruction.positions
-    return position.lineno if position is not None else None
+def _lines(code: CodeType) -> list[int | None]:
+    """The source line of every code unit."""
+    lines: list[int | None] = []
+    for start, end, line in code.co_lines():
+        lines += [line] * ((end - start) >> 1)
+    return lines
+
+
+_NAMES = dis.opname
+_CACHE = dis.opmap["CACHE"]
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_CONSTANTS, _OF_NAMES, _COMPARISONS = frozenset(dis.hasconst), frozenset(dis.hasname), frozenset(dis.hascompare)
+_VARIABLES = frozenset({*dis.haslocal, *dis.hasfree})
+_WITH_ARGUMENT = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
+_COMPARISON_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}.get(VERSION, 5)
+_NAME_SHIFT = {"LOAD_GLOBAL": 1, "LOAD_SUPER_ATTR": 2, **({"LOAD_ATTR": 1} if VERSION >= (3, 12) else {})}
+_CONVERSIONS = (None, str, repr, ascii)
 
 
 def _canonical(
-    code: CodeType, raw: dis.Instruction, offset: int, following: int, line: int, keywords: tuple[str, ...]
+    code: CodeType, opcode: int, arg: int, start: int, offset: int, following: int, line: int, keywords: tuple[str, ...]
 ) -> Instruction:
-    name = _RENAMED.get(raw.opname, raw.opname)
-    arg = raw.arg or 0
-    value, target = raw.argval, -1
-    if raw.opcode in dis.hasjrel or raw.opcode in dis.hasjabs:
-        target = raw.argval
-    if name == "BINARY_OP":
-        value = raw.argrepr
-    elif name == "FOR_ITER" and VERSION >= (3, 12):
-        target += 2 if VERSION == (3, 12) else 4  # the exhausted iterator is popped here; skip END_FOR (and POP_TOP)
-    elif name == "LOAD_GLOBAL":
-        value = code.co_names[arg >> 1]
-    elif name == "LOAD_ATTR" and VERSION >= (3, 12):
-        value, name = code.co_names[arg >> 1], "LOAD_METHOD" if arg & 1 else "LOAD_ATTR"
-    elif name == "CALL_INTRINSIC_1":
-        name = _INTRINSICS.get(arg, name)
-    elif name == "LOAD_SUPER_ATTR":
-        value = code.co_names[arg >> 2]
-    return Instruction(name, arg, value, target, offset, following, line, keywords)
+    """One instruction. `start` is where its prefixes begin, `offset` where it does itself."""
+    raw = _NAMES[opcode]
+    name = _RENAMED.get(raw, raw)
+    value: Any = None
+    target = -1
+    if opcode in _CONSTANTS:
+        value = code.co_consts[arg]
+    elif opcode in _OF_NAMES:
+        value = code.co_names[arg >> _NAME_SHIFT.get(raw, 0)]
+        if raw == "LOAD_ATTR" and VERSION >= (3, 12) and arg & 1:
+            name = "LOAD_METHOD"
+    elif raw in _TWO_SLOTS:
+        value = tuple(code._varname_from_oparg(slot) for slot in (arg >> 4, arg & 15))  # type: ignore[attr-defined]
+    elif opcode in _VARIABLES:
+        value = code._varname_from_oparg(arg)  # type: ignore[attr-defined]
+    elif opcode in _JUMPS:
+        value = target = following + 2 * (-arg if "BACKWARD" in raw else arg)  # counted from behind the caches
+        if name == "FOR_ITER" and VERSION >= (3, 12):
+            target += 2 if VERSION == (3, 12) else 4  # skip END_FOR (and POP_TOP): the iterator is popped here
+    elif opcode in _COMPARISONS:
+        value = dis.cmp_op[arg >> _COMPARISON_SHIFT]
+    elif raw == "BINARY_OP":
+        value = dis._nb_ops[arg][1]  # type: ignore[attr-defined]
+    elif raw == "FORMAT_VALUE":
+        value = (_CONVERSIONS[arg & 3], bool(arg & 4))
+    elif raw == "CONVERT_VALUE":
+        value = _CONVERSIONS[arg]
+    elif opcode in _WITH_ARGUMENT:
+        value = arg
+        name = _INTRINSICS.get(arg, name) if raw == "CALL_INTRINSIC_1" else name
+    return Instruction(name, arg, value, target, start, following, line, keywords)
 
 
 def slots_of_pair(instruction: Instruction) -> tuple[tuple[str, int], ...]:
