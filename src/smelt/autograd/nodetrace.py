@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, saved_tensors
 from smelt.autograd.ready import Ready
-from smelt.autograd.trace import CannotTrace
+from smelt.autograd.trace import CannotTrace, is_lazy_conjugate
 from smelt.ir.backward import (
     Backward,
     CallLeafHooks,
@@ -148,6 +148,11 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
     def kept(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor that the graph has for its own."""
         return super()._constant(tensor)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
+            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+        super().record(func, args, kwargs, result)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         """A real tensor that a formula uses: one that its node saved."""

@@ -72,7 +72,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             raise CannotTrace(f"{func} {effect} below functionalization")
         if func in _OF_WORKSPACES:
             raise CannotTrace(f"{func} reads a workspace that its forward makes for autograd alone")
-        if func is aten.view_as_real.default and _is_lazy_conjugate(args[0]):
+        if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
             raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
         if func in STORAGE_OFFSETS and _counts_from_storage(func, args, kwargs):
             raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
@@ -197,7 +197,7 @@ def _counts_from_storage(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
     return func is not aten.as_strided.default or root.op != "call_function"
 
 
-def _is_lazy_conjugate(node: fx.Node) -> bool:
+def is_lazy_conjugate(node: fx.Node) -> bool:
     """Whether a node's memory holds the conjugate of its value. Ghosts do not know, and PyTorch refuses to look."""
     while is_view(node.target) and node.target is not aten._conj.default:
         node = node.all_input_nodes[0]

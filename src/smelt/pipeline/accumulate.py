@@ -33,7 +33,7 @@ def _lies_alike(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 def _obeys(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     """PyTorch's rule: the leaf's own strides if it is dense, else row-major; extents of one may have any."""
-    if not is_dense(leaf.shape, leaf.stride()):
+    if leaf.numel() and not is_dense(leaf.shape, leaf.stride()):
         return gradient.is_contiguous()
     return all(
         size == 1 or have == want for size, have, want in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True)
@@ -41,6 +41,6 @@ def _obeys(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 
 def _copy(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    if not is_dense(leaf.shape, leaf.stride()):
+    if leaf.numel() and not is_dense(leaf.shape, leaf.stride()):
         return gradient.clone(memory_format=torch.contiguous_format)
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device).copy_(gradient)
