@@ -1,7 +1,7 @@
 """Code in the README and in docs/, to be run as it stands there.
 
 A page's Python blocks run in order, in one namespace that has `torch` and `smelt`. A comment `# SM003: …` behind a
-statement says that it raises, or warns of, that code. A block marked `text` right behind a Python block is what that one
+statement says that it raises, or warns of, that code. A block marked `text` right behind a Python block is what it
 prints, where `…` stands for anything. `<!-- run first: … -->` before a block is code that a reader needs no telling of.
 """
 
