@@ -134,3 +134,172 @@ def test_a_write_in_place_is_seen_by_autograd() -> None:
 def test_operators_on_lists_become_kernels(kind: Any) -> None:
     counters = train_alike(lambda parameters: kind(parameters, lr=0.01, foreach=True), "llvm")
     assert counters["graphs"] == 2 and counters.get("eager_graphs", 0) == 0
+
+
+def _accumulating(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    total = torch.zeros(())
+    for part, wanted in zip(x.chunk(2), y.chunk(2), strict=True):
+        loss = F.cross_entropy(model(part), wanted) / 2
+        loss.backward()
+        total = total + loss.detach()
+    opt.step()
+    return total
+
+
+def _zeroing(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad(set_to_none=False)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    opt.step()
+    return loss
+
+
+def _clearing(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    return loss.detach()
+
+
+def _penalizing(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + 0.1 * sum(slope.square().sum() for slope in slopes)).backward()
+    opt.step()
+    return loss
+
+
+def _twice(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+    return loss
+
+
+def _by_closure(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def closure() -> torch.Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return opt.step(closure)  # type: ignore[return-value]
+
+
+def _by_hand(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    parameters = list(model.parameters())
+    loss = F.cross_entropy(model(x), y)
+    for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = slope
+    opt.step()
+    return loss
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("step", [_accumulating, _zeroing, _clearing, _penalizing, _twice, _by_closure, _by_hand])
+def test_other_steps_are_one_graph(step: Any, backend: str) -> None:
+    counters = train_alike(lambda parameters: torch.optim.AdamW(parameters, lr=0.01), backend, step)
+    assert counters["graphs"] == 2 and counters.get("graph_breaks", 0) == 0 and counters.get("eager_graphs", 0) == 0
+
+
+def test_a_scheduler_and_an_average_are_part_of_the_step() -> None:
+    def train(compiled: bool) -> tuple[Any, ...]:
+        model = _model()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 10)
+        average = [parameter.detach().clone() for parameter in model.parameters()]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            schedule.step()
+            with torch.no_grad():
+                for kept, parameter in zip(average, model.parameters(), strict=False):
+                    kept.lerp_(parameter, 0.1)
+            return loss
+
+        run = smelt.compile(step, fullgraph=True) if compiled else step
+        losses = [run(*_batch(number)) for number in range(6)]
+        return losses, average, list(model.parameters()), schedule.get_last_lr(), schedule.last_epoch
+
+    _same(train(True), train(False))
+    assert smelt.counters["graphs"] <= 3
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_scaler_skips_steps_with_infinite_gradients(kind: Any) -> None:
+    def train(compiled: bool) -> tuple[Any, ...]:
+        model = _model()
+        opt = kind(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(opt)
+            scaler.update()
+            return loss
+
+        run = smelt.compile(step) if compiled else step
+        batches = [_batch(number) for number in range(7)]
+        batches[4][0][0, 0] = float("inf")
+        losses = [run(*batch) for batch in batches]
+        return losses[:4] + losses[5:], list(model.parameters()), opt.state_dict()["state"], scaler.get_scale()
+
+    _same(train(True), train(False))
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.outer.weight = self.inner.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(self.inner(x).relu())
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    ours, theirs = Tied(), Tied()
+    mine, plain = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, theirs))
+    compiled = smelt.compile(step, fullgraph=True)
+    for number in range(4):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
+        torch.testing.assert_close(compiled(ours, mine, x), step(theirs, plain, x))
+    _same(list(ours.parameters()), list(theirs.parameters()))
+    assert smelt.counters["graphs"] == 2
+
+
+def test_a_hook_on_a_parameter_is_run() -> None:
+    """It is a break: Python runs the backward."""
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _step(model, opt, x, y)
+
+    seen: list[int] = []
+    model = _model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = smelt.compile(step)
+    compiled(model, opt, *_batch(0))
+    compiled(model, opt, *_batch(1))
+    next(iter(model.parameters())).register_hook(lambda gradient: seen.append(gradient.numel()))
+    compiled(model, opt, *_batch(2))
+    assert seen == [128], "the hook that was there by then ran once"

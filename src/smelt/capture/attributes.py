@@ -134,6 +134,8 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     if name == "grad" and value.real is not None:
         return gradient_of(interp, value)
+    if name == "grad_fn" and not value.ghost.requires_grad:
+        return Constant(None)
     if name in TENSOR_BREAKS and not callable(getattr(torch.Tensor, name, None)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":

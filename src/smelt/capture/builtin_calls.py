@@ -38,6 +38,7 @@ from smelt.capture.operators import (
     hashable,
     holds_symbols,
     identical,
+    is_computed,
     item_key,
     length,
     mapped,
@@ -345,6 +346,8 @@ def _any_all(wanted: bool) -> Builtin:
 def _min_max(function: Any, polyfill: Any) -> Builtin:
     def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
+        if len(items) == 2 and not kwargs and any(map(is_computed, items)):
+            return float_of(interp, function, *items)
         if kwargs or not all(map(interp.is_plain, items)) or any(map(holds_symbols, items)):
             return interp.call(interp.outside.fixed(polyfill), items, kwargs)
         return interp.compute(function, *[interp.plain(item) for item in items])
@@ -484,7 +487,31 @@ def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value
     raise Unsupported("B002", "object.__init__")
 
 
+def _bind_function(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`function.__get__(receiver, …)`."""
+    if kwargs or len(args) < 2 or (isinstance(args[1], Constant) and args[1].value is None):
+        raise Unsupported("B002", "function.__get__")
+    return Method(args[0], args[1])
+
+
+def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`torch.as_tensor` of a number, a new tensor, or of a tensor that is as it shall be."""
+    kind = python_type(args[0]) if args else None
+    if args and isinstance(args[0], Tensor) and len(args) == 1:
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        if all(value in (None, getattr(args[0].ghost, name)) for name, value in named.items()):
+            return args[0]
+    if kind not in (bool, int, float) or len(args) > 1:
+        raise Unsupported("B002", "torch.as_tensor")
+    given = kwargs.get("dtype", Constant(None))
+    if kind is not float and isinstance(given, Constant) and given.value is None:
+        kwargs = {**kwargs, "dtype": Constant(torch.bool if kind is bool else torch.int64)}
+    return interp.tensor_call("call_function", torch.scalar_tensor, args, kwargs)
+
+
 BUILTIN_CALLS: dict[Any, Builtin] = {
+    torch.as_tensor: _as_tensor,
+    types.FunctionType.__get__: _bind_function,
     isinstance: _isinstance,
     issubclass: _issubclass,
     type: _type,

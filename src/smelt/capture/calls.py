@@ -9,6 +9,7 @@ anything else                  →  Unsupported
 import functools
 import operator
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,8 @@ from smelt.capture.policy import (
     qualified_name,
     treatment_of_code,
 )
-from smelt.capture.polyfills import KINDS, POLYFILLS, STEPPING
+from smelt.capture.polyfills import KINDS, POLYFILLS
+from smelt.capture.stepping import STEPPING
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -468,6 +470,23 @@ def _cached_answer(result: Any, args: list[Any], kwargs: dict[str, Any]) -> Call
     return same
 
 
+def _refer(interp: Interpreter, function: Object) -> Value:
+    """What a weak reference leads to: an object that is known already, or one that stays."""
+    target = function.value()
+    found = None if target is None else interp.outside.known(target)
+    if found is None or function.source is None:
+        raise Unsupported("B002", "a weak reference to what is not known otherwise")
+    reference = weakref.ref(target)
+
+    def is_same(asked: Any) -> bool:
+        return asked() is reference()
+
+    is_same.__qualname__ = "leading to the same object"
+    function.source.check(("predicate", is_same))
+    interp.outside.pin(found)
+    return found
+
+
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An object whose class defines `__call__`."""
     real = function.value
@@ -483,6 +502,8 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
         interp.outside.complete(named)
         merged = {name: interp.outside.force(item) for name, item in named.items.items()} | kwargs
         return call(interp, inner, [*interp.outside.items(before), *args], merged)
+    if type(real) is weakref.ref and not args and not kwargs:
+        return _refer(interp, function)
     if isinstance(real, functools._lru_cache_wrapper):
         return _call_cached(interp, function, args, kwargs)
     if type(real) in GETTERS and len(args) == 1 and not kwargs:

@@ -225,9 +225,19 @@ def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
 def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
     if value.done:
         raise thrown
-    frame = value.frame
-    if frame.index == 0 or (frame.instruction.arg & 3 > 1 and frame.instruction.name == "NOP"):
+    if value.frame.index == 0 or _delegates(value):
         raise Unsupported("B002", "generator.throw before its first yield or inside yield from")
+    return _throw_here(interp, value, thrown)
+
+
+def _delegates(value: Generator) -> bool:
+    """Whether a generator stands inside `yield from`."""
+    frame = value.frame
+    return bool(frame.instruction.arg & 3 > 1 and frame.instruction.name == "NOP")
+
+
+def _throw_here(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
+    frame = value.frame
     interp.touch(value)
     frame.stack.append(Constant(None))
     return interp.step_to_yield(frame, thrown)
@@ -244,8 +254,14 @@ def _close(interp: Interpreter, value: Generator) -> Value:
         value.done = True
     if value.done:
         return Constant(None)
+    if _delegates(value):  # what it takes its items from is closed first
+        inner = value.frame.stack[-1]
+        if not isinstance(inner, Generator | Iterator | Joined):
+            raise Unsupported("B002", "generator.close inside yield from")
+        if isinstance(inner, Generator):
+            _close(interp, inner)
     try:
-        item = _throw(interp, value, Raised.of(GeneratorExit()))
+        item = _throw_here(interp, value, Raised.of(GeneratorExit()))
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), GeneratorExit | StopIteration):
             raise

@@ -13,6 +13,7 @@ import torch
 from smelt.base.symint import Formula, apply, meaning
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.foretell import foretell
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import TYPES, Interpreter, make_sequence
 from smelt.capture.iterate import drain
@@ -199,7 +200,7 @@ def float_of(interp: Interpreter, function: Callable[..., Any], *values: Value) 
 def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
     """`base ** exponent` where the type of the result is certain; else it is computed here, and relied on."""
     assert isinstance(base, Constant) and isinstance(exponent, Constant)
-    counted = _is_computed(base) or _is_computed(exponent)  # by an optimizer, from what is not negative
+    counted = is_computed(base) or is_computed(exponent)  # by an optimizer, from what is not negative
     floating, whole = python_type(base) is float, python_type(exponent) is int
     if holds_symbols(exponent):
         certain = floating and (counted or (not holds_symbols(base) and base.value > 0))
@@ -215,7 +216,8 @@ def _power_here(interp: Interpreter, base: Value, exponent: Value) -> Value:
     return interp.compute(operator.pow, interp.plain(base), interp.plain(exponent))
 
 
-def _is_computed(value: Value) -> bool:
+def is_computed(value: Value) -> bool:
+    """Whether a number is one that the graph computes."""
     what = meaning(value.symbolic) if isinstance(value, Number) else None
     return isinstance(what, Formula) and what.is_computed
 
@@ -277,6 +279,8 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
             return Constant(symbol == "!=")
         return _on_tensors(interp, COMPARE[symbol], left, right)
     if _in_symbols(left, right):
+        if is_computed(left) or is_computed(right):
+            return Constant(foretell(interp, COMPARE[symbol], left, right))
         return _on_numbers(interp, COMPARE[symbol], left, right)
     plain = interp.is_plain(left) and interp.is_plain(right)
     if plain and not (holds_symbols(left) or holds_symbols(right)):

@@ -240,6 +240,10 @@ class Outside:
         if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects
             self.tree.relations.append((source.collect(), other.collect(), same))
 
+    def known(self, real: Any) -> Object | None:
+        """The value of an object that was met before, of no special kind; else None."""
+        return next((each for each in self._objects.get(type(real), ()) if each.value is real), None)
+
     def force(self, item: Any) -> Value:
         """An item of a container, looked at now if it was pending."""
         return self.value(item.value, item.source) if isinstance(item, Pending) else item

@@ -17,7 +17,10 @@ from smelt.base.options import config
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
-_POLYFILLS = (os.path.join(os.path.dirname(__file__), "polyfills.py"), os.path.join(_SMELT, "ir", "hook_calls.py"))
+_POLYFILLS = tuple(
+    os.path.join(_SMELT, *path)
+    for path in (("capture", "polyfills.py"), ("capture", "stepping.py"), ("ir", "hook_calls.py"))
+)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 

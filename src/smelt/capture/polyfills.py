@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from smelt.capture.stepping import STAND_INS
 
 _MISSING: Any = object()
 
@@ -361,71 +362,8 @@ def functional_call(
             registry[name] = tensor
 
 
-def grouped_by_kind(lists: Any, with_indices: bool = False) -> Any:
-    groups: Any = {}
-    for index, first in enumerate(lists[0]):
-        kind = (first.device, first.dtype)
-        if kind not in groups:
-            groups[kind] = ([[] for _ in lists], [])
-        for group, tensors in zip(groups[kind][0], lists, strict=True):
-            if tensors:
-                group.append(tensors[index])
-        if with_indices:
-            groups[kind][1].append(index)
-    return groups
-
-
-class Unprofiled:
-    """A block that a profiler would name: compiled code has no such blocks."""
-
-    def __init__(self, name: str, args: str | None = None) -> None:
-        pass
-
-    def __enter__(self) -> "Unprofiled":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def unprofiled(name: str, args: str | None = None) -> Unprofiled:
-    return Unprofiled(name, args)
-
-
-def with_gradients_as_declared(function: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Optimizer.step`: gradients flow through it only if the optimizer is declared so."""
-    before = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(optimizer.defaults["differentiable"])
-        return function(optimizer, *args, **kwargs)
-    finally:
-        torch.set_grad_enabled(before)
-
-
-def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-# By the code of what a decorator of torch.optim makes of a function: what it does with it, without asking a compiler
-# that is not there.
-STEPPING: dict[types.CodeType, Callable[..., Any]] = {
-    _use_grad_for_differentiable(lambda optimizer: None).__code__: with_gradients_as_declared,
-    torch._disable_dynamo(lambda: None).__code__: plainly,  # type: ignore[attr-defined]
-}
-
-
-def healthy(optimizer: Any) -> None:
-    """What optimizers ask of the recording of CUDA graphs, which nothing compiled is part of."""
-
-
 POLYFILLS: dict[Any, Callable[..., Any]] = {
-    **{
-        getattr(torch.optim.Optimizer, name): healthy
-        for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
-        if hasattr(torch.optim.Optimizer, name)
-    },
-    torch.autograd.profiler.record_function: unprofiled,
-    torch._C._group_tensors_by_device_and_dtype: grouped_by_kind,
+    **STAND_INS,
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,

@@ -65,6 +65,9 @@ class Tape:
         self.texts = False  # whether a string is still to be made of a tensor's numbers
         self._last_input: fx.Node | None = None
         self._by_ghost: dict[int, Tensor] = {}
+        self._items: dict[Any, fx.Node] = {}
+        self._written: dict[fx.Node, list[int]] = {}  # the ghosts that a node writes, by their ids
+        self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a ghost which is written
         self._met: dict[int, list[tuple[fx.Node, Tensor]]] = {}
         self.histories = Histories()
         self._places: dict[Source, fx.Node] = {}
@@ -181,6 +184,8 @@ class Tape:
         node = self._record(opcode, target, args, kwargs, result)
         for value in written:
             self.writes = True
+            self._written.setdefault(node, []).append(id(value.ghost))
+            self._names.setdefault(id(value.ghost), set()).update((value.node, node))
             if value.ghost is result:
                 self._yield_from(value, node)
         return self._wrap(result, node)
@@ -191,7 +196,18 @@ class Tape:
         leaf = Formula(None, (), 2.0, f"{value.node.name}.item()", COMPUTED)
         set_spec(node, NumberSpec(leaf))
         self._numbers.given(leaf, node)
+        self._items[leaf] = node
         return Number(leaf.example, symbolic=as_number(world, leaf))
+
+    def item_of(self, leaf: Any) -> fx.Node:
+        """The node that yields a number which the graph takes out of a tensor."""
+        if leaf not in self._items:
+            raise Unsupported("B003", "a number that is given at each call, and one that is computed")
+        return self._items[leaf]
+
+    def written_by(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes that yield a tensor which this node writes."""
+        return {each for ghost in self._written.get(node, ()) for each in self._names.get(ghost, ())}
 
     def tie(
         self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]

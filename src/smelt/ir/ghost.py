@@ -281,11 +281,19 @@ def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
         if argument.alias_info is not None and argument.alias_info.is_write:
             for name in argument.alias_info.before_set:
                 alias_of[name] = by_name.get(argument.name)
+            _count_list_written(by_name.get(argument.name))
     found: list[Any] = []
     for result in schema.returns:
         names = result.alias_info.before_set if result.alias_info is not None else ()
         found.append(next((alias_of[name] for name in names if name in alias_of), None))
     return found
+
+
+def _count_list_written(value: Any) -> None:
+    """Count a write to each tensor of a list: PyTorch does so only in the kernels that do the work."""
+    ghosts = [each for each in value if isinstance(each, GhostTensor)] if isinstance(value, list | tuple) else []
+    if ghosts:
+        torch.autograd.graph.increment_version(ghosts)
 
 
 class Recorder(GhostMode):  # type: ignore[no-untyped-call]

@@ -37,6 +37,8 @@ _OF_FLOATS: dict[Any, Any] = {
     operator.abs: aten.abs.default,
     math.sqrt: aten.sqrt.default,
     float: aten.clone.default,
+    max: aten.gt.Tensor,  # which of the two is chosen by
+    min: aten.lt.Tensor,
 }
 
 
@@ -88,6 +90,9 @@ def _holder(node: fx.Node, holders: dict[fx.Node, fx.Node]) -> fx.Node:
         else _insert(node, aten._to_copy.default, each, dtype=torch.float64)
         for each in operands
     ]
+    if node.target in (max, min):  # of Python: the first one, unless the second is beyond it
+        first, second = floats
+        return _insert(node, aten.where.self, _insert(node, _OF_FLOATS[node.target], second, first), second, first)
     return _insert(node, _OF_FLOATS[node.target], *floats)
 
 

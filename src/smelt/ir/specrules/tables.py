@@ -49,16 +49,21 @@ def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 
 _functionals: dict[Any, Any] = {}
-_SAME_BY_ANOTHER_NAME = {torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p}
+_SAME_BY_ANOTHER_NAME = {
+    torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
+    torch.ops.aten.pow_.Scalar: torch.ops.aten.pow.Tensor_Scalar,
+    torch.ops.aten.pow_.Tensor: torch.ops.aten.pow.Tensor_Tensor,
+}
 
 
 def _functional_of(func: Any) -> Any:
     """`aten.add_.Tensor` → `aten.add.Tensor`, where that one has an element-wise rule; None for everything else."""
     if func not in _functionals:
         packet, overload = func.overloadpacket.__name__, func._overloadname
-        found = None
-        if packet.endswith("_") and not packet.endswith("__") and func.namespace == "aten":
+        found = _SAME_BY_ANOTHER_NAME.get(func)
+        if found is None and packet.endswith("_") and not packet.endswith("__") and func.namespace == "aten":
             functional = getattr(torch.ops.aten, packet[:-1], None)
             found = getattr(functional, overload, None) if functional is not None else None
-        _functionals[func] = found if found in pointwise.RULES else _SAME_BY_ANOTHER_NAME.get(func)
+        named = func in _SAME_BY_ANOTHER_NAME
+        _functionals[func] = found if named or found in pointwise.RULES else None
     return _functionals[func]

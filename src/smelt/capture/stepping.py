@@ -1,0 +1,197 @@
+"""What training steps call of PyTorch that is written in C, or asks for another compiler: once more in Python.
+
+    torch._fused_adam_(params, grads, …)   →   the update of each parameter, by the formulas of `torch.optim`
+    scaler.step(opt)                       →   opt.step(), and what it wrote is put back where a gradient was infinite
+
+Capture interprets calls of the keys of `STAND_INS` as calls of their values; see `polyfills.py`.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import adagrad, adam
+from torch.optim.optimizer import _use_grad_for_differentiable
+
+from smelt.capture.marks import graph_break
+
+_adam: Callable[..., None] = adam._single_tensor_adam
+_adagrad: Callable[..., None] = adagrad._single_tensor_adagrad
+
+
+def grouped_by_kind(lists: Any, with_indices: bool = False) -> Any:
+    groups: Any = {}
+    for index, first in enumerate(lists[0]):
+        kind = (first.device, first.dtype)
+        if kind not in groups:
+            groups[kind] = ([[] for _ in lists], [])
+        for group, tensors in zip(groups[kind][0], lists, strict=True):
+            if tensors:
+                group.append(tensors[index])
+        if with_indices:
+            groups[kind][1].append(index)
+    return groups
+
+
+class Unprofiled:
+    """A block that a profiler would name: compiled code has no such blocks."""
+
+    def __init__(self, name: str, args: str | None = None) -> None:
+        pass
+
+    def __enter__(self) -> "Unprofiled":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def unprofiled(name: str, args: str | None = None) -> Unprofiled:
+    return Unprofiled(name, args)
+
+
+def with_gradients_as_declared(function: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Optimizer.step`: gradients flow through it only if the optimizer is declared so."""
+    before = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(optimizer.defaults["differentiable"])
+        return function(optimizer, *args, **kwargs)
+    finally:
+        torch.set_grad_enabled(before)
+
+
+def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def fused_adam(
+    *lists: Any, decoupled: bool = False, grad_scale: Any = None, found_inf: Any = None, **named: Any
+) -> None:
+    if grad_scale is not None or found_inf is not None:
+        graph_break()
+    *others, steps = lists
+    before = [step - 1 for step in steps]  # they are counted already, and will be again
+    if named["amsgrad"] is False:
+        others[4] = []
+    _adam(
+        *others,
+        before,
+        None,
+        None,
+        has_complex=False,
+        capturable=False,
+        differentiable=False,
+        decoupled_weight_decay=decoupled,
+        **named,
+    )
+
+
+def fused_adamw(*lists: Any, **named: Any) -> None:
+    fused_adam(*lists, decoupled=True, **named)
+
+
+def fused_adagrad(*lists: Any, grad_scale: Any = None, found_inf: Any = None, **named: Any) -> None:
+    if grad_scale is not None or found_inf is not None:
+        graph_break()
+    *others, steps = lists
+    before = [step - 1 for step in steps]
+    flags = {"has_sparse_grad": False, "differentiable": False, "has_complex": False}
+    _adagrad(*others, before, None, None, **flags, **named)
+
+
+def fused_sgd(
+    params: Any,
+    grads: Any,
+    buffers: Any,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+) -> None:
+    if grad_scale is not None or found_inf is not None or isinstance(lr, torch.Tensor):
+        graph_break()
+    for place, param in enumerate(params):
+        grad = -grads[place] if maximize else grads[place]
+        if weight_decay != 0:
+            grad = grad.add(param, alpha=weight_decay)
+        if momentum != 0:
+            buffer = buffers[place]
+            if is_first_step:
+                buffer.copy_(grad)
+            else:
+                buffer.mul_(momentum).add_(grad, alpha=1 - dampening)
+            grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
+        param.add_(grad, alpha=-lr)
+
+
+def unscaled(grads: Any, found_inf: Any, inv_scale: Any) -> None:
+    for grad in grads:
+        found_inf.copy_(torch.maximum(found_inf, torch.logical_not(torch.isfinite(grad)).any().to(found_inf.dtype)))
+        grad.mul_(inv_scale)
+
+
+def scale_updated(scale: Any, tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:
+    found = found_inf > 0
+    good = tracker + 1
+    grown = scale * growth
+    due = good == interval
+    may = torch.logical_and(due, torch.isfinite(grown))
+    scale.copy_(torch.where(found, scale * backoff, torch.where(may, grown, scale)))
+    tracker.copy_(torch.where(torch.logical_or(found, due), torch.zeros_like(tracker), good))
+    return scale
+
+
+def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """The step is made, and undone where it should not have been: what it writes is known before it is made."""
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    written = list(params)
+    for param in params:
+        kept = optimizer.state.get(param, {})
+        if len(kept) == 0 and optimizer.defaults.get("momentum", 1) != 0:
+            graph_break()  # what the step would make must not be there if it is not made
+        for each in kept.values():
+            if isinstance(each, torch.Tensor):
+                written.append(each)
+    with torch.no_grad():
+        infinite = sum(found for found in state["found_inf_per_device"].values()) != 0
+        before = [tensor.clone() for tensor in written]
+        result = optimizer.step(*args, **kwargs)
+        for tensor, old in zip(written, before, strict=True):
+            tensor.copy_(torch.where(infinite, old, tensor))
+    return result
+
+
+def healthy(optimizer: Any) -> None:
+    """What optimizers ask of the recording of CUDA graphs, which nothing compiled is part of."""
+
+
+# By the code of what a decorator of torch.optim makes of a function: what it does with it, without asking a compiler
+# that is not there.
+STEPPING: dict[types.CodeType, Callable[..., Any]] = {
+    _use_grad_for_differentiable(lambda optimizer: None).__code__: with_gradients_as_declared,
+    torch._disable_dynamo(lambda: None).__code__: plainly,  # type: ignore[attr-defined]
+}
+
+STAND_INS: dict[Any, Callable[..., Any]] = {
+    torch.autograd.profiler.record_function: unprofiled,
+    torch._C._group_tensors_by_device_and_dtype: grouped_by_kind,
+    torch._fused_adam_: fused_adam,
+    torch._fused_adamw_: fused_adamw,
+    torch._fused_adagrad_: fused_adagrad,
+    torch._fused_sgd_: fused_sgd,
+    torch._amp_foreach_non_finite_check_and_unscale_: unscaled,
+    torch._amp_update_scale_: scale_updated,
+    torch.amp.GradScaler._maybe_opt_step: step_unless_infinite,
+    **{
+        getattr(torch.optim.Optimizer, name): healthy
+        for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+        if hasattr(torch.optim.Optimizer, name)
+    },
+}
