@@ -180,7 +180,15 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
         " a = load x[j]\n b = load b[j]\n c = cast a : f32\n d = cast b : f32\n e = mul c, d : f32\n"
         " f = cast e : f16\n g = cast e : bf16\n store y[j] = f\n store z[j] = g"
     )
-    text = engine.assemble(build.module_text([*_kernels(), narrow], target), target)
+    wide = parse_kernel(
+        "kernel w rows() cols(j:37)\n in x: f64[37]\n out y: f64[37]\n loop:\n a = load x[j]\n b = exp a : f64\n"
+        " c = log1p b : f64\n d = tanh c : f64\n e = sigmoid d : f64\n store y[j] = e"
+    )
+    turned = parse_kernel(
+        "kernel t rows(i:300) cols(j:200)\n in x: f32[60000]\n out y: f32[60000]\n loop:\n"
+        " a = load x[i + 300*j]\n store y[200*i + j] = a"
+    )
+    text = engine.assemble(build.module_text([*_kernels(), narrow, wide, turned], target), target)
     called = set()
     for line in text.splitlines():
         words = line.split()

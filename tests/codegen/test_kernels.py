@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from smelt.base.options import Options
 from smelt.base.sizes import contiguous_stride, product
 from smelt.codegen import compile_kernels, schedule
+from smelt.device import find
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import (
     Accumulate,
@@ -250,6 +251,21 @@ def test_same_threads_same_bits(busy: None) -> None:
 def test_many_threads_and_few_rows(busy: None) -> None:
     same_as_reference(parse_kernel(sized(SOFTMAX, 2, 9)), threads=(1, 5, 64))
     same_as_reference(parse_kernel(sized(COLUMN_SUM, 3, 9)), threads=(1, 7, 64))
+
+
+def test_the_next_row_is_asked_for_where_one_buffer_feeds_several_passes() -> None:
+    ahead = replace(find("cpu"), fetches_ahead=True)
+    norm = parse_kernel(sized(LAYER_NORM, 40, 1000))
+    assert [load.buffer for load in schedule.plan(norm, ahead).fetched] == ["x"]
+    assert not schedule.plan(norm, replace(ahead, fetches_ahead=False)).fetched
+    assert not schedule.plan(parse_kernel(sized(LAYER_NORM, 40, 30)), ahead).fetched
+    two = parse_kernel(
+        "kernel k rows(i:9) cols(j:500)\n in x: f32[4500]\n in y: f32[4500]\n out z: f32[4500]\n loop:\n"
+        " a = load x[500*i + j]\n b = load y[500*i + j]\n c = mul a, b : f32\n s = reduce sum c\n loop:\n"
+        " d = load x[500*i + j]\n e = sub d, s : f32\n store z[500*i + j] = e"
+    )
+    assert not schedule.plan(two, ahead).fetched
+    same_as_reference(norm)
 
 
 # Kernels nobody thought of.

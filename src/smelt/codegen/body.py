@@ -96,6 +96,7 @@ class Body:
     point: Value = _NOWHERE  # of the loop over rows, flattened
     lanes: int = 1
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
+    next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -209,6 +210,7 @@ class Body:
                 self._instruction(instruction)
         self.lanes = self.plan.lanes
         self._hold_addresses(inside)
+        self._hold_next_row(stage)
         started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
@@ -233,6 +235,18 @@ class Body:
             elif isinstance(instruction, Accumulate):
                 accumulator = self._accumulator(instruction)
                 self._row_address(accumulator.arrays[-1][0], accumulator.index)
+
+    def _hold_next_row(self, stage: Stage) -> None:
+        """In the last loop of a row, where each read lies that the next row begins with."""
+        last = [each for each in self.plan.kernel.stages if each.loop][-1]
+        self.next_row = [
+            self._row_address(load.buffer, load.index, self.plan.kernel.rows[-1].name)
+            for load in (self.plan.fetched if stage is last else ())
+        ]
+
+    def _fetch_next_row(self, column: Value) -> None:
+        for load, start in zip(self.plan.fetched, self.next_row, strict=False):
+            self.b.prefetch(self.b.element(start, self.layout.kinds[load.buffer], column))
 
     def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
@@ -320,6 +334,7 @@ class Body:
         """The body once, at `column` and the lanes after it."""
         if name:
             self.axes[name] = column
+        self._fetch_next_row(column)
         by_name = {fold.instruction.out: fold for fold in started}
         self.products = {i.out: i.args for i in inside if isinstance(i, Compute) and i.op == "mul"}
         for instruction in inside:
@@ -440,8 +455,11 @@ class Body:
     def _col_offset(self, index: Index) -> Value | None:
         return self._terms(index, self.plan.kernel.cols)
 
-    def _row_address(self, array: str, index: Index) -> str:
-        """Where the row's part of `index` lies."""
+    def _row_address(self, array: str, index: Index, after: str = "") -> str:
+        """Where the row's part of `index` lies; one further along `after`, if said."""
+        if after:
+            here, kind = self._row_address(array, index), self.layout.kinds[array]
+            return self.b.element(here, kind, self._number(index.stride(after)))
         key = (array, index)
         if key not in self.rows_at:
             kind = self.layout.kinds[array]

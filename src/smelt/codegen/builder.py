@@ -381,6 +381,11 @@ class Builder:
         align = max(1, BITS[kind] // 8)
         return self.op(f"load {type_text(kind, lanes)}, ptr {pointer}, align {align}", kind, lanes)
 
+    def prefetch(self, pointer: str) -> None:
+        """Ask for memory that is read soon; any address will do."""
+        self.declared.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
     def store(self, value: Value, pointer: str) -> None:
         self.emit(f"store {value}, ptr {pointer}, align {max(1, BITS[value.kind] // 8)}")
 

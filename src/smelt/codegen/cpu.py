@@ -34,6 +34,7 @@ def describe_host() -> Target:
         has_fma=arm or bool(features.get("fma")),
         fma_overwrites=arm,
         has_masks=bool(features.get("avx512f")),
+        fetches_ahead=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
         tile_bytes=(512, 512),

@@ -41,6 +41,8 @@ GRAIN = 1 << 16
 _FEW_ROWS = 64
 _UNITS_ENOUGH = 16
 _BLOCK_WORTH = 32
+# Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
+_FETCH_LEAST, _FETCH_MOST = 256, 4096
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
@@ -95,6 +97,7 @@ class Plan:
     accumulators: tuple[Accumulator, ...]
     tile: Tile | None = None
     otherwise: "Plan | None" = None
+    fetched: tuple[Load, ...] = ()  # what the last loop of a row asks memory for, for the row after it
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -155,7 +158,8 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     useful = greater(1, _total_cost(kernel) // GRAIN)
     lanes = _lanes(kernel, target)
     turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
-    made = _or_otherwise(Plan(kernel, split, units, lanes, useful, accumulators), lambda made: replace(made, lanes=1))
+    planned = Plan(kernel, split, units, lanes, useful, accumulators, fetched=_fetched(kernel, target))
+    made = _or_otherwise(planned, lambda made: replace(made, lanes=1, fetched=()))
     if turned is None:
         return made
     return _or_otherwise(Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1]), lambda _: made)
@@ -341,6 +345,26 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     while most > max(1, size):
         most //= 2
     return max(1, most)
+
+
+def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
+    """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
+
+    One buffer at most: asked for side by side, two come slower than each by itself.
+    """
+    loops = [stage for stage in kernel.stages if stage.loop]
+    if not target.fetches_ahead or len(loops) < 2 or not kernel.rows or len(kernel.cols) != 1:
+        return ()
+    if not _FETCH_LEAST <= typical(kernel.col_count) <= _FETCH_MOST:
+        return ()
+    down, along = kernel.rows[-1].name, kernel.cols[-1].name
+    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+    found = {
+        (i.buffer, i.index): i
+        for i in loops[0].body
+        if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) == 1
+    }
+    return tuple(found.values()) if len(found) == 1 else ()
 
 
 def _total_cost(kernel: Kernel) -> Size:
