@@ -1,5 +1,6 @@
 """Sizes that vary, compiled once: random programs against eager for many sizes, and what a new size may cost."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,11 @@ STEPS: dict[str, Callable[[T, T], T]] = {
     "where": lambda x, w: torch.where(x > 0, x, x.exp()),
     "running sum": lambda x, w: x.cumsum(0),
     "flip": lambda x, w: x.flip(0) * 0.5,
+    "spread out": lambda x, w: (x - x.mean(0)) / (x.var(0) + 1) if x.shape[0] > 2 else x,
+    "by fraction": lambda x, w: x * (1 / x.shape[0]) + x / math.sqrt(x.shape[1]),
+    "count": lambda x, w: x + (torch.arange(x.shape[1]) * x.shape[0] > x.shape[1]) + (x > x.shape[0]).sum(0),
+    "halves": lambda x, w: torch.cat([half * 2 for half in x.chunk(2)]),
+    "sorted": lambda x, w: x.sort(0)[0] + x.amax(1, keepdim=True),
     "outer": lambda x, w: x[:, 0][:, None] * x[0] + x,
 }
 SIZES = ((5, 7), (6, 7), (2, 3), (3, 2), (17, 16), (4, 33), (7, 7), (1, 5), (5, 1), (1, 1), (0, 4), (40, 21))
@@ -80,7 +86,7 @@ def test_random_programs_are_right_for_all_sizes(steps: list[str], sizes: list[t
         w = torch.randn(1, m, dtype=torch.float64, requires_grad=True)
         try:
             function(x, w)
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, ZeroDivisionError):
             continue
         agrees(function, compiled, x, w)
 

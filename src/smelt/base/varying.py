@@ -11,17 +11,21 @@ every other size before what it made is used. A choice of speed alone asks `typi
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt.base.symbols import LARGEST, RELATIONS, ZERO, Expression, World
-from smelt.base.symint import as_number, is_symbolic, meaning, surely_equal
+from smelt.base.symbols import LARGEST, RELATIONS, ZERO, Expression, Symbol, World
+from smelt.base.symint import Formula, as_number, is_symbolic, meaning, surely_equal
 
 if TYPE_CHECKING:
-    _Base = int  # stages say `int` and mean this too
+    _Base = int  # stages say `int` and `float`, and mean these too
+    _FloatBase = float
 else:
-    _Base = object
+    _Base = _FloatBase = object
+
+Values = Callable[[Symbol], int]
 
 
 class Varying(_Base):
@@ -130,6 +134,91 @@ class Varying(_Base):
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
+    # --- elsewhere ---
+
+    def evaluate(self, values: Values) -> int:
+        """The integer it is for these values of the symbols."""
+        return self.expression.evaluate(values)
+
+    def moved(self, world: World) -> Any:
+        """The same over the symbols of another world."""
+        return varying(world, world.own(self.expression))
+
+
+class VaryingFloat(_FloatBase):
+    """A float computed from sizes, which operators take as a number. `isinstance(it, float)` holds.
+
+    Nothing is known of it but how it is computed: whoever asks for more relies on every size in it.
+    """
+
+    __slots__ = ("formula", "text", "world")
+
+    formula: Formula
+    text: str
+    world: World
+
+    if not TYPE_CHECKING:
+        __class__ = property(lambda self: float)
+
+        def __eq__(self, other: object) -> bool:
+            return self.text == other.text if type(other) is VaryingFloat else float(self) == other
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(float(self), name)
+
+    def __float__(self) -> float:
+        for leaf in self.formula.leaves():
+            self.world.settle_leaf(leaf)
+        return self.formula.example
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def hex(self) -> str:
+        """What tells it apart from other floats."""
+        return self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def evaluate(self, values: Values) -> float:
+        return float(self.formula.evaluate(values))
+
+    def moved(self, world: World) -> Any:
+        return _varying_float(world, _moved(self.formula, world))
+
+
+def _varying_float(world: World, formula: Formula) -> Any:
+    made = object.__new__(VaryingFloat)
+    made.world, made.formula, made.text = world, formula, _text(formula)
+    return made
+
+
+def _text(what: Any) -> str:
+    """How a number is computed, in full."""
+    if isinstance(what, Formula):
+        return f"{getattr(what.function, '__name__', what.text)}({', '.join(map(_text, what.operands))})"
+    return repr(what)
+
+
+def _moved(what: Any, world: World) -> Any:
+    if isinstance(what, Expression):
+        return world.own(what)
+    if isinstance(what, Formula):
+        return replace(what, operands=tuple(_moved(each, world) for each in what.operands))
+    return what
+
+
+def _float_operator(name: str) -> Callable[..., Any]:
+    return lambda self, *others: getattr(float(self), name)(*others)
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs", "bool",
+              "lt", "le", "gt", "ge", "int"):  # fmt: skip
+    setattr(VaryingFloat, f"__{_name}__", _float_operator(f"__{_name}__"))
+
 
 def varying(world: World, what: Any) -> Any:
     """The size of an expression: a plain integer if it is always the same."""
@@ -148,6 +237,11 @@ def expression_of(size: int) -> Expression:
 
 def is_varying(size: object) -> bool:
     return type(size) is Varying
+
+
+def varies(number: object) -> bool:
+    """Whether a size, or a float computed from sizes, differs from call to call."""
+    return type(number) is Varying or type(number) is VaryingFloat
 
 
 def typical(size: int) -> int:
@@ -227,15 +321,23 @@ def _decided(relation: str, size: Varying, other: object) -> bool:
 
 
 def is_symbolic_size(number: object) -> bool:
-    """Whether this is a `torch.SymInt` that may be decided about, as sizes may; numbers given to a graph may not."""
-    return isinstance(number, torch.SymInt) and is_symbolic(number) and not number.node.world.closed
+    """Whether this is a size, or computed from sizes: something to decide about, unlike numbers given to a graph."""
+    if not isinstance(number, torch.SymInt | torch.SymFloat) or not is_symbolic(number) or number.node.world.closed:
+        return False
+    what = meaning(number)
+    return isinstance(what, Expression) or all(isinstance(leaf, Symbol) for leaf in what.leaves())
 
 
 def from_symbolic(number: Any) -> Any:
-    """The size in a `torch.SymInt` of ours; anything else as it is."""
-    return varying(number.node.world, meaning(number)) if is_symbolic_size(number) else number
+    """The size in a `torch.SymInt` of ours, or float in a `torch.SymFloat`; anything else as it is."""
+    if not is_symbolic_size(number):
+        return number
+    what, world = meaning(number), number.node.world
+    return varying(world, what) if isinstance(what, Expression) else _varying_float(world, what)
 
 
-def to_symbolic(size: Any) -> Any:
+def to_symbolic(number: Any) -> Any:
     """A size as PyTorch takes it; anything else as it is."""
-    return as_number(size.world, size.expression) if is_varying(size) else size
+    if type(number) is Varying:
+        return as_number(number.world, number.expression)
+    return as_number(number.world, number.formula) if type(number) is VaryingFloat else number

@@ -14,12 +14,12 @@ from smelt.base import events
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
 from smelt.base.sizes import Size
-from smelt.base.symbols import ZERO, Expression, Fact, World
-from smelt.base.varying import varying
+from smelt.base.symbols import ZERO, Fact, World
 from smelt.codegen import cpu as _cpu  # noqa: F401  offers the target "cpu"
 from smelt.codegen import engine
 from smelt.codegen.parallel import Code, write
 from smelt.codegen.schedule import plan
+from smelt.codegen.sizes import Told
 from smelt.device import Target, find
 from smelt.ir.check import check_kernel
 from smelt.ir.kernel import Kernel
@@ -38,7 +38,7 @@ class CompiledKernel:
     kernel: Kernel
     symbol: str
     built: engine.Built
-    sizes: tuple[Expression, ...] = ()  # what it is told at each launch, in an array behind its buffers
+    sizes: tuple[Told, ...] = ()  # what it is told at each launch, in an array behind its buffers
     facts: tuple[Fact, ...] = ()  # what it relies on
 
     @property
@@ -123,7 +123,7 @@ def _code(symbol: str, kernel: Kernel, target: Target) -> Code:
     own = World()
     for each in world.symbols:
         own.symbol(each.text, each.example)
-    kernel = resized(kernel, lambda size: varying(own, own.own(size.expression)))
+    kernel = resized(kernel, lambda size: size.moved(own))
     code = write(symbol, plan(kernel, target), target)
     return replace(code, facts=tuple(own.facts))
 

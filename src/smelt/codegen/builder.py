@@ -128,14 +128,14 @@ class Builder:
     def const(self, kind: str, value: Number, lanes: int = 1) -> Value:
         if is_varying(value):
             assert kind == "i64"
-            return self.splat(self._size(value), lanes)  # type: ignore[arg-type]
+            return self.splat(self.told(value), lanes)
         text = literal(kind, value)
         return Value(text if lanes == 1 else f"splat ({LLVM_TYPES[kind]} {text})", kind, lanes)
 
-    def _size(self, size: int) -> Value:
-        """A size that varies, loaded where the function begins."""
+    def told(self, number: Number) -> Value:
+        """A size that varies, or the bits of a float that does, loaded where the function begins."""
         assert self.sizes is not None
-        slot = self.sizes.slot(size)
+        slot = self.sizes.slot(number)
         if slot not in self._sizes:
             if not self.prologue:
                 at = f"getelementptr ptr, ptr %buffers, i64 {self.sizes.place}"

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smelt.base.sizes import Size
-from smelt.base.symbols import Expression, Fact
+from smelt.base.symbols import Fact
 from smelt.base.varying import greater, lesser
 from smelt.codegen.body import Body, Layout
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.schedule import Plan, Split
-from smelt.codegen.sizes import Sizes
+from smelt.codegen.sizes import Sizes, Told
 from smelt.device import Target
 
 LAUNCH = "smelt.launch"
@@ -126,7 +126,7 @@ class Code:
     declarations: frozenset[str]
     helpers: tuple[tuple[str, str], ...]
     per_thread_workspace: Size
-    sizes: tuple[Expression, ...] = ()  # what the code is told at each launch
+    sizes: tuple[Told, ...] = ()  # what the code is told at each launch
     facts: tuple[Fact, ...] = ()  # what it relies on of them
 
 
@@ -158,7 +158,7 @@ def write(symbol: str, plan: Plan, target: Target) -> Code:
     texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
     declarations = frozenset({_DECLARE_LAUNCH}).union(*(builder.declared for builder in builders))
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
-    return Code("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.expressions))
+    return Code("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.told))
 
 
 def _function(signature: str, b: Builder, *, label: bool = True) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.base.varying import is_varying
+from smelt.base.varying import is_varying, varies
 from smelt.codegen.builder import BITS, SIGNED_LESS, UNSIGNED_LESS, Builder, Value
 from smelt.codegen.math import FLOAT32, FLOAT64
 from smelt.codegen.math.library import library
@@ -38,8 +38,11 @@ def to_memory(b: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 def constant(b: Builder, value: float, dtype: torch.dtype) -> Value:
     """A scalar of `dtype`."""
-    if is_varying(value):
-        return cast(b, b.const("i64", value), torch.int64, dtype)
+    if varies(value):
+        told = b.told(value)
+        if is_varying(value):
+            return cast(b, told, torch.int64, dtype)
+        return cast(b, b.from_bits(told), torch.float64, dtype)
     if dtype in _NARROW:
         bits = int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF
         return Value(str(bits), "i16") if dtype is torch.bfloat16 else Value(f"0xH{bits:04X}", "f16")

@@ -2,21 +2,31 @@
 
     rows(i:s0) cols(j:4*s1)     →   k0(buffers, …), where the last of `buffers` points at {s0, 4*s1, 4*s0*s1, …}
 
-So one piece of machine code serves all sizes, and no size is computed inside it.
+So one piece of machine code serves all sizes, and no size is computed inside it. A float is told by its bits.
 """
 
+import struct
 from dataclasses import dataclass, field
 
 from smelt.base.symbols import Expression
-from smelt.base.varying import expression_of
+from smelt.base.varying import VaryingFloat, expression_of
+
+Told = Expression | VaryingFloat
 
 
 @dataclass(slots=True)
 class Sizes:
-    """The expressions a kernel is told, in order. `place` is where among its buffers their array comes."""
+    """What a kernel is told, in order. `place` is where among its buffers the array comes."""
 
     place: int
-    expressions: dict[Expression, int] = field(default_factory=dict)
+    told: dict[Told, int] = field(default_factory=dict)
 
-    def slot(self, size: int) -> int:
-        return self.expressions.setdefault(expression_of(size), len(self.expressions))
+    def slot(self, number: float) -> int:
+        what = number if type(number) is VaryingFloat else expression_of(number)  # type: ignore[arg-type]
+        return self.told.setdefault(what, len(self.told))
+
+
+def as_integer(number: float) -> int:
+    """What stands in the array for a number."""
+    found: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape, Size
-from smelt.base.varying import is_varying, known_equal, typical
+from smelt.base.varying import is_varying, known_equal, typical, varies
 from smelt.fuse.values import Value
 from smelt.ir.kernel import Reduction
 from smelt.ops.promote import widened
@@ -210,7 +210,7 @@ def _fitted(number: Number, dtype: torch.dtype) -> Number:
     """A number as a constant of `dtype`: narrow floats rounded, integers wrapped as PyTorch wraps them."""
     if dtype is torch.bool:
         return bool(number)
-    if is_varying(number):
+    if is_varying(number) or (varies(number) and dtype.is_floating_point):
         return number
     if dtype in (torch.float16, torch.bfloat16):
         return float(torch.tensor(float(number), dtype=dtype).item())

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from smelt.base.symbols import World
-from smelt.base.varying import Varying, is_varying
+from smelt.base.varying import varies
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.kernel import Accumulate, Const, Kernel, Load, Position, Store
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
@@ -23,7 +23,7 @@ Change = Callable[[Any], Any]
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Tensor, torch._ops.OpOverload)
 
 
-def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = is_varying) -> Any:
+def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = varies) -> Any:
     """`value` with `change` applied to each size in it that `is_size`."""
     if is_size(value):
         return change(value)
@@ -45,7 +45,7 @@ def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = is_vary
 
 def world_of(kernel: Kernel) -> World | None:
     """The world of the sizes in a kernel; None if they are plain numbers."""
-    return next((size.world for size in _sizes_in(kernel) if type(size) is Varying), None)
+    return next((size.world for size in _sizes_in(kernel) if varies(size)), None)
 
 
 def _sizes_in(kernel: Kernel) -> Iterator[Any]:
@@ -62,7 +62,7 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
                 yield stride
 
 
-def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = is_varying) -> None:
+def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:
     """Change the sizes in a graph's specs and arguments. Its inputs tell whether there are any that vary."""
     given = (spec_of(node) for node in placeholders(graph))
     if not any(isinstance(spec, TensorSpec) and spec.varies for spec in given):

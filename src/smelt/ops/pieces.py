@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.varying import is_varying
+from smelt.base.varying import is_varying, known_equal, same_sizes
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
 from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Sample, Samples, View, Views
 from smelt.ops.registry import record_of, register, why_not_lower
+from smelt.ops.views import bound
 
 aten = torch.ops.aten
 _MOST = 4  # tensors to choose from: all of them are read at every point
@@ -56,7 +57,7 @@ def _cat(node: fx.Node) -> PieceCall | str:
     shapes = [tensor_spec(tensor).shape for tensor in tensors]
     if len(tensors) > _MOST:
         return f"joins more than {_MOST} tensors"
-    if any(shape != shapes[0] or not isinstance(shape[dim], int) for shape in shapes):
+    if any(not same_sizes(shape, shapes[0]) for shape in shapes):
         return "joins tensors of several sizes"
     return _why_not_worth(node) or PieceCall(dim, len(tensors), tuple(enumerate(tensors)))
 
@@ -69,8 +70,8 @@ def _sliced(node: fx.Node, base: Any, part: Any, dim: int, start: Any, end: Any,
     start, end = 0 if start is None else start, size if end is None else end
     if step != 1 or not all(isinstance(number, int) for number in (size, length, start, end)):
         return "spreads a tensor over every so many places"
-    first = slice(start, end).indices(size)[0]
-    if not length or size % length or first % length:
+    first = bound(start, 0, size)
+    if not length or not known_equal(size % length, 0) or not known_equal(first % length, 0):
         return "puts a tensor across parts of one size"
     return _why_not_worth(node) or PieceCall(dim, size // length, ((first // length, part),), base=base)
 

@@ -110,14 +110,14 @@ def cut(
     """`slice`: Python's own rules for negative and overlong bounds."""
     dim %= len(layout.shape)
     extent = layout.shape[dim]
-    first, last = _bound(start, 0, extent), _bound(end, extent, extent)
+    first, last = bound(start, 0, extent), bound(end, extent, extent)
     size = (last - first + step - 1) // step if last > first else 0
     shape = (*layout.shape[:dim], size, *layout.shape[dim + 1 :])
     stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :])
     return Layout(shape, stride, layout.offset + first * layout.stride[dim])
 
 
-def _bound(given: int | None, default: Size, extent: Size) -> Size:
+def bound(given: int | None, default: Size, extent: Size) -> Size:
     """A bound of a slice as a position between the ends."""
     if given is None:
         return default
@@ -149,7 +149,8 @@ def split(layout: Layout, size: int | Sequence[int], dim: int = 0) -> list[Layou
     dim %= len(layout.shape)
     extent = layout.shape[dim]
     if isinstance(size, int):
-        size = [min(size, extent - at) for at in range(0, extent, size)] or [0]
+        count = int((extent + size - 1) // size)  # as many as the graph has
+        size = [min(size, extent - number * size) for number in range(count)] or [0]
     pieces, at = [], 0
     for length in size:
         pieces.append(cut(layout, dim, at, at + length))

@@ -22,7 +22,7 @@ from smelt.autograd.trace import CannotTrace
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import count, emit, timed
 from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
-from smelt.base.symint import Formula, as_number, is_symbolic, meaning
+from smelt.base.symint import Formula, apply, as_number, is_symbolic, meaning
 from smelt.base.varying import from_symbolic, to_symbolic
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
@@ -267,7 +267,7 @@ class SizedGraph:
                 continue
             spec = spec_of(node)
             if isinstance(spec, NumberSpec) and _is_told(node):
-                found = spec.what.evaluate(values.__getitem__)
+                found = _evaluated(spec.what, values)
                 made[node] = graph.call_function(to_symbolic, (from_symbolic(found),)) if is_symbolic(found) else found
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
@@ -305,6 +305,14 @@ def _value(node: fx.Node, values: Values) -> Any:
     spec = spec_of(node)
     assert isinstance(spec, NumberSpec)
     return spec.what.evaluate(values.__getitem__)
+
+
+def _evaluated(what: Any, values: Values) -> Any:
+    """What a number is; where that is computed from symbols, a formula over them."""
+    if not isinstance(what, Formula) or what.function is None:
+        return what.evaluate(values.__getitem__) if isinstance(what, Expression | Formula) else what
+    operands = [_evaluated(each, values) for each in what.operands]
+    return apply(what.function, *operands) if any(map(is_symbolic, operands)) else what.function(*operands)
 
 
 def _holding(node: fx.Node, values: Values) -> torch.Tensor:

@@ -19,7 +19,6 @@ from smelt.autograd.joint import Pure
 from smelt.autograd.partition import Halves
 from smelt.base import events
 from smelt.base.symbols import Fact, Symbol, World
-from smelt.base.varying import varying
 from smelt.fuse.plan import plan_memory
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
@@ -30,6 +29,7 @@ from smelt.ir.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
+from smelt.codegen.sizes import as_integer
 
 VERSIONS = 8
 """How many sets of facts a graph, or a half of one, is compiled for."""
@@ -41,7 +41,7 @@ Generate = Callable[[Traced, str], tuple[Program, Built]]
 
 def at(values: Values) -> Change:
     """What a size is for these values of its symbols."""
-    return lambda size: size.expression.evaluate(values.__getitem__)
+    return lambda size: size.evaluate(values.__getitem__)
 
 
 def hold(facts: tuple[Fact, ...], values: Values) -> bool:
@@ -85,7 +85,7 @@ class Template:
 
     def _made(self, values: Values) -> _Version:
         world = self.world.again(values.__getitem__)
-        half = resized_graph(self.half, lambda size: varying(world, world.own(size.expression)))
+        half = resized_graph(self.half, lambda size: size.moved(world))
         program, kernels = self.generate(half, self.name)
         events.emit("sizes", f"{self.name} relies on {', '.join(map(str, world.facts)) or 'nothing'}", world)
         return _Version(tuple(world.facts), program, kernels)
@@ -109,7 +109,7 @@ def program_at(program: Program, kernels: Built, values: Values) -> tuple[Progra
             codes[name] = replace(built, per_thread_workspace=resized(built.per_thread_workspace, change))
             kernel = resized(step.kernel, change)
             if built.sizes:
-                numbers = [size.evaluate(values.__getitem__) for size in built.sizes]
+                numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
                 told[name] = _told(kernel, len(numbers)), f"{name}_sizes"
                 spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
                 buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))

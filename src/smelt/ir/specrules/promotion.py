@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.varying import Varying, VaryingFloat
 from smelt.ir.tensorspec import TensorSpec
 
 # The dtypes these rules speak about; anything else (complex, quantized, 8-bit floats) is left to PyTorch.
@@ -59,11 +60,11 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
 def number_dtype(value: Any) -> torch.dtype | None:
     """What a Python number counts as: bool, int64, or the default float dtype."""
     kind = type(value)
-    if kind is float or kind is torch.SymFloat:
+    if kind is float or kind is torch.SymFloat or kind is VaryingFloat:
         return torch.get_default_dtype()
     if kind is bool:
         return torch.bool
-    if kind is int or kind is torch.SymInt:
+    if kind is int or kind is torch.SymInt or kind is Varying:
         return torch.int64
     return None
 

@@ -83,7 +83,8 @@ def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor
     as PyTorch adds them up whatever the dtype."""
     dims = _dims(x, dim)
     count = product([x.shape[axis] for axis in dims])
-    freedom = count - (1.0 if correction is None else float(correction))
+    taken = 1.0 if correction is None else float(correction)
+    freedom = count - (int(taken) if taken.is_integer() else taken)
     if freedom <= 0:
         return None
     wide = x.to(torch.float64)
