@@ -294,7 +294,7 @@ typedef struct {
     PyObject *special; /* the numbers of nodes that Python looks at itself */
 } Reading;
 
-static PyObject *name_variable, *name_backward_hooks, *name_accumulate_hooks, *name_unpack_hook, *name_data_ptr;
+static PyObject *name_variable, *name_backward_hooks, *name_accumulate_hooks, *name_unpack_hook, *name_data_ptr, *name_grad_dtype;
 
 static int
 is_exact(PyObject *value)
@@ -467,7 +467,12 @@ read_leaf(Walk *walk, Reading *reading, PyObject *node, Py_ssize_t number)
     PyObject *leaf = PyObject_GetAttr(node, name_variable);
     PyObject *hooks = leaf == NULL ? NULL : PyObject_GetAttr(leaf, name_backward_hooks);
     PyObject *later = hooks == NULL ? NULL : PyObject_GetAttr(leaf, name_accumulate_hooks);
-    int failed = later == NULL || put_tensor(walk, reading, leaf) < 0 ||
+    PyObject *dtype = later == NULL ? NULL : PyObject_GetAttr(leaf, name_grad_dtype);
+    if (later != NULL && dtype == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear(); /* a PyTorch in which it is that of the leaf */
+        dtype = Py_NewRef(Py_None);
+    }
+    int failed = append_value(reading->values, dtype, NULL) < 0 || put_tensor(walk, reading, leaf) < 0 ||
                  ((hooks != Py_None || later != Py_None) && note_special(reading, number) < 0);
     Py_XDECREF(leaf);
     Py_XDECREF(hooks);
@@ -550,8 +555,10 @@ nodes_init(void)
     name_accumulate_hooks = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
     name_unpack_hook = PyUnicode_InternFromString("unpack_hook");
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
+    name_grad_dtype = PyUnicode_InternFromString("grad_dtype");
     name_next = PyUnicode_InternFromString("next_functions");
-    return name_variable && name_backward_hooks && name_accumulate_hooks && name_unpack_hook && name_data_ptr && name_next
+    return name_variable && name_backward_hooks && name_accumulate_hooks && name_unpack_hook && name_data_ptr &&
+                   name_grad_dtype && name_next
                ? 0
                : -1;
 }

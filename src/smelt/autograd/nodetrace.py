@@ -57,8 +57,11 @@ def trace(
     `wanted`: the gradients that are asked for (node, number of its input), instead of being added to leaves; `leaves`:
     those that take part, if not all do. Raises `Unreadable` for what is left to the engine.
     """
-    for tensor in (*reading.tensors, *(node.variable for node in reading.nodes if type(node) is ACCUMULATE)):
+    leaves_here = [node.variable for node in reading.nodes if type(node) is ACCUMULATE]
+    for tensor in (*reading.tensors, *leaves_here):
         layout(tensor)  # refuses what cannot be compiled for
+    if any(getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype for leaf in leaves_here):
+        raise Unreadable("a leaf takes gradients of another dtype than its own")
     with torch.no_grad(), without_caller_hooks():
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:

@@ -94,6 +94,17 @@ class Backward:
     ran: tuple[int, ...] | None = None  # the nodes that run, if not all do
 
     @property
+    def hooks(self) -> tuple[HookAt, ...]:
+        """All hooks that are called by name."""
+        found: list[HookAt] = []
+        for step in self.steps:
+            if isinstance(step, Graph):
+                found += [source for source in step.inputs if isinstance(source, HookAt)]
+            elif isinstance(step, CallLeafHooks):
+                found += step.hooks
+        return tuple(found)
+
+    @property
     def runs_python(self) -> bool:
         """Whether code runs that may ask which backward it is part of."""
         return any(not isinstance(step, Graph | Deliver) or _calls(step) for step in self.steps)

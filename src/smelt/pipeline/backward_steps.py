@@ -4,6 +4,7 @@ Pass(engine, reading, values, numbers)    slots being filled; each step is a fun
 """
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ class Pass:
     reading: Reading
     values: Values
     numbers: tuple[int, ...]
+    hooks: dict[HookAt, tuple[Any, int]]  # the dict that a hook is in, and its key there
 
 
 def run_steps(steps: Sequence[Run], run: Pass) -> None:
@@ -71,7 +73,7 @@ def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[
 
 def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: Pass) -> None:
     values = run.values
-    inputs = [_hook(run.reading, each) if isinstance(each, HookAt) else values[each] for each in step.inputs]
+    inputs = [_hook(run, each) if isinstance(each, HookAt) else values[each] for each in step.inputs]
     for slot in done:
         values[slot] = None
     made = call(*inputs, *run.numbers)
@@ -79,25 +81,45 @@ def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: 
         values[slot] = value
 
 
-def _hook(reading: Reading, at: HookAt) -> Any:
+def find_hooks(reading: Reading, places: Sequence[HookAt]) -> dict[HookAt, tuple[Any, int]]:
+    """Where hooks are before the first of them runs: it may remove others, or itself."""
+    found = {}
+    for at in places:
+        functions = _functions(reading, at)
+        found[at] = (functions, list(functions)[at.number])
+    return found
+
+
+def _hook(run: "Pass", at: HookAt) -> Any:
+    functions, key = run.hooks[at]
+    return functions.get(key, _nothing)
+
+
+def _nothing(*gradients: Any) -> None:
+    """In place of a hook that was removed since."""
+
+
+def _functions(reading: Reading, at: HookAt) -> Any:
     node = reading.nodes[at.node]
     if at.kind == "post_accumulate_grad_hook":
-        functions = node.variable._post_accumulate_grad_hooks
-    elif type(node) is ACCUMULATE:
-        functions = node.variable._backward_hooks
-    else:
-        functions = reading.hooks(at.node)[0][at.place][1]
-    return list(functions.values())[at.number]
+        return node.variable._post_accumulate_grad_hooks
+    if type(node) is ACCUMULATE:
+        return node.variable._backward_hooks
+    return reading.hooks(at.node)[0][at.place][1]
+
+
+_delivering = threading.RLock()
 
 
 def deliver_all(gradients: Sequence[tuple[int, int, bool]], run: Pass) -> None:
     values, nodes = run.values, run.reading.nodes
-    for number, slot, is_last in gradients:
-        gradient = values[slot]
-        if is_last:
-            values[slot] = None
-        owned = sys.getrefcount(gradient) <= 2  # by this name and the call that asks
-        accumulate(run.engine, nodes[number].variable, gradient, owned)
+    with _delivering:  # two threads may train the same leaves
+        for number, slot, is_last in gradients:
+            gradient = values[slot]
+            if is_last:
+                values[slot] = None
+            owned = sys.getrefcount(gradient) <= 2  # by this name and the call that asks
+            accumulate(run.engine, nodes[number].variable, gradient, owned)
 
 
 def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:
@@ -108,7 +130,7 @@ def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:
 def _call_leaf_hooks(step: CallLeafHooks, run: Pass) -> None:
     leaf = run.reading.nodes[step.node].variable
     for at in step.hooks:
-        result = _hook(run.reading, at)(leaf)
+        result = _hook(run, at)(leaf)
         if result is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 

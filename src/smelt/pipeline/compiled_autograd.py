@@ -25,7 +25,7 @@ from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, rea
 from smelt.autograd.nodetrace import NotObserved, trace
 from smelt.base import events
 from smelt.capture.layout import teach_guards
-from smelt.ir.backward import Backward, Deliver, Graph, Step, settled
+from smelt.ir.backward import Backward, Deliver, Graph, HookAt, Step, settled
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.backward_steps import (
@@ -34,6 +34,7 @@ from smelt.pipeline.backward_steps import (
     Run,
     carried,
     deliver_all,
+    find_hooks,
     read_slots,
     run_graph,
     run_module,
@@ -56,6 +57,10 @@ class Entry:
     backward: Backward
     steps: list[Run]
     numbers: tuple[int, ...] = ()  # sizes, for code that takes them
+    hooks: tuple[HookAt, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hooks = self.backward.hooks
 
 
 _all: "weakref.WeakSet[CompiledBackwards]" = weakref.WeakSet()
@@ -146,7 +151,7 @@ class CompiledBackwards:
         except RuntimeError as gone:  # freed, or changed since: the engine says so at the right moment
             raise Unreadable(str(gone)) from gone
         values += [None] * (entry.backward.slots - len(values))
-        run = Pass(engine, reading, values, entry.numbers)
+        run = Pass(engine, reading, values, entry.numbers, find_hooks(reading, entry.hooks))
         request.gradients = ()
         reading.tensors.clear()
         if entry.backward.runs_python:
