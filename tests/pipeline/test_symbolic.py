@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -74,7 +74,9 @@ def agrees(function: Callable[..., T], compiled: Callable[..., T], *inputs: T) -
         torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck)
+)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), st.permutations(SIZES))
 def test_random_programs_are_right_for_all_sizes(steps: list[str], sizes: list[tuple[int, int]]) -> None:
     smelt.reset()
@@ -146,3 +148,13 @@ def test_what_cannot_be_compiled_in_symbols_is_compiled_alone(monkeypatch: pytes
         for rows in (3, 4, 5):
             agrees(function, compiled, torch.randn(rows, 4, dtype=torch.float64, requires_grad=True))
     assert smelt.counters["sizes_refused"] == 1 and smelt.counters["sizes_compiled"] == 3
+
+
+def test_extents_that_are_equal_for_some_sizes_only() -> None:
+    """Halves of five rows and of six: what is as long as the other is not one element that is spread."""
+    smelt.reset()
+    function = program(["gelu", "halves"])
+    compiled = smelt.compile(function, dynamic=True)
+    for rows in (5, 6, 8, 9, 2, 3):
+        x = torch.randn(rows, 7, dtype=torch.float64, requires_grad=True)
+        agrees(function, compiled, x, x)

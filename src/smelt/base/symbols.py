@@ -313,8 +313,9 @@ class World:
             return False if easiest is not None and not holds(easiest, 0) else None
         if (low is not None and low > 0) or (high is not None and high < 0):
             return relation == "!="
-        if Fact("!=", difference) in self.facts or Fact("!=", -difference) in self.facts:
-            return relation == "!="
+        for told in ("==", "!="):
+            if Fact(told, difference) in self.facts or Fact(told, -difference) in self.facts:
+                return relation == told
         return None
 
     def decide(self, relation: str, left: Expression, right: Expression) -> bool:

@@ -71,8 +71,8 @@ def expand(layout: Layout, shape: Sequence[Size], implicit: bool = False) -> Lay
     added = len(shape) - len(layout.shape)
     sizes, strides = list(shape), [0] * len(shape)
     for dim, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True), start=added):
-        if known_equal(sizes[dim], -1) or known_equal(sizes[dim], size):
-            sizes[dim], strides[dim] = size, stride
+        if size != 1 or known_equal(sizes[dim], -1) or known_equal(sizes[dim], 1):
+            sizes[dim], strides[dim] = size, stride  # what is no single element has the size it is spread to
     return Layout(tuple(sizes), tuple(strides), layout.offset)
 
 
