@@ -25,6 +25,7 @@ _NEEDED = (
     "aoti_torch_empty_strided",
     "aoti_torch__reinterpret_tensor",
     "aoti_torch_delete_tensor_object",
+    "aoti_torch_new_tensor_handle",
 )
 _OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
 # The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
@@ -98,6 +99,7 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
     empty = function("aoti_torch_empty_strided", number, numbers, numbers, *[ctypes.c_int32] * 3, ctypes.POINTER(word))
     view = function("aoti_torch__reinterpret_tensor", word, number, numbers, numbers, number, ctypes.POINTER(word))
     drop = function("aoti_torch_delete_tensor_object", word)
+    copy = function("aoti_torch_new_tensor_handle", word, ctypes.POINTER(word))
     wrap = ctypes.PYFUNCTYPE(ctypes.py_object, word)(addresses["wrap"])
 
     def wrapped(handle: ctypes.c_void_p) -> Any:
@@ -106,10 +108,11 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
         return tensor
 
     for tensor in samples:
-        handle, found, viewed = word(id(tensor) + body), word(), word()
+        handle, found, copied, viewed = word(id(tensor) + body), word(), word(), word()
         if data_ptr(handle, ctypes.byref(found)) or (found.value or 0) != tensor.data_ptr():
             return False
-        if wrap(handle) is not tensor:
+        # A handle of its own: as some versions declare it, the function may take what is in it.
+        if copy(handle, ctypes.byref(copied)) or wrapped(copied) is not tensor:
             return False
         if tensor.numel():
             if view(handle, 1, (number * 1)(1), (number * 1)(1), 0, ctypes.byref(viewed)):
