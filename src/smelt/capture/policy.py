@@ -44,6 +44,7 @@ _TORCH_FILES: dict[str, Treatment] = {
     "nn/utils/clip_grad.py": Treatment.INLINE,
     "utils/_foreach_utils.py": Treatment.INLINE,
     "amp/grad_scaler.py": Treatment.INLINE,
+    "signal/windows/": Treatment.INLINE,
 }
 
 _STDLIB_INLINE = (
