@@ -44,6 +44,7 @@ def test_gradients_of_halves_meet_in_one_kernel() -> None:
 
 def test_sizes_that_vary_are_left_to_the_library() -> None:
     """Fusing such a join went on for ever."""
+    smelt.reset()
     compiled = smelt.compile(lambda x: x * 2 + _turned(x), dynamic=True)
     for length in (4, 7):
         x = torch.randn(2, length, 8)

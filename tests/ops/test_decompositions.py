@@ -341,7 +341,7 @@ def _spec(value: Any) -> Any:
 def _assert_close(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any], eager: list[Any]) -> None:
     """Every result within what `tests.ops_db.accuracy` allows."""
 
-    def run(change: Change, dtype: torch.dtype | None) -> list[Tensor | None]:
+    def run(change: Change, dtype: torch.dtype | None, tangents: bool = False) -> list[Tensor | None]:
         other_args, other_kwargs = changed((args, kwargs), change, dtype)
         return _listed(op(*other_args, **other_kwargs))
 

@@ -96,7 +96,10 @@ class Outcome:
     """What one call gave: outputs, the inputs after it, gradients of first and, if asked, of second order; or what it
     raised, and when."""
 
-    def __init__(self, call: Callable[..., Any], given: tuple[Any, ...], *, second: bool = False) -> None:
+    def __init__(
+        self, call: Callable[..., Any], given: tuple[Any, ...], *, second: bool = False, tangents: Change | None = None
+    ) -> None:
+        self.change_tangents = tangents or (lambda tensor: tensor)
         self.error: BaseException | None = None
         self.failed = ""
         self.outputs: list[torch.Tensor] = []
@@ -138,23 +141,23 @@ class Outcome:
         if not chosen or not wanted:
             return
         generator = torch.Generator().manual_seed(7)
-        tangents = [_tangent(out, generator).requires_grad_(second) for out in chosen]
+        tangents = [_tangent(out, generator, self.change_tangents).requires_grad_(second) for out in chosen]
         self.gradients = list(torch.autograd.grad(chosen, wanted, tangents, allow_unused=True, create_graph=second))
         firsts = [gradient for gradient in self.gradients if gradient is not None and gradient.requires_grad]
         if not second or not firsts:
             return
         self.failed = "second backward"
-        tangents_of_firsts = [_tangent(gradient, generator) for gradient in firsts]
+        tangents_of_firsts = [_tangent(gradient, generator, self.change_tangents) for gradient in firsts]
         wanted += tangents
         self.seconds = list(torch.autograd.grad(firsts, wanted, tangents_of_firsts, allow_unused=True))
 
 
-def _tangent(out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _tangent(out: torch.Tensor, generator: torch.Generator, change: Change) -> torch.Tensor:
     dtype = torch.complex128 if out.dtype.is_complex else torch.float64
     # Rounded to bfloat16, so that every dtype is given the same numbers.
     made = torch.randn(out.shape, generator=generator, dtype=torch.complex64 if out.dtype.is_complex else torch.float32)
     if not out.dtype.is_complex:
-        made = made.to(torch.bfloat16)
+        made = change(made.to(torch.bfloat16))
     # In the layout of what it belongs to: one that comes otherwise is laid out so, and libraries round by layout.
     return torch.empty_like(out, requires_grad=False).copy_(made.to(dtype))
 
@@ -191,8 +194,9 @@ def compare(
     if exact or not values or random:
         return Found([*found, *_tensors(mine, eager, values=values and not random, exact=exact, ulps=ulps)], fallbacks)
 
-    def run(change: Change, dtype: torch.dtype | None) -> list[torch.Tensor | None]:
-        return Outcome(call, changed((args, copy.copy(kwargs)), change, dtype), second=second).tensors
+    def run(change: Change, dtype: torch.dtype | None, tangents: bool = False) -> list[torch.Tensor | None]:
+        given = changed((args, copy.copy(kwargs)), change, dtype)
+        return Outcome(call, given, second=second, tangents=change if tangents else None).tensors
 
     double = any(tensor.dtype in _DOUBLE for tensor in (*tensors_in((args, kwargs)), *eager.outputs))
     true = None if double else run(lambda tensor: tensor, torch.float64)

@@ -145,10 +145,17 @@ def tanh(b: Builder, x: Value) -> Value:
     return b.copysign(b.select(b.fcmp("olt", size, _TANH_NEAR), near, far), x)
 
 
+_TANH_HALF = 0.55  # tanh is about a half, and so is its distance from one
+
+
 def tanh_wide(b: Builder, x: Value) -> Value:
-    """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m)."""
+    """For f64, by m = expm1(-2|x|), which does not cancel near zero: -m / (2 + m). Further out by its distance from
+    one, 2(1 + m) / (2 + m): slopes are made of that distance, and it is rounded but once."""
     limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
     small, held = _expm1_of_reduced(b, b.fmul(limited, -2.0))
     power = two_to(b, held)
     m = b.fma(power, small, b.fsub(power, 1.0))
-    return b.copysign(b.fdiv(m, b.fadd(m, 2.0)), x)
+    twice = b.fmul(b.fma(power, small, power), 2.0)
+    near = b.fcmp("olt", limited, _TANH_HALF)
+    quotient = b.fdiv(b.select(near, m, twice), b.fadd(m, 2.0))
+    return b.copysign(b.select(near, quotient, b.fsub(1.0, quotient)), x)

@@ -128,6 +128,7 @@ def convolution_backward(
         how = (bias_sizes, *steps, transposed, output_padding, groups, mask)
         made = aten.convolution_backward.default(*wide, *how) if wide[0] is not grad else NotImplemented
         return made if made is NotImplemented else tuple(one if one is None else one.to(x.dtype) for one in made)
+    wide = (wide[0].contiguous(), wide[1].contiguous(), wide[2].contiguous())
     if mask[1]:
         to_weight = _to_weight(*wide, steps, groups)
     if mask[0]:

@@ -15,6 +15,7 @@ import torch
 
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.specrules import describe
+from smelt.ir.specrules.layout import channels_last_stride
 from smelt.ir.tensorspec import TensorSpec
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
@@ -73,6 +74,8 @@ def _conformed(value: Any, spec: TensorSpec | None) -> Any:
         return value
     if spec.stride == contiguous_stride(spec.shape):
         return torch.ops.aten.clone.default(value, memory_format=torch.contiguous_format)
+    if len(spec.shape) == 4 and spec.stride == channels_last_stride(spec.shape):
+        return torch.ops.aten.clone.default(value, memory_format=torch.channels_last)
     return NotImplemented
 
 
