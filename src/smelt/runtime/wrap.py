@@ -59,7 +59,8 @@ def join(
     where an operator turns out to yield something else than was said of it.
     """
     if not plan.tangents:
-        return _Forward(forward, plan, eager).__call__
+        alone = _Forward(forward, plan, eager)
+        return _quick_forward(alone) if alone.is_simple else alone.__call__
     if backwards is None:
         raise ValueError("a plan with tangents needs a backward")
     state = _Differentiable(forward, backwards, plan, replay, eager, consuming, graphs)
@@ -75,6 +76,8 @@ class _Forward:
         self.eager = eager
         self.finish = _finisher(plan)
         self.in_place: bool = getattr(forward, "in_place", False)  # whether it writes to inputs itself
+        # Nothing to be done but to compute: see `_quick_forward`.
+        self.is_simple = self.finish is None and not (plan.copied or plan.written or plan.rebased or self.in_place)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -450,6 +453,31 @@ _is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Joined).apply
+
+
+def _quick_forward(state: _Forward) -> Flat:
+    """How a graph without gradients is called of which the outputs are all that comes out."""
+    compute, eager = state.forward, state.eager
+    in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
+    records, set_recording = torch.is_grad_enabled, torch._C._set_grad_enabled
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        if in_transform() or forward_ad._current_level >= 0 or in_autocast():
+            return state(*inputs)
+        recording = records()
+        if recording:
+            set_recording(False)
+        try:
+            return tuple(compute(*inputs))
+        except UnexpectedResult:
+            if eager is None:
+                raise
+        finally:
+            if recording:
+                set_recording(True)
+        return eager(*inputs)
+
+    return call
 
 
 def _quick(state: _Differentiable) -> Flat:
