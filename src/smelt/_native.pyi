@@ -269,6 +269,11 @@ def set_node_layout(
     pre_class: int,
     tensor_pre_class: int,
     post_class: int,
+    body: int,
+    record: int,
+    leaf_pre: int,
+    leaf_post: int,
+    leaf_post_class: int,
 ) -> None:
     """Say where nodes of autograd's graph keep what they are: byte offsets, the place of `release_variables` in the
     tables of their classes, and the tables of those hooks that hold a dict of Python functions."""
@@ -299,6 +304,9 @@ def read_graph(
 def node_hooks(address: int, /) -> tuple[list[tuple[str, Any, int]], int]:
     """The hooks of a node: (kind, dict of Python functions or None, which gradient it is for); and how many of its
     results retain their gradient."""
+
+def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
+    """The hooks of a leaf, in the same way: on its gradient, and on what was added up."""
 
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""

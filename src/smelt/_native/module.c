@@ -70,6 +70,7 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
     {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
+    {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},

@@ -20,6 +20,8 @@ static struct {
     Py_ssize_t inputs, input_size, options, shape, shape_kind;
     Py_ssize_t release;
     Word pre_class, tensor_pre_class, post_class; /* of hooks that hold a dict of Python functions */
+    Py_ssize_t body, record, leaf_pre, leaf_post; /* of a leaf: its tensor, what autograd knows of it, and there hooks */
+    Word leaf_post_class;
 } layout;
 
 typedef struct {
@@ -294,7 +296,7 @@ typedef struct {
     PyObject *special; /* the numbers of nodes that Python looks at itself */
 } Reading;
 
-static PyObject *name_variable, *name_backward_hooks, *name_accumulate_hooks, *name_unpack_hook, *name_data_ptr, *name_grad_dtype;
+static PyObject *name_variable, *name_unpack_hook, *name_data_ptr, *name_grad_dtype;
 
 static int
 is_exact(PyObject *value)
@@ -461,22 +463,30 @@ note_special(Reading *reading, Py_ssize_t number)
     return append_value(reading->special, PyLong_FromSsize_t(number), NULL);
 }
 
+/* What autograd knows of a leaf. */
+static const char *
+record_of(PyObject *leaf)
+{
+    return pointer_at(pointer_at((const char *)leaf, layout.body), layout.record);
+}
+
 static int
 read_leaf(Walk *walk, Reading *reading, PyObject *node, Py_ssize_t number)
 {
     PyObject *leaf = PyObject_GetAttr(node, name_variable);
-    PyObject *hooks = leaf == NULL ? NULL : PyObject_GetAttr(leaf, name_backward_hooks);
-    PyObject *later = hooks == NULL ? NULL : PyObject_GetAttr(leaf, name_accumulate_hooks);
-    PyObject *dtype = later == NULL ? NULL : PyObject_GetAttr(leaf, name_grad_dtype);
-    if (later != NULL && dtype == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    if (leaf == NULL) {
+        return -1;
+    }
+    PyObject *dtype = PyObject_GetAttr(leaf, name_grad_dtype);
+    if (dtype == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear(); /* a PyTorch in which it is that of the leaf */
         dtype = Py_NewRef(Py_None);
     }
+    const char *record = record_of(leaf);
+    int hooked = record == NULL || vector_bytes(record, layout.leaf_pre) || word_at(record, layout.leaf_post);
     int failed = append_value(reading->values, dtype, NULL) < 0 || put_tensor(walk, reading, leaf) < 0 ||
-                 ((hooks != Py_None || later != Py_None) && note_special(reading, number) < 0);
-    Py_XDECREF(leaf);
-    Py_XDECREF(hooks);
-    Py_XDECREF(later);
+                 (hooked && note_special(reading, number) < 0);
+    Py_DECREF(leaf);
     return failed ? -1 : 0;
 }
 
@@ -551,16 +561,11 @@ int
 nodes_init(void)
 {
     name_variable = PyUnicode_InternFromString("variable");
-    name_backward_hooks = PyUnicode_InternFromString("_backward_hooks");
-    name_accumulate_hooks = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
     name_unpack_hook = PyUnicode_InternFromString("unpack_hook");
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
     name_grad_dtype = PyUnicode_InternFromString("grad_dtype");
     name_next = PyUnicode_InternFromString("next_functions");
-    return name_variable && name_backward_hooks && name_accumulate_hooks && name_unpack_hook && name_data_ptr &&
-                   name_grad_dtype && name_next
-               ? 0
-               : -1;
+    return name_variable && name_unpack_hook && name_data_ptr && name_grad_dtype && name_next ? 0 : -1;
 }
 
 static int
@@ -571,7 +576,7 @@ add_hooks(PyObject *found, const char *node, Py_ssize_t place, Word known, const
         const char *hook = pointer_at(first, 8 * i);
         int is_known = word_at(hook, 0) == known;
         PyObject *functions = is_known ? (PyObject *)(uintptr_t)word_at(hook, 8) : Py_None;
-        Word index = is_known && place == layout.tensor_pre ? word_at(hook, 16) : 0;
+        Word index = is_known && known == layout.tensor_pre_class ? word_at(hook, 16) : 0;
         PyObject *entry = Py_BuildValue("(sOK)", kind, functions, (unsigned long long)index);
         if (entry == NULL || PyList_Append(found, entry) < 0) {
             Py_XDECREF(entry);
@@ -601,6 +606,31 @@ node_hooks(PyObject *Py_UNUSED(module), PyObject *address)
 }
 
 PyObject *
+leaf_hooks(PyObject *Py_UNUSED(module), PyObject *leaf)
+{
+    const char *record = record_of(leaf);
+    PyObject *found = PyList_New(0);
+    if (found == NULL || record == NULL) {
+        return found;
+    }
+    if (add_hooks(found, record, layout.leaf_pre, layout.tensor_pre_class, "tensor_pre_hook") < 0) {
+        Py_DECREF(found);
+        return NULL;
+    }
+    const char *later = pointer_at(record, layout.leaf_post);
+    if (later != NULL) {
+        int is_known = word_at(later, 0) == layout.leaf_post_class;
+        PyObject *functions = is_known ? (PyObject *)(uintptr_t)word_at(later, 8) : Py_None;
+        PyObject *entry = Py_BuildValue("(sOK)", "post_accumulate_grad_hook", functions, 0ULL);
+        if (append_value(found, entry, NULL) < 0) {
+            Py_DECREF(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+PyObject *
 release_nodes(PyObject *Py_UNUSED(module), PyObject *addresses)
 {
     if (!PyBytes_Check(addresses)) {
@@ -624,19 +654,22 @@ set_node_layout(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"python_base", "wrapped", "python_wrapped", "sequence", "edges", "edge_size", "edge_input",
                             "pre", "tensor_pre", "retained", "post", "inputs", "input_size", "options", "shape",
-                            "shape_kind", "release", "pre_class", "tensor_pre_class", "post_class", NULL};
+                            "shape_kind", "release", "pre_class", "tensor_pre_class", "post_class", "body", "record",
+                            "leaf_pre", "leaf_post", "leaf_post_class", NULL};
     PyObject *base;
-    unsigned long long pre, tensor_pre, post;
+    unsigned long long pre, tensor_pre, post, leaf_post;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!nnnnnnnnnnnnnnnnKKK", names, &PyType_Type, &base, &layout.wrapped, &layout.python_wrapped,
+            args, kwargs, "O!nnnnnnnnnnnnnnnnKKKnnnnK", names, &PyType_Type, &base, &layout.wrapped, &layout.python_wrapped,
             &layout.sequence, &layout.edges, &layout.edge_size, &layout.edge_input, &layout.pre, &layout.tensor_pre,
             &layout.retained, &layout.post, &layout.inputs, &layout.input_size, &layout.options, &layout.shape,
-            &layout.shape_kind, &layout.release, &pre, &tensor_pre, &post)) {
+            &layout.shape_kind, &layout.release, &pre, &tensor_pre, &post, &layout.body,
+            &layout.record, &layout.leaf_pre, &layout.leaf_post, &leaf_post)) {
         return NULL;
     }
     layout.pre_class = pre;
     layout.tensor_pre_class = tensor_pre;
     layout.post_class = post;
+    layout.leaf_post_class = leaf_post;
     layout.python_base = (PyTypeObject *)Py_NewRef(base);
     Py_RETURN_NONE;
 }

@@ -7,6 +7,7 @@
 PyObject *set_node_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *read_graph(PyObject *module, PyObject *args);
 int nodes_init(void); /* 0, or -1 with an exception */
+PyObject *leaf_hooks(PyObject *module, PyObject *leaf);
 PyObject *node_hooks(PyObject *module, PyObject *address);
 PyObject *release_nodes(PyObject *module, PyObject *addresses);
 

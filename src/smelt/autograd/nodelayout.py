@@ -49,6 +49,11 @@ class NodeLayout:
     pre_class: int
     tensor_pre_class: int
     post_class: int
+    body: int  # of a leaf: from Python's object to the tensor, from that to what autograd knows of it, and there the
+    record: int  # hooks on its gradient and those on what was added up
+    leaf_pre: int
+    leaf_post: int
+    leaf_post_class: int
 
 
 @functools.cache
@@ -104,7 +109,68 @@ def _find(leaf: torch.Tensor) -> NodeLayout:
         pre_class=hooks["pre"][1],
         tensor_pre_class=hooks["tensor_pre"][1],
         post_class=hooks["post"][1],
+        **_find_leaf(),
     )
+
+
+def _find_leaf() -> dict[str, int]:
+    """Where the hooks of a leaf are, which its node asks it for."""
+    plain, hooked, later, both = (torch.ones(3, requires_grad=True) for _ in range(4))
+    for leaf in (hooked, both):
+        leaf.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]
+    for leaf in (later, both):
+        leaf.register_post_accumulate_grad_hook(lambda leaf: None)  # type: ignore[no-untyped-call]
+    samples = (plain, hooked, later, both)
+    body = _only(
+        (place for place in range(2, 5) if all(_words(id(t), 5)[place] == t._cdata for t in samples)), "tensors"
+    )
+    pre = [t._backward_hooks for t in (hooked, both)]
+    post = [t._post_accumulate_grad_hooks for t in (later, both)]
+    found = set()
+    for record in range(2, 6):  # a pointer to a record of some 140 bytes; of those beside it one is to fewer, or none
+        records = [_words(t._cdata, 8)[record] for t in samples]
+        if not all(address > 4096 and address % _WORD == 0 for address in records):
+            continue
+        rows = [_words(address, 16) for address in records]
+        for place in range(15):
+            if not _holds_hooks(rows, place, pre):
+                continue
+            for last in range(16):
+                classes = _classes_of_later(rows, last, post)
+                if classes is not None:
+                    found.add((record * _WORD, place * _WORD, last * _WORD, classes))
+    record, place, last, cls = _only(found, "hooks of leaves")
+    return {
+        "body": body * _WORD,
+        "record": record,
+        "leaf_pre": place,
+        "leaf_post": last,
+        "leaf_post_class": cls,
+    }
+
+
+def _holds_hooks(rows: list[list[int]], place: int, dicts: list[Any]) -> bool:
+    """Whether a vector is empty in the first and third record, and holds these dicts in the others."""
+    if any(rows[number][place] or rows[number][place + 1] for number in (0, 2)):
+        return False
+    for number, functions in zip((1, 3), dicts, strict=True):
+        first, end = rows[number][place : place + 2]
+        if first < 4096 or first % _WORD or end - first != _WORD or _words(_words(first, 1)[0], 2)[1] != id(functions):
+            return False
+    return True
+
+
+def _classes_of_later(rows: list[list[int]], place: int, dicts: list[Any]) -> int | None:
+    """The class of what a pointer leads to, null in the first two records, that holds these dicts in the others."""
+    if rows[0][place] or rows[1][place]:
+        return None
+    addresses = [rows[number][place] for number in (2, 3)]
+    if any(address < 4096 or address % _WORD for address in addresses):
+        return None
+    held = [_words(address, 2) for address in addresses]
+    if [words[1] for words in held] != [id(functions) for functions in dicts] or held[0][0] != held[1][0]:
+        return None
+    return held[0][0]
 
 
 @functools.cache

@@ -88,8 +88,8 @@ def _read(roots: tuple[Any, ...]) -> Reading:
         node = nodes[number]
         kind = _kind(node)
         if kind is _LEAF:
-            leaf = node.variable
-            values.append((_functions_key(leaf._backward_hooks), _functions_key(leaf._post_accumulate_grad_hooks)))
+            hooks = _native.leaf_hooks(node.variable)
+            values.append(tuple((kind, functions is None, _functions_key(functions)) for kind, functions, _ in hooks))
         elif kind is _PYTHON:
             part = joined_of(node)
             if part is not None:

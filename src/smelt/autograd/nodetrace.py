@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from smelt import _native
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, saved_tensors
 from smelt.autograd.ready import Ready
@@ -319,13 +320,14 @@ class _Tracer:
     def _hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
         found, retained = self.reading.hooks(number)
         if type(self.nodes[number]) is ACCUMULATE:
-            leaf = self.nodes[number].variable
-            found = [("tensor_pre_hook", leaf._backward_hooks, 0), *found] if leaf._backward_hooks else found
+            found = [*_native.leaf_hooks(self.nodes[number].variable), *found]
         return found, retained
 
     def _is_watched(self, number: int) -> bool:
-        """Whether a leaf's own node has hooks: as C++ code puts there that reduces gradients over processes."""
-        return bool(self.reading.hooks(number)[0])
+        """Whether a leaf's own node has hooks, as C++ code puts there that reduces gradients over processes, or the
+        leaf has some that Python cannot see."""
+        unseen = any(functions is None for _, functions, _ in self._hooks(number)[0])
+        return unseen or bool(self.reading.hooks(number)[0])
 
     def _with_tensor_hooks(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
         found, retained = self._hooks(number)

@@ -32,11 +32,12 @@ def _lies_alike(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 
 def _obeys(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
-    """PyTorch's rule: the leaf's own strides if it is dense, else row-major; extents of one may have any."""
+    """PyTorch's rule: the leaf's own strides if it is dense, else row-major; extents of one may have any but zero."""
     if leaf.numel() and not is_dense(leaf.shape, leaf.stride()):
         return gradient.is_contiguous()
     return all(
-        size == 1 or have == want for size, have, want in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True)
+        have == want or (size == 1 and have != 0)
+        for size, have, want in zip(leaf.shape, gradient.stride(), leaf.stride(), strict=True)
     )
 
 
