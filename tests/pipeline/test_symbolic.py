@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,10 @@ def agrees(function: Callable[..., T], compiled: Callable[..., T], *inputs: T) -
 
 
 @settings(
-    max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck)
+    max_examples=12,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), st.permutations(SIZES))
 def test_random_programs_are_right_for_all_sizes(steps: list[str], sizes: list[tuple[int, int]]) -> None:
@@ -158,3 +162,21 @@ def test_extents_that_are_equal_for_some_sizes_only() -> None:
     for rows in (5, 6, 8, 9, 2, 3):
         x = torch.randn(rows, 7, dtype=torch.float64, requires_grad=True)
         agrees(function, compiled, x, x)
+
+
+def test_bound_sizes_are_kept_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+
+    def function(x: T) -> T:
+        return (x.sin() / x.shape[0]).softmax(1) + x.mean(0)
+
+    for turn in range(2):
+        smelt.reset()
+        compiled = smelt.compile(function, dynamic=True)
+        for rows in (5, 9, 40):
+            agrees(function, compiled, torch.randn(rows, 3, dtype=torch.float64, requires_grad=True))
+        assert smelt.counters["sizes_traced"] == (1 if turn == 0 else 0)
+        assert smelt.counters["cache_hits"] == (0 if turn == 0 else 6) and smelt.counters["cache_unstorable"] == 0
+        if turn:
+            assert smelt.counters["kernels_built"] == 0
