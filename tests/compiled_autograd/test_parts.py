@@ -1,0 +1,110 @@
+"""The parts by themselves: where nodes keep things, what kinds of nodes hold, the engine's queue, graphs of any size."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from smelt import _native
+from smelt.autograd import nodekinds
+from smelt.autograd.generalize import generalize, split_numbers, with_numbers
+from smelt.autograd.nodekinds import kind_of
+from smelt.autograd.nodelayout import NodeLayout, find_layout, why_not_read_nodes
+from smelt.autograd.noderead import is_number, read
+from smelt.autograd.nodetrace import trace
+from smelt.autograd.ready import Ready
+from smelt.ir.backward import Backward, Graph
+
+
+def test_the_layout_of_nodes_is_found_and_the_same_each_time() -> None:
+    found = find_layout()
+    assert isinstance(found, NodeLayout) and found == find_layout()
+
+
+def test_hooks_of_a_tensor_that_is_gone_are_seen() -> None:
+    assert why_not_read_nodes() is None
+    x = torch.randn(3, requires_grad=True)
+    hidden = x * 2
+    seen: list[Any] = []
+    hidden.register_hook(seen.append)
+    result = hidden.sin()
+    del hidden
+    reading = read((result.grad_fn,))
+    names = [node.name() for node in reading.nodes]
+    found, retained = reading.hooks(names.index("MulBackward0"))
+    assert retained == 0
+    assert [(kind, list(functions.values()), index) for kind, functions, index in found] == [
+        ("tensor_pre_hook", [seen.append], 0)
+    ]
+    assert reading.hooks(names.index("SinBackward0")) == ([], 0)
+
+
+def test_hooks_of_leaves_are_seen() -> None:
+    assert why_not_read_nodes() is None
+    leaf = torch.randn(3, requires_grad=True)
+    assert _native.leaf_hooks(leaf) == []
+    leaf.register_hook(print)
+    leaf.register_post_accumulate_grad_hook(print)
+    assert [(kind, list(functions.values())) for kind, functions, _ in _native.leaf_hooks(leaf)] == [
+        ("tensor_pre_hook", [print]),
+        ("post_accumulate_grad_hook", [print]),
+    ]
+
+
+def test_a_kind_that_hides_what_matters_is_left_whole() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    product = kind_of((x @ x.t()).grad_fn)
+    assert product.whole is None and "_saved_self" in product.tensors
+    joined = kind_of(torch.cat([x, x]).grad_fn)
+    assert joined.whole is None and joined.all_edges
+    strided = kind_of(x.as_strided((2, 2), (1, 2)).grad_fn)
+    assert strided.whole is not None and "self_geometry" in strided.whole
+
+
+def test_without_the_header_no_kind_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodekinds, "_header", lambda: "")
+    assert nodekinds._kind_of_class.__wrapped__(type((torch.ones(1, requires_grad=True) * 2).grad_fn)).whole is not None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        ((torch.ones(1, requires_grad=True) * 2.5).grad_fn._saved_other, True),  # type: ignore[union-attr]
+        ((torch.ones(1, requires_grad=True) * 2).grad_fn._saved_other, True),  # type: ignore[union-attr]
+        (torch.tensor(2.5), False),
+        (torch.tensor(2.5, dtype=torch.float64), False),
+        (torch.tensor(2), False),
+    ],
+)
+def test_numbers_are_told_from_tensors(tensor: torch.Tensor, expected: bool) -> None:
+    assert is_number(tensor) is expected
+
+
+def test_the_queue_takes_the_latest_first() -> None:
+    queue = Ready()
+    for node, number in enumerate([5, 3, 9, 1, 7]):
+        queue.push(node, number)
+    assert [queue.pop() for _ in range(5)] == [2, 4, 0, 1, 3] and not queue
+
+
+def captured(size: int) -> tuple[Backward, tuple[int, ...]]:
+    assert why_not_read_nodes() is None
+    x = torch.randn(size, 3, requires_grad=True)
+    loss = x.mean()
+    reading = read((loss.grad_fn,))
+    backward = trace(reading, ((0, 0),), (torch.ones(()),), None, None, {})
+    return backward, split_numbers(reading.key)[1]
+
+
+def test_two_sizes_become_a_graph_for_any() -> None:
+    (one, its), (other, others) = captured(10), captured(20)
+    general = generalize(one, its, other, others)
+    assert general is not None
+    third, numbers = captured(7)
+    values = general.values(numbers)
+    assert values is not None and general.becomes(third, values)
+    assert not general.becomes(third, [each + 1 for each in values])
+    (step,) = [step for step in with_numbers(general).steps if isinstance(step, Graph)]
+    module = step.traced.to_module()
+    gradient = torch.full((), 42.0)
+    assert torch.equal(module(gradient, *values)[0], gradient.expand(7, 3) / 21)
