@@ -128,3 +128,17 @@ def test_no_kernel_reaches_through_a_library_call() -> None:
 
     program: Program = assert_same(through, torch.randn(4, 4), torch.randn(4, 4))
     assert len(program.steps) == 3
+
+
+def test_statistics_in_double_store_nothing_in_double() -> None:
+    """Moments over images are read in several kernels; each converts what is in memory anyhow."""
+
+    def moments(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(x + w)
+        wide = y.double()
+        centered = wide - wide.mean([0, 2, 3], True)
+        return y, (centered * centered).mean([0, 2, 3], True)
+
+    program = assert_same(moments, torch.randn(4, 3, 5, 5), torch.randn(3, 1, 1))
+    wide = [buffer for buffer in program.buffers if buffer.spec.dtype is torch.float64]
+    assert wide and all(buffer.spec.numel == 3 for buffer in wide)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.ops.decompose import products
+from smelt.ops.decompose import convolutions, products
 from smelt.ops.decompositions import DECOMPOSITIONS
 
 aten = torch.ops.aten
@@ -22,8 +22,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that is bad at everything but float32 products."""
     narrow = (torch.bfloat16, torch.float16)
     monkeypatch.setattr(products, "slow_products", lambda dtype: dtype in narrow)
-    monkeypatch.setattr(products, "slow_convolutions", lambda dtype: dtype in narrow)
-    monkeypatch.setattr(products, "slow_convolution_gradients", lambda: True)
+    monkeypatch.setattr(convolutions, "slow_narrow_convolutions", lambda dtype: dtype in narrow)
+    monkeypatch.setattr(convolutions, "slow_convolutions", lambda: True)
+    monkeypatch.setattr(convolutions, "_OUTPUTS", 4)
 
 
 def _products(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
@@ -72,8 +73,9 @@ def test_narrow_products_round_once(dtype: torch.dtype) -> None:
 
 
 def test_wide_products_are_left_whole() -> None:
+    whole = (aten.mm.default, aten.bmm.default, ATTENTION.default, ATTENTION_BACKWARD.default)
     for op, args, kwargs in _products(torch.float32):
-        if op not in (aten.addmm.default, aten.baddbmm.default):
+        if op in whole:
             assert DECOMPOSITIONS[op](*args, **kwargs) is NotImplemented, op
 
 
@@ -102,6 +104,22 @@ def _gradients_of(case: tuple[Any, ...], dtype: torch.dtype, mask: list[bool]) -
     steps = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
     grad = torch.randn(aten.convolution.default(x, weight, None, *steps).shape).to(dtype)
     return (grad, x, weight, [outputs], *steps, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
+def test_convolutions(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    _, x, weight, _, *steps = _gradients_of(case, dtype, [True, True, True])[:-1]
+    last = weight.contiguous(memory_format=torch.channels_last)
+    for kernel, bias in ((weight, None), (weight, torch.randn(weight.shape[0]).to(dtype)), (last, None)):
+        args = (x, kernel, bias, *steps)
+        made = DECOMPOSITIONS[aten.convolution.default](*args)
+        if made is NotImplemented:
+            # Groups of several channels, large kernels and results that are channels-last are left whole.
+            assert kernel is last or (dtype is torch.float32 and (case[-1] in (2, 6) or case[4] == (7, 7)))
+            continue
+        _agree(made, aten.convolution.default(*args), aten.convolution.default(*map(_double, args)), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -41,7 +41,7 @@ def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[i
 
 def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
     """Whether a value is so cheap that every reader computes it anew: made from nothing, or read by many and made from
-    one tensor in memory, give or take a small one spread over it (a bias)."""
+    one tensor that is in memory anyhow, give or take a small one spread over it (a bias)."""
     if value.kind is not Kind.POINTWISE or value.needed:
         return False
     if not value.readings:
@@ -49,7 +49,7 @@ def _is_inlined(groups: Groups, value: Value, fuel: Fuel) -> bool:
     if value.cost > 1 or len(set(value.users)) == 1:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
-    in_memory = all(source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
+    in_memory = all(source.needed or source.kind in (Kind.LEAF, Kind.LIBRARY) for source in sources)
     big = [source for source in sources if typical(source.numel) * _SMALL > typical(value.numel)]
     return in_memory and len(big) <= 1 and fuel.take(value)
 

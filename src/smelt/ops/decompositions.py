@@ -12,6 +12,7 @@ from typing import Any
 
 from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
+    convolutions,
     foreach,
     losses,
     norms,

@@ -1,0 +1,203 @@
+"""Convolutions and their gradients as matrix products and sums, where the library has no good code for them.
+
+    convolution(x, w)             → w as a matrix · the windows of x, a copy of what each element of the kernel meets
+    convolution_backward(g, x, w) → g · windows for the kernel, w · g added up window by window for the image
+    each channel by itself        → a product for each element of the kernel, added up point by point
+
+The last is so few operations that it fuses with what stands round it. `smelt.device.library` says where which holds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import product
+from smelt.device.library import slow_convolutions, slow_narrow_convolutions
+from smelt.ops.decompose.products import on_host, widened
+from smelt.ops.decompose.table import decomposes, widen
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Steps = tuple[Sequence[int], Sequence[int], Sequence[int]]  # stride, padding, dilation
+
+_TAPS = 25  # elements of a kernel that are gone through one by one
+_ROOM = 64 << 20  # bytes the windows of a convolution may take
+_OUTPUTS = 16  # results for each window that make copying it worth while
+
+
+@decomposes(aten.convolution.default)
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    if not on_host(x):
+        return NotImplemented
+    steps = (stride, padding, dilation)
+    result = NotImplemented
+    if slow_convolutions() and x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps):
+        result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
+    if result is not NotImplemented:
+        if bias is not None:
+            result = result + aten.view.default(widen(bias), [bias.shape[0], 1, 1])
+        return result.to(x.dtype)
+    if not slow_narrow_convolutions(x.dtype):
+        return NotImplemented
+    how = (*steps, transposed, output_padding, groups)
+    return widened(aten.convolution.default, x, weight, bias, *how).to(x.dtype)
+
+
+@decomposes(aten.convolution_backward.default)
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> Any:
+    if not on_host(x) or not (slow_convolutions() or slow_narrow_convolutions(x.dtype)):
+        return NotImplemented
+    wide = (widen(grad), widen(x), widen(weight))
+    steps = (stride, padding, dilation)
+    to_x = to_weight = None
+    if transposed or x.dim() != 4 or not slow_convolutions() or any(len(step) != 2 for step in steps):
+        how = (bias_sizes, *steps, transposed, output_padding, groups, mask)
+        made = aten.convolution_backward.default(*wide, *how) if wide[0] is not grad else NotImplemented
+        return made if made is NotImplemented else tuple(one if one is None else one.to(x.dtype) for one in made)
+    wide = (wide[0].contiguous(), wide[1].contiguous(), wide[2].contiguous())
+    if mask[1]:
+        to_weight = _to_weight(*wide, steps, groups)
+    if mask[0]:
+        to_x = _to_image(*wide, steps, groups)
+        if to_x is NotImplemented and mask[1] and to_weight is not NotImplemented:
+            how = (bias_sizes, *steps, transposed, output_padding, groups, [True, False, False])
+            to_x = aten.convolution_backward.default(*wide, *how)[0]
+    if to_x is NotImplemented or to_weight is NotImplemented:
+        return NotImplemented
+    to_bias = torch.sum(wide[0], [0, 2, 3]) if mask[2] else None
+    return tuple(None if one is None else one.to(x.dtype) for one in (to_x, to_weight, to_bias))
+
+
+def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:
+    above, before = padding
+    if not above and not before:
+        return x
+    wider: Tensor = aten.constant_pad_nd.default(x, [before, before, above, above], 0.0)
+    return wider
+
+
+def _windows(x: Tensor, size: Sequence[int], kernel: Sequence[int], steps: Steps) -> Tensor:
+    """What each element of the kernel meets: [channels, kernel height, width, images, height, width], a view."""
+    (down, right), padding, (low, wide) = steps
+    x = _padded(x, padding)
+    image, channel, row, column = x.stride()
+    shape = [x.shape[1], *kernel, x.shape[0], *size]
+    strides = [channel, row * low, column * wide, image, row * down, column * right]
+    found: Tensor = aten.as_strided.default(x, shape, strides)
+    return found
+
+
+def _met(x: Tensor, size: Sequence[int], kernel: Sequence[int], steps: Steps) -> list[Tensor]:
+    """For each element of the kernel the points that it meets, a view of the padded image each."""
+    stride, padding, dilation = steps
+    x = _padded(x, padding)
+    found = []
+    for place in range(product(kernel)):
+        view = x
+        for dim, index in enumerate((place // kernel[1], place % kernel[1])):
+            first = index * dilation[dim]
+            view = aten.slice.Tensor(view, 2 + dim, first, first + (size[dim] - 1) * stride[dim] + 1, stride[dim])
+        found.append(view)
+    return found
+
+
+def _convolved(x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
+    outputs, each, *kernel = weight.shape
+    images, channels, *extent = x.shape
+    size = [
+        (extent[dim] + 2 * steps[1][dim] - steps[2][dim] * (kernel[dim] - 1) - 1) // steps[0][dim] + 1 for dim in (0, 1)
+    ]
+    if groups == channels == outputs and product(kernel) <= _TAPS:
+        return _convolved_by_channel(x, weight, size, steps)
+    elements, points = each * product(kernel), images * product(size)
+    if groups != 1 or outputs < _OUTPUTS or elements * points * x.dtype.itemsize > _ROOM:
+        return NotImplemented
+    columns = _matrix(_windows(x, size, kernel, steps), [elements, points])
+    found = aten.mm.default(aten.view.default(weight, [outputs, elements]), columns)
+    return aten.permute.default(aten.view.default(found, [outputs, images, *size]), [1, 0, 2, 3])
+
+
+def _convolved_by_channel(x: Tensor, weight: Tensor, size: Sequence[int], steps: Steps) -> Tensor:
+    channels, _, *kernel = weight.shape
+    factors = aten.view.default(weight, [channels, product(kernel)])
+    total: Tensor | None = None
+    for place, points in enumerate(_met(x, size, kernel, steps)):
+        term = points * aten.view.default(aten.select.int(factors, 1, place), [channels, 1, 1])
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def _to_weight(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
+    outputs, each, *kernel = weight.shape
+    images, _, *size = grad.shape
+    if groups == x.shape[1] == outputs:
+        if product(kernel) > _TAPS:
+            return NotImplemented
+        sums = [torch.sum(grad * points, [0, 2, 3]) for points in _met(x, size, kernel, steps)]
+        return aten.view.default(torch.stack(sums, 1), list(weight.shape))
+    elements, points = each * product(kernel), images * product(size)
+    if groups != 1 or elements * points * x.dtype.itemsize > _ROOM:
+        return NotImplemented
+    columns = _matrix(_windows(x, size, kernel, steps), [elements, points])
+    across = _matrix(aten.permute.default(grad, [1, 0, 2, 3]), [outputs, points])
+    found = aten.mm.default(across, aten.permute.default(columns, [1, 0]))
+    return aten.view.default(found, list(weight.shape))
+
+
+def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int) -> Any:
+    outputs, each, *kernel = weight.shape
+    stride, padding, dilation = steps
+    images, channels, *size = x.shape
+    if groups == channels == outputs:
+        return _to_image_by_channel(grad, x, weight, steps)
+    points, elements = product(grad.shape[2:]), each * product(kernel)
+    if groups != 1 or images * points * elements * grad.dtype.itemsize > _ROOM:
+        return NotImplemented
+    across = _matrix(aten.permute.default(grad, [1, 0, 2, 3]), [outputs, images * points])
+    rows = aten.permute.default(aten.view.default(weight, [outputs, elements]), [1, 0])
+    columns = aten.view.default(aten.mm.default(rows, across), [elements, images, points])
+    columns = aten.clone.default(aten.permute.default(columns, [1, 0, 2]), memory_format=torch.contiguous_format)
+    if list(kernel) == [1, 1] and not any(padding) and set(stride) == {1}:
+        return aten.view.default(columns, list(x.shape))
+    return aten.col2im.default(columns, size, kernel, list(dilation), list(padding), list(stride))
+
+
+def _to_image_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps) -> Any:
+    """A convolution with the kernel turned round, where every point was visited."""
+    stride, padding, dilation = steps
+    kernel = weight.shape[2:]
+    around = [step * (size - 1) - pad for step, size, pad in zip(dilation, kernel, padding, strict=True)]
+    if set(stride) != {1} or min(around) < 0 or product(kernel) > _TAPS:
+        return NotImplemented
+    turned = aten.flip.default(weight, [2, 3])
+    return _convolved_by_channel(grad, turned, x.shape[2:], (stride, around, dilation))
+
+
+def _matrix(value: Tensor, shape: list[Any]) -> Tensor:
+    dense = aten.clone.default(value, memory_format=torch.contiguous_format)
+    found: Tensor = aten.view.default(dense, shape)
+    return found
