@@ -7,7 +7,7 @@ class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, overload
 
@@ -86,8 +86,9 @@ class Compiling:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         options = settings.get("options")
-        plain = {name: value for name, value in settings.items() if name != "options" and value is not None}
-        self._key = frozenset(plain.items()), repr(sorted(options.items())) if options else ""
+        plain = ((name, value) for name, value in settings.items() if name != "options" and value is not None)
+        known = frozenset((name, value if isinstance(value, Hashable) else id(value)) for name, value in plain)
+        self._key = known, repr(sorted(options.items())) if options else ""
 
     def __call__(self, decorated: Callable[..., Any]) -> Any:
         return compile(decorated, **self.settings)

@@ -340,3 +340,19 @@ def test_nodes_in_another_order_are_another_backward() -> None:
         with enable("eager"):
             total.backward()
         assert log[:2] == log[2:]
+
+
+def test_a_backend_that_cannot_be_hashed_can_still_be_given() -> None:
+    class Backend:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, module: torch.fx.GraphModule, examples: object) -> torch.fx.GraphModule:
+            return module
+
+    x = torch.randn(3, requires_grad=True)
+    compiler = smelt.compile(backend=Backend())
+    for _ in range(2):
+        with enable(compiler):
+            (x * 2).sum().backward()
+    assert captures() == 1
+    assert torch.equal(smelt.compile(torch.sin, backend=Backend())(x), x.sin())

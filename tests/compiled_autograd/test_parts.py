@@ -1,4 +1,4 @@
-"""The parts by themselves: where nodes keep things, what kinds of nodes hold, the engine's queue, graphs of any size."""
+"""The parts by themselves: where nodes keep things, what kinds of nodes hold, the queue, graphs of any size."""
 
 from typing import Any
 
