@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from smelt.ir.interpret import run_program
-from smelt.ir.kernel import Accumulate, Role
+from smelt.ir.kernel import Accumulate, Compute, Role
 from smelt.ir.program import Library, Program
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
@@ -106,9 +106,36 @@ def test_sum_of_everything() -> None:
     assert len(program.steps) == 1 and program.kernels[0].row_count > 1
 
 
-def test_a_long_row_keeps_nothing_aside() -> None:
-    program = assert_same(lambda x: torch.softmax(x, -1) * 1, torch.randn(2, 40000, dtype=torch.float64))
+def exponentials(program: Program) -> int:
+    return sum(isinstance(i, Compute) and i.op == "exp" for kernel in program.kernels for i in kernel.instructions())
+
+
+def by_hand(x: torch.Tensor) -> torch.Tensor:
+    grown = torch.exp(x - x.amax(-1, keepdim=True))
+    return grown / grown.sum(-1, keepdim=True)
+
+
+def test_a_long_row_is_kept_aside_in_the_output() -> None:
+    program = assert_same(by_hand, torch.randn(2, 40000, dtype=torch.float64))
     assert all(buffer.role is not Role.SCRATCH for kernel in program.kernels for buffer in kernel.buffers)
+    assert exponentials(program) == 1
+    narrow = assert_same(lambda x: by_hand(x).bfloat16(), torch.randn(2, 40000))
+    assert exponentials(narrow) == 2  # there is no room for f32 in an output of bf16
+
+
+def test_a_long_row_kept_aside_does_not_write_over_what_is_read_again() -> None:
+    """The row dies here and the output could have its memory, but for the pass that reads both."""
+
+    def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        return by_hand(y) * y
+
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = by_hand(x)
+        return y * 2, y + x
+
+    assert exponentials(assert_same(scaled, torch.randn(3, 4), torch.randn(4, 30000))) == 1
+    assert exponentials(assert_same(two, torch.randn(3, 30000))) == 1
 
 
 def test_equal_kernels_are_one() -> None:

@@ -4,10 +4,11 @@
     kept:   e, in scratch            recomputed: nothing; x is loaded again
 
 An expression is computed in each pass that needs it, unless it was computed in an earlier one and costs more than a few
-operations: then that pass puts it aside, in scratch or in the output it is stored to anyway; the later one loads it.
+operations: then that pass puts it aside, in scratch or in the output it is stored to anyway; the later one loads it. A
+row too long for scratch is put aside in an output that only the last pass writes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -52,12 +53,14 @@ class _Orderer:
         self.aside: dict[Expr, int] = {}
         self.stored: dict[Expr, Effect] = {}
         self.scratch: list[torch.dtype] = []
+        self.lent: dict[Expr, Effect] = {}  # put aside in an output, until what belongs there is written
         self.room = limits.scratch_bytes
+        self.last = 0
 
     def run(self) -> Ordered:
         reductions = self._reductions()
         effects = self.pulled.effects
-        last = max([0, *(expr.ready for expr in reductions), *(effect.expr.ready for effect in effects)])
+        last = self.last = max([0, *(expr.ready for expr in reductions), *(effect.expr.ready for effect in effects)])
         for number in range(last + 1):
             self.loops[number], self.rows[number] = [], []
         for number in range(last + 1):
@@ -125,29 +128,44 @@ class _Orderer:
         """Whether to load what pass `earlier` computed; puts it aside there if it is not yet."""
         if expr.op in ("load", "position", "const"):
             return False
-        if expr in self.aside or expr in self.stored:
+        if expr in self.aside or expr in self.stored or expr in self.lent:
             return True
         if self._again(expr) <= self.limits.keep_above or self._stands_on_one(expr):
             return False
         size = self.pulled.space.cols * expr.dtype.itemsize
         if size > self.room:
-            return False
+            return self._lend(expr, earlier)
         self.room -= size
         self.aside[expr] = len(self.scratch)
-        lines = self.loops[earlier]
-        at = next(i for i, line in enumerate(lines) if line.expr is expr and line.effect is None)
-        lines.insert(at + 1, Line(expr, scratch=len(self.scratch)))
+        self._insert(Line(expr, scratch=len(self.scratch)), earlier)
         self.scratch.append(expr.dtype)
         return True
 
+    def _insert(self, line: Line, earlier: int) -> None:
+        """Put `line` behind the computation of its expression in pass `earlier`."""
+        lines = self.loops[earlier]
+        at = next(i for i, each in enumerate(lines) if each.expr is line.expr and each.effect is None)
+        lines.insert(at + 1, line)
+
+    def _lend(self, expr: Expr, earlier: int) -> bool:
+        """Whether there is an output of the same kind that is free until the last pass; it then holds `expr`."""
+        for effect in self.pulled.effects:
+            free = effect.looped and effect.fold is None and effect not in self.lent.values()
+            own = all(step or size == 1 for step, size in zip(effect.place[1:], self.pulled.space.sizes, strict=True))
+            if free and own and effect.expr.ready == self.last and effect.value.spec.dtype is expr.dtype:
+                self.lent[expr] = effect
+                self._insert(Line(expr, replace(effect, expr=expr)), earlier)
+                return True
+        return False
+
     def _reloading(self, expr: Expr) -> Line:
-        if expr in self.stored:
-            return Line(expr, reload=True, from_output=self.stored[expr])
+        if expr in self.stored or expr in self.lent:
+            return Line(expr, reload=True, from_output=self.stored.get(expr) or self.lent[expr])
         return Line(expr, reload=True, scratch=self.aside[expr])
 
     def _again(self, expr: Expr, limit: int = 64) -> int:
         """What computing an expression once more would cost, given what is kept."""
-        if not expr.varies or expr in self.aside or expr in self.stored or limit <= 0:
+        if not expr.varies or expr in self.aside or expr in self.stored or expr in self.lent or limit <= 0:
             return 1
         cost = expr.cost
         for arg in expr.args:
