@@ -15,15 +15,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 VERSION = sys.version_info[:2]
 CALLABLE_FIRST = VERSION >= (3, 13)
 """Where CALL finds its callable: `[callable, self or NULL, …]` from 3.13, `[NULL, callable, …]` before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One step. `offset` is where CPython would have to start to execute it, prefixes included."""
 
     name: str

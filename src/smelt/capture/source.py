@@ -84,5 +84,5 @@ class Source:
 def _identity(parts: tuple[Any, ...]) -> Any:
     """A dict key for an accessor or check: objects by identity, so that `1`, `1.0` and `True` stay apart."""
     return tuple(
-        part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts
+        [part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts]
     )
