@@ -3,7 +3,7 @@
 import pytest
 
 import smelt
-from examples import edit_graph, explain_breaks, second_derivatives
+from examples import edit_graph, explain_breaks, second_derivatives, train_step
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +36,12 @@ def test_second_derivatives_prints_each_training_twice(capsys: pytest.CaptureFix
     assert [line.split(":")[0] for line in lines[::2]] == list(second_derivatives.TRAININGS)
     for line in lines[1::2]:
         assert float(line.split(": ")[1]) < 1e-6
+
+
+def test_train_step_compiles_one_graph_for_all_but_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    train_step.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "compiled 2 times; breaks: 0" in lines
+    for line in lines[1:11]:
+        _, plain, ours = line.split()
+        assert abs(float(plain) - float(ours)) < 1e-4

@@ -41,6 +41,8 @@ def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
         raise Unsupported("B011", f"assigning {describe(gradient)} as a gradient")
     interp.touch(slots)
     slots.items["grad"] = gradient
+    if not isinstance(gradient, Tensor) and not interp.tape.computes:
+        slots.cleared = True
 
 
 def _slots(interp: Interpreter, value: Tensor) -> Slots:

@@ -219,8 +219,8 @@ class Outside:
             undo.append(lambda: self.written.pop(id(value), None))
 
     def differs(self) -> bool:
-        """Whether the world is by now another than the real objects show."""
-        return any(map(_changed, self.written.values()))
+        """Whether the world is by now another than the real objects show, but for gradients."""
+        return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
 
     def tell_apart(self) -> None:
         """What was written must be the same object as, or another than, each thing of its kind that was read."""
@@ -530,6 +530,10 @@ def _changed(value: Any) -> bool:
         return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))
     first: tuple[Any, ...] = value.original
     return len(first) != len(value.unseen) or not all(map(_as_real, first, value.unseen))
+
+
+def _holds_gradient(value: Any) -> bool:
+    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor)
 
 
 def _as_real(before: Any, after: Any) -> bool:

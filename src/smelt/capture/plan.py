@@ -51,11 +51,15 @@ class Computation:
     entry: Ambient
     final: Ambient | None
     writes: bool
+    given_up: tuple[Any, ...] = ()
+    """Leaves whose gradients are dropped before the graph runs."""
 
     def outputs(self, collected: tuple[Any, ...]) -> Any:
         """Run the graph on the collected inputs."""
         if self.run is None:
             return ()
+        for leaf in self.given_up:
+            leaf.grad = None
         try:
             return self.run(*[collected[number] for number in self.arguments])
         except Exception as error:

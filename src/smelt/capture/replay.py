@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.capture.outside import keys_check, same_keys, unchanged
 from smelt.capture.rebuild import Rebuilder
-from smelt.capture.values import Cell, Deque, Mapping, Sequence, Set, Slots, Value
+from smelt.capture.values import Cell, Deque, Mapping, Pending, Sequence, Set, Slots, Value
 
 
 def replay(build: Rebuilder, written: Iterable[Value]) -> None:
@@ -20,6 +20,18 @@ def replay(build: Rebuilder, written: Iterable[Value]) -> None:
     with build.replaying():
         for value in written:
             _WRITERS[type(value)](build, value)
+
+
+def given_up(written: Iterable[Value]) -> list[Any]:
+    """Leaves whose gradients the program dropped before it computed anything, and whose values nobody asked for: their
+    memory is free while the graph runs, as it is in eager. Should the graph fail and Python take over, it finds them
+    as the program had made them by then."""
+    found = []
+    for value in written:
+        first = value.original.get("grad") if isinstance(value, Slots) and value.cleared and value.original else None
+        if isinstance(first, Pending) and value.items["grad"] is not first and not first.source.collected:  # type: ignore[attr-defined]
+            found.append(value.holder.value)  # type: ignore[attr-defined]
+    return found
 
 
 def _list(build: Rebuilder, value: Sequence | Deque) -> None:

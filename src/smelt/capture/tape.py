@@ -82,6 +82,11 @@ class Tape:
         self._before = (self.ambient, self._heeded)
 
     @property
+    def computes(self) -> bool:
+        """Whether anything is computed yet."""
+        return any(node.op != "placeholder" for node in self.graph.nodes)
+
+    @property
     def grew(self) -> bool:
         """Whether nodes were added since `begin`."""
         return bool(self._added)

@@ -27,7 +27,7 @@ from smelt.capture.outside import Outside, may_pin, pin_tensor
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop, Unwritten
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
-from smelt.capture.replay import replay
+from smelt.capture.replay import given_up, replay
 from smelt.capture.sizes import History, Sizes
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
@@ -421,7 +421,8 @@ class _Closing:
             if self.entry.devices:
                 run = without_default_devices()(run)
         final = self.final if self.final != self.entry else None
-        return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs)
+        dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
+        return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs, dropped)
 
     def _plan(
         self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None

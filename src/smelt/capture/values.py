@@ -191,6 +191,8 @@ class Slots(Mapping):
 
     holder: Any = None
     """The `Object` whose they are."""
+    cleared: bool = False
+    """Whether they were emptied before the captured code computed anything."""
 
 
 class Held:

@@ -98,12 +98,14 @@ class _Reuse:
         # Memory that a library call has handed out a view of is read at places the kernel does not show.
         self.viewed = {name for step in program.steps if aliases(step) for name in reads(step)}
         self.now: dict[str, str] = {}  # buffers taken over → whose memory they have
+        self.leaving: set[str] = set()  # those whose memory leaves the program in the end
 
     def run(self) -> Program:
         steps = [self._step(number, step) for number, step in enumerate(self.program.steps)]
         if not self.now:
             return self.program
-        buffers = tuple(buffer for buffer in self.program.buffers if buffer.name not in self.now)
+        left = [buffer for buffer in self.program.buffers if buffer.name not in self.now]
+        buffers = tuple(replace(each, place=Place.FRESH) if each.name in self.leaving else each for each in left)
         outputs = tuple(self._renamed(output) for output in self.program.outputs)
         return replace(self.program, buffers=buffers, steps=tuple(steps), outputs=outputs)
 
@@ -126,6 +128,8 @@ class _Reuse:
                 continue
             mine, taken = given[source.name], given[target.name]
             self.now[taken] = mine
+            if self.buffers[taken].place is Place.FRESH:
+                self.leaving.add(mine)
             self.lives[mine] = (self.lives[mine][0], self.lives[taken][1])
             args = tuple(name for name in args if name != taken)
             kernel = merged(kernel, source, target)
@@ -134,7 +138,7 @@ class _Reuse:
     def _taker(self, number: int, kernel: Kernel, source: Buffer, given: dict[str, str]) -> Buffer | None:
         """The output of this launch that may take over the buffer given for `source`."""
         mine = self.buffers[given[source.name]]
-        if mine.place is not Place.ARENA or self.lives[mine.name][1] != number:
+        if mine.place is not Place.ARENA or mine.name in self.leaving or self.lives[mine.name][1] != number:
             return None
         if list(given.values()).count(mine.name) != 1 or mine.name in self.viewed:
             return None
@@ -146,7 +150,7 @@ class _Reuse:
 
 
 def _alike(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
-    return theirs.place is Place.ARENA and _as_long(mine, theirs)
+    return theirs.place in (Place.ARENA, Place.FRESH) and _as_long(mine, theirs)
 
 
 def _as_long(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:
