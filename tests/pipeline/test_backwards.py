@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import smelt
+from smelt import fuse
 from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.pipeline import stages
 from smelt.runtime.cache import Store
@@ -91,7 +92,7 @@ def test_threads_that_need_the_same_backward_wait_for_it() -> None:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program can be built of a backward; the graph is left half rewritten."""
-    build = stages.build_program
+    build = fuse.build_program
 
     def fail(traced: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if not name.startswith("backward"):
@@ -100,7 +101,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
         last.args = last.args[::-1]
         raise KeyError("no such thing")
 
-    monkeypatch.setattr(stages, "build_program", fail)
+    monkeypatch.setattr(fuse, "build_program", fail)
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])

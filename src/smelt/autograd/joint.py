@@ -302,7 +302,7 @@ def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
     shown = list(roots.values())
     for index, node in nodes.items():
         root = roots[node]
-        if root is not node and (root.op == "placeholder" or shown.count(root) > 1):
+        if root is not node and (root.op != "call_function" or shown.count(root) > 1):
             nodes[index] = _node_of(gradients[index].clone())
     return nodes
 
