@@ -1,8 +1,7 @@
 """Sizes of tensors and loops.
 
-Every extent, stride and offset in the compiler is a `Size`. Today a `Size` is a plain `int` (a graph is compiled for
-the sizes it was captured with); a symbolic size joins this union as a class that supports the same arithmetic, so code
-that only adds, multiplies and compares sizes through the helpers below does not change when it does.
+Every extent, stride and offset in the compiler is a `Size`: a plain `int`, or where sizes differ from call to call a
+`Varying` (`base.varying`), which adds, multiplies and compares like one and keeps in mind what it was asked.
 """
 
 from collections.abc import Iterable, Sequence
