@@ -7,7 +7,7 @@ from smelt.base.collector import paused
 
 with paused():
     from smelt import compiled_autograd
-    from smelt.api import compile, disable, explain, is_compiling, reset, verify
+    from smelt.api import compile, disable, explain, is_compiling, record, reset, verify
     from smelt.autograd import partition
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
@@ -37,6 +37,7 @@ __all__ = [
     "list_backends",
     "mark_dynamic",
     "partition",
+    "record",
     "register_backend",
     "reset",
     "verify",

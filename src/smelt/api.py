@@ -5,7 +5,9 @@ function that enters a region (`smelt.capture`); a compiled module is an object 
 class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`, hooks, attributes are all the same.
 """
 
+import contextlib
 import functools
+import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
@@ -235,6 +237,13 @@ def disable(function: Callable[..., Any] | None = None) -> Callable[..., Any] | 
 
     disabled._smelt_disable = True  # type: ignore[attr-defined]
     return disabled
+
+
+def record(path: str | os.PathLike[str], title: str = "") -> contextlib.AbstractContextManager[None]:
+    """`with smelt.record("report.html"):` writes a page about everything this thread compiles inside the block."""
+    from smelt.explain.report import record as recording
+
+    return recording(path, title)
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:

@@ -1,4 +1,4 @@
-"""The command line: `smelt run`, `explain`, `verify`, `bisect`, `bench`, `doctor`, `cache`, `info`.
+"""The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `doctor`, `cache`, `info`.
 
 Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
 its target could not be loaded. `smelt run` ends as its script does.
@@ -15,6 +15,7 @@ from smelt.cli.target import BadTarget
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     running.add_run,
+    running.add_report,
     inspecting.add_explain,
     inspecting.add_verify,
     inspecting.add_bisect,

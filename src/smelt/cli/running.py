@@ -11,7 +11,7 @@ import runpy
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 import smelt
 from smelt.base.events import counters
 from smelt.capture.polyfills import POLYFILLS
+from smelt.cli.target import BadTarget
 
 Commands = Any  # argparse keeps the class of its subparsers to itself
 
@@ -39,17 +40,41 @@ def add_run(commands: Commands) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    if not os.path.exists(given.script):
-        print(f"smelt run: there is no file {given.script}", file=sys.stderr)
-        return 2
-    sys.argv = [given.script, *given.arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(given.script)))
-    with compiling_everything(given.backend):
-        try:
-            runpy.run_path(given.script, run_name="__main__")
-        finally:
-            if not given.quiet:
-                print(f"smelt: {_summary()}", file=sys.stderr)
+    try:
+        run_script(given.script, given.arguments, given.backend)
+    finally:
+        if not given.quiet:
+            print(f"smelt: {_summary()}", file=sys.stderr)
+    return 0
+
+
+def run_script(script: str, arguments: Sequence[str], backend: str) -> None:
+    """Run a script as `python` would, with what it runs compiled."""
+    if not os.path.exists(script):
+        raise BadTarget(f"there is no file {script}")
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    with compiling_everything(backend):
+        runpy.run_path(script, run_name="__main__")
+
+
+def add_report(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="run a script compiled, and write a page that shows what the compiler did",
+        epilog="example: smelt report --out report.html train.py --epochs 1",
+    )
+    parser.add_argument("--out", default="smelt_report.html", help="where the page is written (default: %(default)s)")
+    parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
+    parser.add_argument("script", help="the script; what follows it are its own arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(do=_report)
+
+
+def _report(given: argparse.Namespace) -> int:
+    with smelt.record(given.out, os.path.basename(given.script)):
+        run_script(given.script, given.arguments, given.backend)
+    print(f"smelt: {_summary()}; written to {given.out}", file=sys.stderr)
     return 0
 
 

@@ -10,6 +10,8 @@ First the fields and the layout that users of `torch.compile` know, then graph b
 kernels and library calls, what is saved for the backward and why, what must stay as it is; at the end what to change.
 """
 
+import html
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from smelt.ir.joint import Saved
 from smelt.ir.program import Library, Program
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
-_PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
+PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class GraphStory:
         """The lines of each file that the graph computes."""
         found: dict[str, set[int]] = {}
         for node in self.record.traced.graph.nodes:
-            match = _PLACE.match(node.stack_trace or "")
+            match = PLACE.match(node.stack_trace or "")
             if match is not None:
                 found.setdefault(match["file"], set()).add(int(match["line"]))
         return {file: sorted(lines) for file, lines in found.items()}
@@ -112,6 +114,7 @@ class Explanation:
     out_guards: tuple[str, ...]
     programs: tuple[Program, ...]
     compile_times: tuple[tuple[str, float], ...]  # seconds per stage, over all graphs
+    events: tuple[Event, ...] = field(default=(), repr=False)
 
     @property
     def graphs(self) -> tuple[Traced, ...]:
@@ -197,6 +200,17 @@ class Explanation:
             "advice": self.advice,
         }  # fmt: skip
 
+    def to_html(self, path: str | os.PathLike[str], title: str = "explanation") -> None:
+        """Write all of it as one page that opens from disk: source, graphs, kernels, memory, guards, times."""
+        from smelt.explain.report import write
+
+        write(path, self.events, title)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the counts, and the whole story folded away."""
+        counts = f"{self.graph_count} graphs, {self.graph_break_count} breaks, {self.kernel_count} kernels"
+        return f"<details><summary>smelt: {counts}</summary><pre>{html.escape(str(self))}</pre></details>"
+
     def graph_text(self) -> str:
         """Every captured graph as text."""
         return "\n".join(format_graph(traced.graph, f"graph {n}") for n, traced in enumerate(self.graphs, 1))
@@ -216,6 +230,7 @@ def from_events(events: Sequence[Event]) -> Explanation:
         ),
         programs=_subjects(events, "kernels", Program),
         compile_times=tuple(times.items()),
+        events=tuple(events),
     )
 
 

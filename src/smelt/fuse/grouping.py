@@ -16,6 +16,7 @@ from smelt.base.fuel import Fuel
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.groups import Group, Groups, Level, merge, why_not_merge
 from smelt.fuse.limits import Limits
+from smelt.fuse.records import Apart
 from smelt.fuse.values import Call, Kind, Lowered, Value
 
 _SMALL = 8  # a value this many times smaller than its reader costs its reader next to nothing
@@ -128,7 +129,8 @@ def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozense
 
 def _report(a: Group, b: Group, reason: str) -> None:
     if events.wanted("fusion"):
-        events.emit("fusion", f"{a} and {b} stay apart: {reason}")
+        first, second = (tuple(value.name for value in group.members) for group in (a, b))
+        events.emit("fusion", f"{a} and {b} stay apart: {reason}", Apart(first, second, reason))
 
 
 def why_not_fuse(groups: Groups, a: Value, b: Value) -> str | None:

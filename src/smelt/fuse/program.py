@@ -23,6 +23,7 @@ from smelt.fuse.limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.order import order
 from smelt.fuse.plan import plan_memory
 from smelt.fuse.pull import pull
+from smelt.fuse.records import Made
 from smelt.fuse.values import Call, Kind, Lowered, Ref, Value, lower, references
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import Kernel
@@ -93,7 +94,8 @@ class _Builder:
     def _steps(self, group: Group) -> list[Step]:
         if group.call is not None:
             if events.wanted("fusion"):
-                events.emit("fusion", f"{group.call.name} is a library call: it {group.call.why}")
+                text = f"{group.call.name} is a library call: it {group.call.why}"
+                events.emit("fusion", text, Made(group.call.name, (group.call.name,), group.call.why))
             return [self._library(group.call)]
         stored = {value for value in group.members if self._leaves(group, value)}
         assembled = self._kernel(group, stored)
@@ -101,7 +103,8 @@ class _Builder:
             if value.is_computed:
                 self._buffer(value, self._place(value))
         if events.wanted("fusion"):
-            events.emit("fusion", f"{assembled.kernel.name} computes {group}")
+            members = tuple(value.name for value in group.members)
+            events.emit("fusion", f"{assembled.kernel.name} computes {group}", Made(assembled.kernel.name, members))
         return [Launch(assembled.kernel, tuple(value.name for value in assembled.values))]
 
     def _leaves(self, group: Group, value: Value) -> bool:

@@ -94,7 +94,7 @@ class Usage:
 def graph_peak(forward: Traced, backward: Traced | None, plan: Plan, scratch: CallScratch | None = None) -> Peak:
     """The peak of graphs that PyTorch runs operator by operator, letting go of values after their last use."""
     ahead = graph_usage(forward.graph, (), scratch)
-    given = _given(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
+    given = handed_over(ahead, plan, len(placeholders(backward.graph)) if backward is not None else 0)
     return _peak(ahead, None if backward is None else graph_usage(backward.graph, given, scratch), given, plan)
 
 
@@ -104,11 +104,11 @@ def program_peak(
     """The peak of planned programs, their arena included, which both share and which is kept from step to step."""
     arena = max(int(forward.arena_bytes), int(backward.arena_bytes) if backward is not None else 0)
     ahead = program_usage(forward, (), scratch)
-    given = _given(ahead, plan, len(backward.inputs) if backward is not None else 0)
+    given = handed_over(ahead, plan, len(backward.inputs) if backward is not None else 0)
     return _peak(ahead, None if backward is None else program_usage(backward, given, scratch), given, plan, arena)
 
 
-def _given(forward: Usage, plan: Plan, inputs: int) -> list[int]:
+def handed_over(forward: Usage, plan: Plan, inputs: int) -> list[int]:
     """How much memory each of the backward's `inputs` is the last to hold: a saved value's own, or zeros for a result.
     """
     results = set(forward.returned[: plan.results])

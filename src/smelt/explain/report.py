@@ -1,0 +1,58 @@
+"""The report: one HTML file that shows what the compiler did, for people.
+
+    events of a run  →  report_data  →  assets/report.html with styles, scripts, libraries and data in it
+
+The file opens from disk and asks nothing of a network. Graphs are laid out by dagre and drawn by cytoscape, curves by
+uPlot; all three are in `assets/`, under their own licences (MIT), which their files begin with or `LICENSES.txt` holds.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from smelt.base.events import Event, collect
+from smelt.explain.report_data import report_data
+
+_PARTS = {
+    "styles": ("uPlot.min.css", "report.css"),
+    "dagre": ("dagre.min.js",),
+    "cytoscape": ("cytoscape.min.js",),
+    "uplot": ("uPlot.iife.min.js",),
+    "script": ("report.js",),
+}
+
+
+def page(events: Sequence[Event], title: str) -> str:
+    """The whole file as text."""
+    text = _asset("report.html")
+    data = json.dumps(report_data(events, title), separators=(",", ":")).replace("<", "\\u003c")
+    parts = {name: "\n".join(map(_asset, names)) for name, names in _PARTS.items()}
+    for name, content in {**parts, "data": data, "title": _escaped(f"smelt: {title}")}.items():
+        text = text.replace("{{" + name + "}}", content, 1)
+    return text
+
+
+def write(path: str | os.PathLike[str], events: Sequence[Event], title: str) -> None:
+    """Write the report of a run."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page(events, title))
+
+
+@contextlib.contextmanager
+def record(path: str | os.PathLike[str], title: str = "") -> Iterator[None]:
+    """Report on everything this thread compiles inside the block; written when it ends, by an exception too."""
+    with collect() as events:
+        try:
+            yield
+        finally:
+            write(path, events, title or os.path.basename(path))
+
+
+def _asset(name: str) -> str:
+    return files("smelt.explain").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,21 @@
+"""What fusion reports of each step of a program, and of groups it kept apart: for `explain` and for tools."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A step: the kernel or library call, the values of the graph it computes, and for a call why it is one."""
+
+    name: str
+    members: tuple[str, ...]
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Two groups that could share values and do not share a kernel, with the reason in words."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    reason: str
