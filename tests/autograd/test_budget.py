@@ -27,6 +27,7 @@ from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.scratch import scratch_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:memory_budget")
 aten = torch.ops.aten
@@ -65,7 +66,7 @@ def budgeted(joint: Joint, budget: float | None) -> Halves:
 
 
 def peak_of(halves: Halves) -> Peak:
-    return graph_peak(halves.forward, halves.backward, halves.plan)
+    return graph_peak(halves.forward, halves.backward, halves.plan, scratch_of)
 
 
 @pytest.fixture(scope="module")
