@@ -100,7 +100,8 @@ def budget(name: str, part: str) -> dict[str, Any]:
 
 
 def stage(backend: str) -> dict[str, Any]:
-    """Processor seconds of a first step with `aot_eager`, or with `eager`, which stops after capture: least of three."""
+    """Processor seconds of a first step with `aot_eager`, or with `eager`, which stops after capture; least of three.
+    """
     who, name = backend.split("-")
     if who == "smelt":
         import smelt
