@@ -180,3 +180,19 @@ def test_bound_sizes_are_kept_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert smelt.counters["cache_hits"] == (0 if turn == 0 else 6) and smelt.counters["cache_unstorable"] == 0
         if turn:
             assert smelt.counters["kernels_built"] == 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_a_backward_varies_though_nothing_that_comes_in_does(backend: str) -> None:
+    """The sizes in its arguments were left as symbols."""
+
+    def function(x: T) -> T:
+        return x.sum(1)[0]
+
+    compiled = smelt.compile(function, backend=backend)
+    for rows in (4, 5, 6, 9):
+        x = torch.ones(rows, 3, requires_grad=True)
+        compiled(x).backward()  # type: ignore[no-untyped-call]
+        wanted = torch.zeros(rows, 3)
+        wanted[0] = 1
+        assert x.grad is not None and torch.equal(x.grad, wanted)

@@ -14,7 +14,7 @@ from torch import fx
 
 from smelt.base.symbols import World
 from smelt.base.varying import varies
-from smelt.ir.graph import Traced, placeholders
+from smelt.ir.graph import Traced
 from smelt.ir.kernel import Accumulate, Const, Kernel, Load, Position, Store
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 
@@ -63,9 +63,9 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
 
 
 def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:
-    """Change the sizes in a graph's specs and arguments. Its inputs tell whether there are any that vary."""
-    given = (spec_of(node) for node in placeholders(graph))
-    if not any(isinstance(spec, TensorSpec) and spec.varies for spec in given):
+    """Change the sizes in a graph's specs and arguments. A backward may vary though nothing that comes in does: the
+    gradient of one element is spread over as many as there are."""
+    if not any(_varies(spec_of(node)) for node in graph.nodes):
         return
     for node in graph.nodes:
         spec = spec_of(node)
@@ -73,6 +73,12 @@ def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bo
             set_spec(node, resized(spec, change, is_size))
         node.args = resized(node.args, change, is_size)
         node.kwargs = resized(node.kwargs, change, is_size)
+
+
+def _varies(spec: Any) -> bool:
+    if isinstance(spec, tuple | list):
+        return any(map(_varies, spec))
+    return isinstance(spec, TensorSpec) and spec.varies
 
 
 def resized_graph(traced: Traced, change: Change) -> Traced:
