@@ -334,3 +334,16 @@ def test_an_error_in_a_function_of_c_shows_the_line_that_called_it() -> None:
     with pytest.raises(RuntimeError, match="ambiguous") as raised:
         compiled(X, X)
     assert [entry.name for entry in raised.traceback][1:] == ["f", "least"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_a_write_that_autograd_forbids_raises(backend: str) -> None:
+    """A compiled graph's result was no longer one of several views, and the write behind it went through."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = (x - y).unbind()[1]
+        z += y[0]
+        return z
+
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        smelt.compile(f, backend=backend)(X.clone().requires_grad_(), X)

@@ -411,7 +411,7 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             with without_default_devices():
-                run = self.compile_graph(traced)
+                run = traced.to_module() if self._ends_at_forbidden_write() else self.compile_graph(traced)
             if self.tape.writes_inputs:
                 rebased = self.tape.rebased()
                 places = [place for place, node in enumerate(placeholders(self.tape.graph)) if node in rebased]
@@ -423,6 +423,12 @@ class _Closing:
         final = self.final if self.final != self.entry else None
         dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
         return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs, dropped)
+
+    def _ends_at_forbidden_write(self) -> bool:
+        """Whether Python is about to raise because a tensor may not be written in place. PyTorch tells by how it came to
+        be (one of several views, say), so PyTorch makes it."""
+        stop = self.ending.stop if isinstance(self.ending, Broken) else None
+        return stop is not None and stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
 
     def _plan(
         self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
