@@ -425,8 +425,8 @@ class _Closing:
         return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs, dropped)
 
     def _ends_at_forbidden_write(self) -> bool:
-        """Whether Python is about to raise because a tensor may not be written in place. PyTorch tells by how it came to
-        be (one of several views, say), so PyTorch makes it."""
+        """Whether Python is about to raise because a tensor may not be written in place. PyTorch tells by how the
+        tensor came to be (one of several views, say), so PyTorch makes it."""
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         return stop is not None and stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
 
