@@ -38,6 +38,7 @@ from smelt.ir.computed import computed
 from smelt.ir.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
 from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
+from smelt.ir.history import behind
 from smelt.ir.joint import Phase, Plan, Replay, phase_of
 from smelt.ir.resize import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
@@ -320,17 +321,7 @@ def _histories(
     autograd saves. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
     if len(results) < 2:
         return (), ()
-    order: list[Any] = []
-    seen: set[Any] = set()
-    pending: list[tuple[Any, bool]] = [(result.grad_fn, False) for result in results]
-    while pending:
-        node, done = pending.pop()
-        if done:
-            order.append(node)
-        elif node is not None and node not in seen:
-            seen.add(node)
-            pending.append((node, True))
-            pending.extend((before, False) for before, _ in node.next_functions)
+    order = behind(result.grad_fn for result in results)
     bits: dict[Any, int] = {}
     for number, result in enumerate(results):
         bits[result.grad_fn] = bits.get(result.grad_fn, 0) | 1 << number

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from smelt.ir.history import behind
+
 
 class Histories:
     """The backwards of one capture."""
@@ -18,7 +20,7 @@ class Histories:
     def note(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         """A backward from `outputs` to `inputs` that does not retain the graph is about to run."""
         passed = {torch.autograd.graph.get_gradient_edge(each).node for each in inputs}
-        for node in _history(output.grad_fn for output in outputs):  # each after all it leads to
+        for node in behind(output.grad_fn for output in outputs):  # each after all it leads to
             if any(after in passed for after, _ in node.next_functions):
                 passed.add(node)
                 if _saves(node):
@@ -28,34 +30,18 @@ class Histories:
         """Whether a backward from this tensor would come upon what another has freed."""
         if not self._freed or tensor.grad_fn is None:
             return False
-        return any(node in self._freed for node in _history([tensor.grad_fn]))
+        return any(node in self._freed for node in behind([tensor.grad_fn]))
 
 
 def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that a backward from `outputs` reaches, each once."""
     tensors = list(outputs)
     found = {id(each): each for each in tensors if each.grad_fn is None}
-    for node in _history(each.grad_fn for each in tensors):
+    for node in behind(each.grad_fn for each in tensors):
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor):
             found.setdefault(id(leaf), leaf)
     return list(found.values())
-
-
-def _history(roots: Iterable[Any]) -> list[Any]:
-    """The nodes behind `roots`, each after all it leads to."""
-    order: list[Any] = []
-    seen: set[Any] = set()
-    pending = [(root, False) for root in roots]
-    while pending:
-        node, done = pending.pop()
-        if done:
-            order.append(node)
-        elif node is not None and node not in seen:
-            seen.add(node)
-            pending.append((node, True))
-            pending.extend((after, False) for after, _ in node.next_functions)
-    return order
 
 
 _saving: dict[type, bool] = {}
