@@ -10,6 +10,7 @@ from torch import nn
 import smelt
 from smelt.base.events import collect
 from smelt.explain.guard_words import in_words
+from smelt.ir.joint import Phase, phase_of
 from smelt.ir.origin import origin_of
 
 
@@ -109,3 +110,6 @@ def test_every_operator_knows_the_line_it_comes_from() -> None:
     start = f.__code__.co_firstlineno
     assert lines["mm"] == lines["relu"] == lines["threshold_backward"] == lines["mm_1"] == start + 1
     assert origins["rsqrt"] is not None and origins["rsqrt"].node == "layer_norm" and lines["rsqrt"] == start + 2
+    late = [node.name for node in joint.graph.nodes if phase_of(node) is Phase.BACKWARD]
+    assert {origin.node for name in late if (origin := origins[name])} == {"matmul", "relu", "layer_norm", "sum_1"}
+    assert origins["threshold_backward"] is not None and origins["threshold_backward"].node == "relu"
