@@ -92,7 +92,7 @@ def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable
     ):
         return None
     masks = _find_masks(numel + 1, keys + 1, usable)
-    if not _tells_kinds_apart(numel + 1, masks):
+    if masks is None or not _tells_kinds_apart(numel + 1, masks):
         return None
     found = [gradient for fill in _FILLS if (gradient := _find_gradient(usable, fill)) is not None]
     if not found or len({(place, plain, wanted) for place, plain, wanted, _ in found}) != 1:
@@ -133,15 +133,20 @@ def _has_sizes(tensor: torch.Tensor, words: Sequence[int], place: int) -> bool:
     )
 
 
-def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int, ...]:
-    """The bits of each word that are the same in tensors alike; the others are never written."""
+def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int, ...] | None:
+    """The bits of each word that are the same in tensors alike; the others are never written.
+
+    That shows only in tensors that lie in memory of known content, so those are waited for, one for each content.
+    """
     masks = [(1 << 64) - 1] * (end - first)
     pattern: list[int] | None = None
     one = torch.empty(2, 3)
     size = usable(one._cdata)  # while it lives: of a freed block nobody may ask
     for fill in _FILLS:
-        _fill_free_memory(size, fill)
-        alike = [torch.empty(2, 3) for _ in range(6)]
+        filled = _fill_free_memory(size, fill)
+        alike = [torch.empty(2, 3) for _ in range(2 * len(filled))]
+        if not any(tensor._cdata in filled for tensor in alike):
+            return None
         for tensor in alike:
             words = _words(tensor._cdata, end)[first:]
             pattern = pattern or words
@@ -149,14 +154,15 @@ def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int
     return tuple(masks)
 
 
-def _fill_free_memory(size: int, fill: int) -> None:
-    """Leave a pattern in blocks of a size that the C library will soon hand out again."""
+def _fill_free_memory(size: int, fill: int) -> frozenset[int]:
+    """Leave a pattern in blocks of a size that the C library will soon hand out again; which ones."""
     allocate, free = _allocator()
     blocks = [allocate(size) for _ in range(6)]
     for block in blocks:
         ctypes.memset(block, fill, size)
     for block in blocks:
         free(block)
+    return frozenset(blocks)
 
 
 @functools.cache
