@@ -190,11 +190,12 @@ class Launcher:
 #   ("allocate", value, sizes, strides, dtype, device, code)    a new tensor; code: the dtype's number in PyTorch's C
 #                                                               interface, -1 where Python is to allocate
 #   ("launch", kernel, values)                                  a Launcher; any other callable gets (threads, *tensors)
-#   ("call", function, arguments, names, results, is_one, native)
+#   ("call", function, arguments, names, results, is_one, native, unless)
 #       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
 #       results  for each None or (value, sizes, strides, dtype, name), which `fit` sees to; is_one: the call yields its
 #                one result, not a sequence of them. No results: what the call yields is not looked at
 #       native   None or (name in the C interface, tensors, numbers): the same call without Python
+#       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made only if it is false
 #   ("drop", values)                                            nobody needs these any more
 RunnerStep = tuple[Any, ...]
 
@@ -231,6 +232,13 @@ class Runner:
     ) -> None: ...
     @property
     def steps(self) -> tuple[RunnerStep, ...]: ...
+    @property
+    def times(self) -> tuple[int, tuple[int, ...]]:
+        """How many calls were timed, and the nanoseconds each step took in all of them; (0, ()) if none is."""
+
+    def time(self, on: bool, /) -> None:
+        """Note from now on how long each step takes, beginning at zero; or no more, which costs nothing."""
+
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
 def set_library(tensor: type, parameter: type, body: int, functions: dict[str, int], /) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -283,3 +284,42 @@ def test_a_runner_in_a_circle_is_freed() -> None:
     del owner
     gc.collect()
     assert gone() is None
+
+
+def test_steps_are_timed_while_somebody_asks() -> None:
+    callback, address = kernel(lambda buffers, threads, space: time.sleep(0.02))
+    steps = (
+        ("allocate", 2, (2,), (1,), "f32", "cpu", -1),
+        ("launch", Launcher(address, 1, 0, 0), (0,)),
+        ("call", lambda: Buffer(1), (), (), ((3, (), (), None, "r"),), True, None),
+        ("drop", (3,)),
+    )
+    made = runner(steps, (Ref(2),))
+    made(Buffer(1))
+    assert made.times == (0, ())
+    made.time(True)
+    assert made.times == (0, (0, 0, 0, 0))
+    workers = [threading.Thread(target=made, args=(Buffer(1),)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    calls, taken = made.times
+    assert calls == 3 and len(taken) == 4 and all(each >= 0 for each in taken)
+    assert taken[1] >= 3 * 20_000_000
+    made.time(False)
+    made(Buffer(1))
+    assert made.times == (0, ())
+    del callback
+
+
+def test_a_call_that_fails_is_not_timed() -> None:
+    made = runner((("call", lambda: 1 // 0, (), (), (), False, None),), ())
+    made.time(True)
+    with pytest.raises(ZeroDivisionError):
+        made(Buffer(1))
+    assert made.times == (0, (0,))
+    off = runner((("call", lambda: off.time(False), (), (), (), False, None),), ())
+    off.time(True)
+    off(Buffer(1))  # nobody asks any more when it is done
+    assert off.times == (0, ())

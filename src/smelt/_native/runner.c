@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
+#include <time.h>
 
 enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_ARGUMENTS = 16 };
 
@@ -418,9 +419,32 @@ call_library(Run *run, const Step *step)
     return status;
 }
 
+/* A call that is there to raise. 0, or -1 with its exception. */
+static int
+raise_unless(Run *run, const Step *step)
+{
+    void *holds;
+    if (data_of(run, &run->values[step->unless], &holds) < 0) {
+        return -1;
+    }
+    if (*(const unsigned char *)holds) {
+        return 0;
+    }
+    take_back(run);
+    PyObject *result = call_python(run, step, NULL);
+    if (result) {
+        PyErr_Format(PyExc_SystemError, "%R raises nothing for values that a kernel found out of range", step->function);
+        Py_DECREF(result);
+    }
+    return -1;
+}
+
 static int
 call(Run *run, const Step *step)
 {
+    if (step->unless >= 0) {
+        return raise_unless(run, step);
+    }
     if (step->native && run->native) {
         let_go(run);
         if (call_library(run, step) == 0) {
@@ -432,32 +456,70 @@ call(Run *run, const Step *step)
     return result ? keep_results(run, step, result) : -1;
 }
 
+static inline int
+run_step(Run *run, const Step *step)
+{
+    if (step->kind == ALLOCATE) {
+        return allocate(run, step);
+    }
+    if (step->kind == LAUNCH) {
+        return launch(run, step);
+    }
+    if (step->kind == CALL) {
+        return call(run, step);
+    }
+    for (int i = 0; i < step->count; i++) {
+        drop_value(run, &run->values[run->program->items[step->first + i].value]);
+    }
+    return 0;
+}
+
 static int
 run_steps(Run *run)
 {
     const Runner *program = run->program;
     for (int i = 0; i < program->step_count; i++) {
-        const Step *step = &program->steps[i];
-        int status = 0;
-        if (step->kind == ALLOCATE) {
-            status = allocate(run, step);
-        }
-        else if (step->kind == LAUNCH) {
-            status = launch(run, step);
-        }
-        else if (step->kind == CALL) {
-            status = call(run, step);
-        }
-        else {
-            for (int j = 0; j < step->count; j++) {
-                drop_value(run, &run->values[program->items[step->first + j].value]);
-            }
-        }
-        if (status < 0) {
+        if (run_step(run, &program->steps[i]) < 0) {
             return -1;
         }
     }
     return 0;
+}
+
+static int64_t
+nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* The same, with a look at the clock after each step. Threads add to what the program has taken so far in turn: each
+   notes its own times first. */
+static int
+run_steps_timed(Run *run, Runner *program)
+{
+    int64_t *taken = malloc((size_t)program->step_count * sizeof *taken + 1);
+    if (taken == NULL) {
+        return run_steps(run);
+    }
+    int status = 0;
+    int64_t before = nanoseconds();
+    for (int i = 0; status == 0 && i < program->step_count; i++) {
+        status = run_step(run, &program->steps[i]);
+        int64_t after = nanoseconds();
+        taken[i] = after - before;
+        before = after;
+    }
+    take_back(run);
+    if (status == 0 && program->taken) {
+        program->timed_calls++;
+        for (int i = 0; i < program->step_count; i++) {
+            program->taken[i] += taken[i];
+        }
+    }
+    free(taken);
+    return status;
 }
 
 /* --- a call ----------------------------------------------------------------------------------- */
@@ -547,7 +609,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     if (status == 0 && list) {
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
-    status = status < 0 ? -1 : run_steps(run);
+    status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run);
     take_back(run);
     PyObject *result = status < 0 ? NULL : object_made(run, &self->items[self->output], true);
     if (end(run, result ? 0 : -1) < 0) {
@@ -653,9 +715,39 @@ runner_dealloc(Runner *self)
     PyMem_Free(self->items);
     PyMem_Free(self->results);
     PyMem_Free(self->steps);
+    free(self->taken);
     free(self->workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
+
+/* time(on): notes from now on how long each step takes, from zero; or no more. */
+static PyObject *
+runner_time(Runner *self, PyObject *on)
+{
+    int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) {
+        return NULL;
+    }
+    free(self->taken);
+    self->taken = wanted ? calloc((size_t)self->step_count + 1, sizeof *self->taken) : NULL;
+    self->timed_calls = 0;
+    if (wanted && self->taken == NULL) {
+        return PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+runner_times(Runner *self, void *unused)
+{
+    PyObject *times = self->taken ? tuple_of(self->taken, self->step_count) : PyTuple_New(0);
+    return times ? Py_BuildValue("(LN)", (long long)self->timed_calls, times) : NULL;
+}
+
+static PyMethodDef runner_methods[] = {
+    {"time", (PyCFunction)runner_time, METH_O, "Begin or cease to time steps."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyMemberDef runner_members[] = {
     {"steps", T_OBJECT, offsetof(Runner, given_steps), READONLY, "The steps it was made of."},
@@ -664,6 +756,7 @@ static PyMemberDef runner_members[] = {
 
 static PyGetSetDef runner_getset[] = {
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"times", (getter)runner_times, NULL, "How many calls were timed, and what each step took in all of them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -680,6 +773,7 @@ PyTypeObject RunnerType = {
     .tp_vectorcall_offset = offsetof(Runner, vectorcall),
     .tp_dictoffset = offsetof(Runner, dict),
     .tp_members = runner_members,
+    .tp_methods = runner_methods,
     .tp_getset = runner_getset,
     .tp_doc = PyDoc_STR("A program of kernels and library calls, run by one call."),
 };

@@ -48,6 +48,7 @@ typedef struct {
     bool is_one; /* the call yields its result, not a sequence of results */
     const LibraryCall *native; /* NULL: only Python can make this call */
     int tensors; /* items of the native call */
+    int unless; /* a value, one bool: the call is made to raise, and only if it is false; -1: it is made */
     double numbers[MOST_NUMBERS];
 } Step;
 
@@ -71,6 +72,8 @@ typedef struct {
     int output; /* the item that makes the result */
     int most_buffers; /* of a kernel */
     Workspace workspace;
+    int64_t *taken; /* nanoseconds per step, over `timed_calls` calls; NULL: nobody asks */
+    int64_t timed_calls;
 } Runner;
 
 extern PyTypeObject RunnerType;
