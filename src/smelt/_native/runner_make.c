@@ -249,11 +249,16 @@ take_call(Runner *self, PyObject *given, Step *step)
     const char *kind;
     PyObject *arguments, *results, *native;
     int is_one;
-    if (!PyArg_ParseTuple(given, "sOO!O!O!pO:Runner", &kind, &step->function, &PyTuple_Type, &arguments, &PyTuple_Type,
-                          &step->names, &PyTuple_Type, &results, &is_one, &native)) {
+    long unless = -1;
+    if (!PyArg_ParseTuple(given, "sOO!O!O!pO|l:Runner", &kind, &step->function, &PyTuple_Type, &arguments,
+                          &PyTuple_Type, &step->names, &PyTuple_Type, &results, &is_one, &native, &unless)) {
         return -1;
     }
     step->is_one = is_one;
+    step->unless = -1;
+    if (unless != -1 && take_value(self, unless, &step->unless) < 0) {
+        return -1;
+    }
     step->count = (int)PyTuple_GET_SIZE(arguments);
     if (PyTuple_GET_SIZE(step->names) > step->count || (is_one && PyTuple_GET_SIZE(results) != 1)) {
         PyErr_SetString(PyExc_ValueError, "Runner: a call with more names than arguments, or one result that is not one");

@@ -9,6 +9,7 @@ multiple of the lanes overlaps the one before it, so nothing runs lane by lane:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 
@@ -25,6 +26,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Load,
@@ -230,7 +232,7 @@ class Body:
     def _hold_addresses(self, instructions: Sequence[Instruction]) -> None:
         """Work out before the loops what each access adds for its row."""
         for instruction in instructions:
-            if isinstance(instruction, Load | Store):
+            if isinstance(instruction, Load | Gather | Store):
                 self._row_address(instruction.buffer, instruction.index)
             elif isinstance(instruction, Accumulate):
                 accumulator = self._accumulator(instruction)
@@ -404,6 +406,8 @@ class Body:
                 self.values[out] = constant(b, value, dtype)
             case Load(out, buffer, index):
                 self.values[out] = self._load(buffer, index, self.dtypes[out])
+            case Gather(out, buffer, index, by):
+                self.values[out] = from_memory(b, self._gather_raw(buffer, index, by), self.dtypes[out])
             case Position(out, index):
                 self.values[out] = self._position(index)
             case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
@@ -493,6 +497,29 @@ class Body:
         if stride == -1:
             return self.b.backwards(self.b.load(self._lowest(array, index), kind, self.lanes))
         return self.b.gathered([self.b.load(place, kind) for place in self._lane_addresses(array, index, stride)])
+
+    def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> Value:
+        """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
+        kind = self.layout.kinds[array]
+        base = self._address(array, index)
+        offsets = [self.b.mul(self._held(self.values[name], extent), stride) for name, stride, extent in by]
+        for offset in [each for each in offsets if each.lanes == 1]:
+            base = self.b.element(base, kind, offset)
+        apart = [each for each in offsets if each.lanes > 1]
+        stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
+        if not apart and stride == 0:
+            return self.b.load(base, kind)
+        if not apart and stride == 1:
+            return self.b.load(base, kind, self.lanes)
+        ramp = self.b.mul(self.b.ramp("i64", range(self.lanes)), stride)
+        total = reduce(self.b.add, apart, ramp)
+        places = [self.b.element(base, kind, self.b.extract(total, lane)) for lane in range(self.lanes)]
+        return self.b.gathered([self.b.load(place, kind) for place in places])
+
+    def _held(self, value: Value, extent: Size) -> Value:
+        """A place within 0 … extent - 1: the nearest, for one outside."""
+        low, high = (self.b.splat(self._number(bound), value.lanes) for bound in (0, extent - 1))
+        return self.b.intrinsic("llvm.smin", self.b.intrinsic("llvm.smax", value, low), high)
 
     def _load(self, array: str, index: Index, dtype: torch.dtype) -> Value:
         return from_memory(self.b, self._load_raw(array, index), dtype)

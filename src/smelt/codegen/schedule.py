@@ -25,6 +25,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Kernel,
@@ -196,7 +197,7 @@ def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: It
     """`kernel` with new axes; index terms of those that are gone are dropped."""
 
     def fixed(instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, Load | Store | Accumulate | Position):
+        if not isinstance(instruction, Load | Gather | Store | Accumulate | Position):
             return instruction
         terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
         return replace(instruction, index=Index(terms, instruction.index.offset))
@@ -213,7 +214,7 @@ def _without_unit_axes(kernel: Kernel) -> Kernel:
 
 
 def _indices(kernel: Kernel) -> list[Index]:
-    return [i.index for i in kernel.instructions() if isinstance(i, Load | Store | Accumulate | Position)]
+    return [i.index for i in kernel.instructions() if isinstance(i, Load | Gather | Store | Accumulate | Position)]
 
 
 def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
@@ -304,6 +305,8 @@ def varying(kernel: Kernel, stage: Stage) -> list[Instruction]:
         match instruction:
             case Load(out, buffer, index):
                 moves = bool(index.axes & cols) or buffer in stored
+            case Gather(out, _, index, by):
+                moves = bool(index.axes & cols) or any(value in inside for value, _, _ in by)
             case Position(out, index):
                 moves = bool(index.axes & cols)
             case Compute(out, _, args, _):
@@ -323,7 +326,7 @@ def varying(kernel: Kernel, stage: Stage) -> list[Instruction]:
 def repeatable(body: Iterable[Instruction]) -> bool:
     """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
     body = tuple(body)
-    loaded = {i.buffer for i in body if isinstance(i, Load)}
+    loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
     return not any(isinstance(i, Reduce | Accumulate) or (isinstance(i, Store) and i.buffer in loaded) for i in body)
 
 

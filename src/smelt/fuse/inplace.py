@@ -19,7 +19,7 @@ from typing import Any
 from smelt.base.varying import known_equal
 from smelt.fuse.plan import aliases, lifetimes
 from smelt.ir.check_program import operands_in, reads, span, writes
-from smelt.ir.kernel import Accumulate, Buffer, Index, Kernel, Load, Role, Stage, Store
+from smelt.ir.kernel import Accumulate, Buffer, Gather, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 
@@ -119,7 +119,8 @@ class _Reuse:
     def _step(self, number: int, step: Step) -> Step:
         if isinstance(step, Library):
             kwargs = tuple((name, self._renamed(value)) for name, value in step.kwargs)
-            return replace(step, args=self._renamed(step.args), kwargs=kwargs)
+            unless = None if step.unless is None else self.now.get(step.unless, step.unless)
+            return replace(step, args=self._renamed(step.args), kwargs=kwargs, unless=unless)
         kernel, args = step.kernel, tuple(self.now.get(name, name) for name in step.args)
         for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:
             given = dict(zip((p.name for p in kernel.parameters), args, strict=True))
@@ -165,6 +166,8 @@ def is_safe(kernel: Kernel, source: Buffer, target: Buffer) -> bool:
     """Whether `target` may be written over `source`."""
     index: Index | None = None
     for instruction in kernel.instructions():
+        if isinstance(instruction, Gather) and instruction.buffer == source.name:
+            return False
         if isinstance(instruction, Load) and instruction.buffer in (source.name, target.name):
             if instruction.buffer == target.name or (index is not None and instruction.index != index):
                 return False

@@ -21,6 +21,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Kernel,
@@ -53,7 +54,7 @@ def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
         match instruction:
             case Const(out, _, dtype) | Compute(out, _, _, dtype) | Cast(out, _, dtype):
                 found[out] = dtype
-            case Load(out, buffer, _) if buffer in buffers:
+            case (Load(out, buffer, _) | Gather(out, buffer, _, _)) if buffer in buffers:
                 found[out] = buffers[buffer]
             case Position(out, _):
                 found[out] = torch.int64
@@ -67,6 +68,8 @@ def operands(instruction: Instruction) -> tuple[str, ...]:
     match instruction:
         case Compute(_, _, args, _):
             return args
+        case Gather(_, _, _, by):
+            return tuple(value for value, _, _ in by)
         case Cast(_, value, _) | Reduce(_, _, value) | Store(_, _, value) | Accumulate(_, _, _, value):
             return (value,)
     return ()
@@ -83,11 +86,11 @@ def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
             yield stage, instruction
 
 
-def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Load | Store | Accumulate]]:
+def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Load | Gather | Store | Accumulate]]:
     """Accesses to buffers that exist."""
     names = {buffer.name for buffer in kernel.buffers}
     for stage, instruction in _staged(kernel):
-        if isinstance(instruction, Load | Store | Accumulate) and instruction.buffer in names:
+        if isinstance(instruction, Load | Gather | Store | Accumulate) and instruction.buffer in names:
             yield stage, instruction
 
 
@@ -122,7 +125,7 @@ def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
 def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
     names = {buffer.name for buffer in kernel.buffers}
     for _, instruction in _staged(kernel):
-        if isinstance(instruction, Load | Store | Accumulate) and instruction.buffer not in names:
+        if isinstance(instruction, Load | Gather | Store | Accumulate) and instruction.buffer not in names:
             yield instruction, f"there is no buffer {instruction.buffer}"
 
 
@@ -225,7 +228,7 @@ def _fits(value: float | bool, dtype: torch.dtype) -> bool:
 def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
     """Indices name axes that run where they stand, in axis order, with strides other than zero."""
     for stage, instruction in _staged(kernel):
-        if not isinstance(instruction, Load | Store | Accumulate | Position):
+        if not isinstance(instruction, Load | Gather | Store | Accumulate | Position):
             continue
         order = [axis.name for axis in (kernel.rows + kernel.cols if stage.loop else kernel.rows)]
         named = [name for name, _ in instruction.index.terms]
@@ -253,9 +256,26 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
         if any(axis.size == 0 for axis in (axes if stage.loop else kernel.rows)):
             continue
         low, high = index_range(instruction.index, axes)
+        for _, stride, extent in instruction.by if isinstance(instruction, Gather) else ():
+            low, high = low + min(stride * (extent - 1), 0), high + max(stride * (extent - 1), 0)
         size = kernel.buffer(instruction.buffer).size
         if low < 0 or high >= size:
             yield instruction, f"positions {low} to {high} of a buffer of {size}"
+
+
+def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
+    """Places that only running yields are counted in int64, and lie in memory that this kernel does not write."""
+    dtypes = value_dtypes(kernel)
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Gather):
+            continue
+        if kernel.buffer(instruction.buffer).role is not Role.INPUT:
+            yield instruction, f"{instruction.buffer} is written here: where it is read is not known"
+        for name, _, extent in instruction.by:
+            if dtypes.get(name, torch.int64) is not torch.int64:
+                yield instruction, f"{name} is {short_name(dtypes[name])}: places are counted in i64"
+            if extent < 1:
+                yield instruction, f"{name} counts to below {extent}"
 
 
 def _rule_scratch_columns(kernel: Kernel) -> Iterator[Fault]:
@@ -270,12 +290,12 @@ def _rule_scratch_columns(kernel: Kernel) -> Iterator[Fault]:
 
 def _rule_inputs_kept(kernel: Kernel) -> Iterator[Fault]:
     for _, instruction in _indexed(kernel):
-        if not isinstance(instruction, Load) and kernel.buffer(instruction.buffer).role is Role.INPUT:
+        if not isinstance(instruction, Load | Gather) and kernel.buffer(instruction.buffer).role is Role.INPUT:
             yield instruction, f"input {instruction.buffer} is written"
 
 
 def _rule_outputs_written(kernel: Kernel) -> Iterator[Fault]:
-    written = {instruction.buffer for _, instruction in _indexed(kernel) if not isinstance(instruction, Load)}
+    written = {instruction.buffer for _, instruction in _indexed(kernel) if not isinstance(instruction, Load | Gather)}
     for buffer in kernel.buffers:
         if buffer.role in (Role.OUTPUT, Role.INOUT) and buffer.name not in written:
             yield buffer, f"{buffer.name} is never written"
@@ -301,7 +321,7 @@ def _rule_read_back(kernel: Kernel) -> Iterator[Fault]:
 def _rule_stores(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for _, instruction in _indexed(kernel):
-        if isinstance(instruction, Load) or instruction.value not in dtypes:
+        if isinstance(instruction, Load | Gather) or instruction.value not in dtypes:
             continue
         want, have = kernel.buffer(instruction.buffer).dtype, dtypes[instruction.value]
         # A sum kept in f32 may end in a narrower buffer: it is rounded once, when the fold is complete.
@@ -360,7 +380,7 @@ def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
     """A fold over rows owns its output buffer, leaves rows out, and keeps the positions it names apart."""
     writers: dict[str, int] = {}
     for _, instruction in _indexed(kernel):
-        if not isinstance(instruction, Load):
+        if not isinstance(instruction, Load | Gather):
             writers[instruction.buffer] = writers.get(instruction.buffer, 0) + 1
     for stage, instruction in _indexed(kernel):
         if not isinstance(instruction, Accumulate):
@@ -389,6 +409,7 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "constants": _rule_constants,
     "index axes": _rule_index_axes,
     "bounds": _rule_bounds,
+    "gathers": _rule_gathers,
     "scratch columns": _rule_scratch_columns,
     "inputs kept": _rule_inputs_kept,
     "outputs written": _rule_outputs_written,

@@ -34,7 +34,8 @@ def reads(step: Step) -> tuple[str, ...]:
     """The buffers whose contents a step uses."""
     if isinstance(step, Library):
         values = [*step.args, *(value for _, value in step.kwargs)]
-        return tuple(operand.buffer for operand in operands_in(values))
+        condition = () if step.unless is None else (step.unless,)
+        return (*condition, *(operand.buffer for operand in operands_in(values)))
     pairs = zip(step.kernel.parameters, step.args, strict=False)
     return tuple(name for parameter, name in pairs if parameter.role is not Role.OUTPUT)
 
@@ -131,6 +132,8 @@ def _rule_results(program: Program) -> Iterator[Fault]:
             if places.get(name) is Place.CONSTANT:
                 yield step, f"constant {name} is written"
             owned = isinstance(step, Library) and not step.into
+            if isinstance(step, Library) and step.unless is not None:
+                yield step, f"{name} is filled only if {step.unless} is false"
             if name in places and (places[name] is Place.LIBRARY) != owned:
                 yield step, f"{name} is {places[name].value}, which this step cannot fill"
 

@@ -22,6 +22,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Kernel,
@@ -97,6 +98,11 @@ class _Run:
                 self.values[out] = torch.tensor(value, dtype=dtype).expand((1,) * len(self.axes))
             case Load(out, name, index):
                 self.values[out] = self.memory[name][self.buffer_positions(name, index, loop)]
+            case Gather(out, name, index, by):
+                where = self.buffer_positions(name, index, loop)
+                for source, stride, extent in by:
+                    where = where + self.values[source].clamp(0, extent - 1) * stride
+                self.values[out] = self.memory[name][where]
             case Position(out, index):
                 self.values[out] = self.positions(index, loop)
             case Compute(out, op, args, dtype):
@@ -201,6 +207,8 @@ def _resolve(value: Any, memory: dict[str, Tensor]) -> Any:
 
 
 def _call(step: Library, memory: dict[str, Tensor]) -> None:
+    if step.unless is not None and memory[step.unless].all():
+        return
     args = [_resolve(arg, memory) for arg in step.args]
     kwargs = {name: _resolve(value, memory) for name, value in step.kwargs}
     if step.into:

@@ -101,6 +101,20 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """`out = buffer[index + Σ stride · value]`, at places that only running yields.
+
+    Each of `by` is (value, stride, extent): an int64 that counts from 0 to below its extent. One outside of that is taken
+    for the nearest within, so that nothing outside of the buffer is ever read, whatever the values are.
+    """
+
+    out: str
+    buffer: str
+    index: Index
+    by: tuple[tuple[str, Size, Size], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """`out = index`, the position itself as an int64 value (arange, one-hot, triangular masks)."""
 
@@ -155,7 +169,7 @@ class Accumulate:
     value: str
 
 
-Instruction = Const | Load | Position | Compute | Cast | Store | Reduce | Accumulate
+Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Accumulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class Library:
     `outs` names the buffers its tensor results become (None for a result nobody reads). With `into`, the operator is an
     out-variant and the named buffers are passed as its `out` arguments (keyword names in `into`); without, the results
     are new tensors and the buffers are of `Place.LIBRARY`.
+
+    With `unless`, the call is there to raise: it is made only if that buffer, a single bool, holds false.
     """
 
     op: torch._ops.OpOverload
@@ -68,6 +70,7 @@ class Library:
     kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[str | None, ...]
     into: tuple[str, ...] = ()
+    unless: str | None = None
 
 
 Step = Launch | Library

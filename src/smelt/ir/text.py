@@ -34,6 +34,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Kernel,
@@ -84,6 +85,8 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{out} = const {format_constant(value)} : {short_name(dtype)}"
         case Load(out, buffer, index):
             return f"{out} = load {buffer}[{format_index(index)}]"
+        case Gather(out, buffer, index, by):
+            return f"{out} = gather {buffer}[{format_index(index)}] by {', '.join(map(_format_reach, by))}"
         case Position(out, index):
             return f"{out} = position {format_index(index)}"
         case Compute(out, op, args, dtype):
@@ -96,6 +99,11 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{out} = reduce {op} {source}"
         case Accumulate(buffer, op, index, source):
             return f"accumulate {op} {buffer}[{format_index(index)}] = {source}"
+
+
+def _format_reach(reach: tuple[str, Size, Size]) -> str:
+    value, stride, extent = reach
+    return f"({stride})*{value} below {extent}" if is_varying(stride) else f"{stride}*{value} below {extent}"
 
 
 def _format_axes(axes: Iterable[Axis]) -> str:
@@ -128,6 +136,8 @@ _TERM = re.compile(rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)")
 _STORE = re.compile(rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})")
 _ACCUMULATE = re.compile(rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})")
 _LOAD = re.compile(rf"load ({_NAME})\[([^\]]*)\]")
+_GATHER = re.compile(rf"gather ({_NAME})\[([^\]]*)\] by (.+)")
+_REACH = re.compile(rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)")
 _REDUCE = re.compile(rf"reduce (\w+) ({_NAME})")
 _TYPED = re.compile(r"(\w+) (.*) : (\w+)")
 
@@ -239,6 +249,11 @@ class _Parser:
         sizes = [(name, varying(self.world, stride)) for name, stride in terms.items()]
         return Index(tuple(sizes), varying(self.world, offset))
 
+    def _reach(self, text: str, whole: str) -> tuple[str, Size, Size]:
+        match = _need(_REACH.fullmatch(text), "an instruction", whole)
+        stride = int(match[1]) if re.fullmatch(r"-?\d+", match[1]) else self.size(match[1], whole, "an instruction")
+        return match[2], stride, self.size(match[3], whole, "an instruction")
+
     def _constant(self, text: str) -> float | int | bool:
         if self.world is not None and set(re.findall(_NAME, text)) & set(self.symbols):
             return self.size(text, text, "a constant")
@@ -254,6 +269,9 @@ class _Parser:
             raise SpecError("SM022", f"not an instruction: {text!r}")
         if match := _LOAD.fullmatch(rest):
             return Load(out, match[1], self.index(match[2]))
+        if match := _GATHER.fullmatch(rest):
+            parts = re.split(r", (?=(?:-?\d+|\(.+\))\*)", match[3])
+            return Gather(out, match[1], self.index(match[2]), tuple(self._reach(part, text) for part in parts))
         if match := _REDUCE.fullmatch(rest):
             return Reduce(out, _parse_reduction(match[1]), match[2])
         if rest.startswith("position "):
@@ -353,6 +371,8 @@ def _format_library(step: Library) -> str:
     parts = [_format_value(arg) for arg in step.args]
     parts += [f"{name}={_format_value(value)}" for name, value in step.kwargs]
     outs = ", ".join(name or "_" for name in step.outs)
+    if step.unless is not None:
+        return f"unless {step.unless}: call {step.op}({', '.join(parts)})"
     if step.into:
         parts += [f"{name}={out}" for name, out in zip(step.into, step.outs, strict=True)]
         return f"call {step.op}({', '.join(parts)})"

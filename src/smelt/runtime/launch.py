@@ -253,6 +253,7 @@ class _Table:
     def _find_arena_views(self, step: Step) -> None:
         operands = [self.wholes[name] for name in _written(step)]
         if isinstance(step, Library):
+            operands += [self.wholes[step.unless]] if step.unless is not None else []
             operands += _operands_in((step.args, tuple(value for _, value in step.kwargs)))
         for operand in operands:
             if self.buffers[operand.buffer].place is Place.ARENA:
@@ -296,7 +297,8 @@ class _Table:
         names = tuple(key for key, _ in named)
         results = () if step.into else tuple(self._result(name) for name in step.outs)
         is_one = bool(results) and len(step.op._schema.returns) == 1 and not _returns_list(step.op)
-        return ("call", BINDINGS.get(step.op, step.op), arguments, names, results, is_one, self._native(step))
+        unless = -1 if step.unless is None else self._whole(step.unless).value
+        return ("call", BINDINGS.get(step.op, step.op), arguments, names, results, is_one, self._native(step), unless)
 
     def _result(self, name: str | None) -> tuple[Any, ...] | None:
         if name is None:
@@ -373,6 +375,7 @@ def _last_uses(program: Program) -> dict[int, list[str]]:
         if isinstance(step, Library):
             named = tuple(value for _, value in step.kwargs)
             used = used + [operand.buffer for operand in _operands_in((step.args, named))]
+            used += [step.unless] if step.unless is not None else []
         for name in used:
             last[name] = position
     for operand in _operands_in(program.outputs):
