@@ -17,7 +17,7 @@ import torch
 
 from smelt import _native
 from smelt.base.errors import SmeltError
-from smelt.base.events import collect, counters
+from smelt.base.events import Event, collect, counters
 from smelt.base.options import Options
 from smelt.capture import CompiledRegion
 from smelt.explain.explanation import Explanation, from_events
@@ -247,12 +247,18 @@ def record(path: str | os.PathLike[str], title: str = "") -> contextlib.Abstract
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:
-    """`explain(fn)(*args)` compiles `fn` afresh (settings as for `compile`), runs it once, and says what happened."""
+    """`explain(fn)(*args)` compiles `fn` afresh (settings as for `compile`), runs it once, and says what happened.
+
+    What it returns may be called again, with other arguments: it then explains all calls together, so that what made
+    the function compile again is seen as well.
+    """
+    compiled = compile(function, **settings)
+    events: list[Event] = []
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
-        compiled = compile(function, **settings)
-        with collect() as events:
+        with collect() as seen:
             compiled(*args, **kwargs)
+        events.extend(seen)
         return from_events(events)
 
     return run

@@ -267,7 +267,7 @@ def test_the_reason_names_the_sizes() -> None:
     with collect() as events:
         for n, m in ((3, 3), (4, 4), (5, 6)):
             compiled(torch.ones(n), torch.ones(m))
-    reasons = [event.subject for event in events if event.channel == "recompiles"]
+    reasons = [event.subject.reason for event in events if event.channel == "recompiles"]  # type: ignore[attr-defined]
     assert reasons[1] == "expected x.shape[0] == y.shape[0], got x.shape[0] = 5, y.shape[0] = 6"
 
 

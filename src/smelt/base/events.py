@@ -48,6 +48,7 @@ class Event:
 class _Sinks(threading.local):
     def __init__(self) -> None:
         self.lists: list[list[Event]] = []
+        self.inside = 0.0  # seconds of stages that ended inside the one that is timed now
 
 
 _sinks = _Sinks()
@@ -112,17 +113,24 @@ def collect() -> Iterator[list[Event]]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long one stage of one compilation took."""
+    """How long one stage of one compilation took; `own` is the part of it that no stage inside it took."""
 
     stage: str
     seconds: float
+    own: float
 
 
 @contextlib.contextmanager
 def timed(stage: str) -> Iterator[None]:
     """Report how long the block took, on the "timing" channel."""
+    if not wanted("timing"):
+        yield
+        return
+    inside, _sinks.inside = _sinks.inside, 0.0
     start = time.perf_counter()
-    yield
-    if wanted("timing"):
+    try:
+        yield
+    finally:
         seconds = time.perf_counter() - start
-        emit("timing", f"{stage}: {seconds * 1000:.1f} ms", Timing(stage, seconds))
+        own, _sinks.inside = seconds - _sinks.inside, inside + seconds
+    emit("timing", f"{stage}: {seconds * 1000:.1f} ms", Timing(stage, seconds, own))

@@ -2,7 +2,17 @@
 
 from smelt.capture.breaks import REASONS
 from smelt.capture.marks import DISABLED, graph_break, mark_dynamic
+from smelt.capture.recompiles import RecompileRecord
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.region import CompiledRegion
 
-__all__ = ["DISABLED", "REASONS", "BreakRecord", "CompiledRegion", "GraphRecord", "graph_break", "mark_dynamic"]
+__all__ = [
+    "DISABLED",
+    "REASONS",
+    "BreakRecord",
+    "CompiledRegion",
+    "GraphRecord",
+    "RecompileRecord",
+    "graph_break",
+    "mark_dynamic",
+]

@@ -26,6 +26,7 @@ from smelt.capture.loops import PLACE
 from smelt.capture.marks import DISABLED
 from smelt.capture.plan import GraphFailed, Plan, Return, Stop, what_is_returned
 from smelt.capture.policy import frame_is_worth_capturing
+from smelt.capture.recompiles import RecompileRecord
 from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
@@ -179,12 +180,15 @@ class Engine:
             reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
             follow_loops = PLACE not in reason and len(known) < 2
             count("recompiles")
-            emit("recompiles", f"{name}: {reason}", reason)
+            frame = frames[-1]
+            place = frame.info.code.co_firstlineno if frame.index == 0 else frame.instruction.line
+            record = RecompileRecord(name, reason, frame.info.code.co_filename, place, len(known) + 1)
+            emit("recompiles", str(record), record)
             if len(known) >= config.cache_size_limit:
                 self._give_up(
                     key,
                     f"SM011: {name} was compiled {len(known)} times (cache_size_limit); where no version fits it runs "
-                    f"in Python from now on. What keeps changing: {reason}. Keep it constant, or pass it as a tensor.",
+                    f"in Python from now on. What keeps changing: {reason}. Hint: {record.hint}.",
                 )
                 return None
         try:

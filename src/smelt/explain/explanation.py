@@ -20,7 +20,7 @@ from typing import Any
 
 from smelt.autograd.partition import Halves
 from smelt.base.events import Event, Timing
-from smelt.capture import BreakRecord, GraphRecord
+from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
 from smelt.explain.guard_words import GuardWords, in_words
 from smelt.ir.graph import Traced, format_graph
 from smelt.ir.joint import Saved
@@ -59,8 +59,9 @@ class GraphStory:
 
     @property
     def library_calls(self) -> list[str]:
-        steps = [(program, step) for program in self.programs for step in program.steps]
-        return [f"{program.name}: {step.op}" for program, step in steps if isinstance(step, Library)]
+        """Those that every call makes; not those that are there to raise."""
+        steps = [(program, step) for program in self.programs for step in program.steps if isinstance(step, Library)]
+        return [f"{program.name}: {step.op}" for program, step in steps if step.unless is None]
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -110,10 +111,11 @@ class Explanation:
 
     stories: tuple[GraphStory, ...]
     break_reasons: tuple[BreakRecord, ...]
-    recompile_reasons: tuple[str, ...]
+    recompile_reasons: tuple[RecompileRecord, ...]
+    left_to_python: tuple[str, ...]  # frames that nothing was captured of, and why
     out_guards: tuple[str, ...]
     programs: tuple[Program, ...]
-    compile_times: tuple[tuple[str, float], ...]  # seconds per stage, over all graphs
+    compile_times: tuple[tuple[str, float], ...]  # seconds per stage, those within it apart, over all graphs
     events: tuple[Event, ...] = field(default=(), repr=False)
 
     @property
@@ -145,8 +147,8 @@ class Explanation:
     def advice(self) -> list[str]:
         """What to change to get fewer breaks, recompiles and bytes."""
         found = [f"{record.where}: {record.hint} ({record.reason})" for record in self.break_reasons]
-        found += [f"compiled again because {reason}: keep it constant, or pass it as a tensor"
-                  for reason in self.recompile_reasons]  # fmt: skip
+        found += [f"{record.where}: {record.hint} ({record.function} was compiled again: {record.reason})"
+                  for record in self.recompile_reasons]  # fmt: skip
         saved = sum(story.saved_bytes for story in self.stories)
         if saved > 1 << 20:
             size = f"{saved / 1e6:.1f} MB"
@@ -167,6 +169,7 @@ class Explanation:
                 f"    Hint: {record.hint}",
             ]
             lines += ["    User Stack:", *(f"      {frame}" for frame in record.stack)]
+        lines += self._changes_text()
         lines.append("Ops per Graph:")
         for number, ops in enumerate(self.ops_per_graph, 1):
             lines += [f"  Ops {number}:", *(f"    {op}" for op in ops)]
@@ -182,6 +185,20 @@ class Explanation:
         lines += ["What To Change:", *(f"  {line}" for line in self.advice or ["nothing"])]
         return "\n".join(lines)
 
+    def _changes_text(self) -> list[str]:
+        """What users of `torch.compile` do not know, and is there only when there is something to say."""
+        lines = ["Recompile Reasons:"] if self.recompile_reasons else []
+        for number, record in enumerate(self.recompile_reasons, 1):
+            lines += [
+                f"  Recompile Reason {number}:",
+                f"    Reason: {record.reason}",
+                f"    Hint: {record.hint}",
+                f"    Function: {record.where} in {record.function}, version {record.version}",
+            ]
+        if self.left_to_python:
+            lines += ["Left To Python:", *(f"  {text}" for text in self.left_to_python)]
+        return lines
+
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for `json.dumps`."""
         return {
@@ -193,7 +210,12 @@ class Explanation:
                  "stack": list(each.stack)}
                 for each in self.break_reasons
             ],
-            "recompile_reasons": list(self.recompile_reasons),
+            "recompile_reasons": [
+                {"function": each.function, "reason": each.reason, "hint": each.hint, "file": each.file,
+                 "line": each.line, "version": each.version}
+                for each in self.recompile_reasons
+            ],
+            "left_to_python": list(self.left_to_python),
             "graphs": [story.to_dict() for story in self.stories],
             "out_guards": list(self.out_guards),
             "compile_times": dict(self.compile_times),
@@ -220,11 +242,14 @@ def from_events(events: Sequence[Event]) -> Explanation:
     """Put together what a run reported."""
     times: Counter[str] = Counter()
     for timing in _subjects(events, "timing", Timing):
-        times[timing.stage] += timing.seconds
+        times[timing.stage] += timing.own
     return Explanation(
         stories=tuple(_stories(events)),
         break_reasons=_subjects(events, "breaks", BreakRecord),
-        recompile_reasons=tuple(event.text for event in events if event.channel == "recompiles"),
+        recompile_reasons=_subjects(events, "recompiles", RecompileRecord),
+        left_to_python=tuple(
+            event.text for event in events if event.channel == "breaks" and not isinstance(event.subject, BreakRecord)
+        ),
         out_guards=tuple(
             line.strip() for event in events if event.channel == "guards" for line in event.text.splitlines()[1:]
         ),

@@ -74,7 +74,7 @@ function drawOverview(view) {
     view.append(make("p", {}, make("b", {}, each.code + " "), each.reason + " ", place(each.file, each.line), make("br"), make("span", { class: "quiet" }, each.hint)));
   view.append(make("h2", {}, "Recompiles"));
   if (!data.recompiles.length) view.append(make("p", { class: "quiet" }, "none"));
-  for (const text of data.recompiles) view.append(make("p", {}, text));
+  for (const each of data.recompiles) view.append(make("p", {}, `${each.function}: ${each.reason}`));
 }
 
 const lineAt = new Map();
@@ -336,7 +336,7 @@ function drawGuards(view) {
     view.append(make("ul", {}, ...graph.guards.map((text) => make("li", {}, text))));
   });
   view.append(make("h2", {}, "Recompiles"));
-  view.append(data.recompiles.length ? make("ul", {}, ...data.recompiles.map((text) => make("li", {}, text))) : make("p", { class: "quiet" }, "none"));
+  view.append(data.recompiles.length ? make("ul", {}, ...data.recompiles.map((each) => make("li", {}, `${each.function}: ${each.reason}`))) : make("p", { class: "quiet" }, "none"));
 }
 
 function drawTime(view) {
