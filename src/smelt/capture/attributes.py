@@ -379,7 +379,10 @@ def _cached(interp: Interpreter, value: Value, found: "functools.cached_property
     """`functools.cached_property`: computed once, then an entry of the object's `__dict__`."""
     if found.attrname is None or not isinstance(value, Instance | Object):
         raise Unsupported("B007", f"a cached property of {describe(value)}")
-    answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
+    try:
+        answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
+    except Raised:  # with a line of functools in its traceback
+        raise Unsupported("B007", f"{found.attrname} of {describe(value)}, a cached property that raises") from None
     members = _members(interp, value)
     interp.touch(members)
     members.items[found.attrname] = answer

@@ -54,12 +54,13 @@ def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
             if isinstance(plan, Return):
                 return plan.finish(collected)
             frames = plan.state(collected)
-        except GraphFailed as failure:
-            if failure.writes:
-                raise failure.error from None
-            action = _finish_eagerly
+            action = _finish_eagerly if plan.eager else _one_step(plan)
             continue
-        action = _finish_eagerly if plan.eager else _one_step(plan)
+        except GraphFailed as raised:
+            failure = raised
+        if failure.writes:
+            raise failure.error
+        action = _finish_eagerly
 
 
 def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:

@@ -53,7 +53,9 @@ class Tape:
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
-        self.acts = False  # whether an operator draws random numbers or raises for some values: it runs in any case
+        self.draws = False  # whether an operator draws random numbers
+        self.raises = False  # whether an operator raises for some values
+        self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
@@ -272,6 +274,20 @@ class Tape:
         """Whether a tensor from outside, or a view of one, is written."""
         return any(value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
 
+    @property
+    def acts(self) -> bool:
+        """Whether the graph runs even if nobody wants its results."""
+        return self.writes or self.draws or self.raises
+
+    def may_raise(self) -> None:
+        """The operator that comes now raises for some values: what is written by then may have to be undone."""
+        self.raises = True
+        self.at_risk |= self.written()
+
+    def written(self) -> set[fx.Node]:
+        """Inputs that are written."""
+        return {node for node, (ghost, _) in self._histories.items() if ghost._version}
+
     def rebased(self) -> set[fx.Node]:
         """Inputs that are written with gradients: they have another history than they came with."""
         return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
@@ -398,8 +414,10 @@ class Witness(GhostMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Many[type], args: tuple[Any, ...] = (), kwargs: Mapped[str, Any] | None = None
     ) -> Any:
-        if is_random(func) or raises(func, args):
-            self._tape.acts = True
+        if is_random(func):
+            self._tape.draws = True
+        if raises(func, args):
+            self._tape.may_raise()
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

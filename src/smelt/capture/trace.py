@@ -24,7 +24,7 @@ from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside, may_pin, pin_tensor
-from smelt.capture.plan import Computation, Entrance, FrameRecipe, GraphRun, Plan, Return, Stop, Unwritten
+from smelt.capture.plan import Computation, Entrance, FrameRecipe, Plan, Return, Stop
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.replay import given_up, replay
@@ -34,11 +34,11 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
+from smelt.capture.undo import apart, undoing_draws, undoing_writes
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
-from smelt.runtime.wrap import forbids_writing
 
 SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
 
@@ -402,7 +402,7 @@ class _Closing:
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
         recipe, self.number = self.build.seal(collected)
         run = None
-        if self.build.outputs or self.tape.writes or self.tape.acts:
+        if self.build.outputs or self.tape.acts:
             traced = Traced(self.tape.graph, Level.TORCH, {})
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line
@@ -413,9 +413,12 @@ class _Closing:
             with without_default_devices():
                 run = traced.to_module() if self._ends_at_forbidden_write() else self.compile_graph(traced)
             if self.tape.writes_inputs:
-                rebased = self.tape.rebased()
-                places = [place for place, node in enumerate(placeholders(self.tape.graph)) if node in rebased]
-                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run, places)
+                inputs = placeholders(self.tape.graph)
+                kinds = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+                places = [[place for place, node in enumerate(inputs) if node in kind] for kind in kinds]
+                run = undoing_writes(apart(run, traced) if len(arguments) > 1 else run, *places)
+            if self.tape.draws and self.tape.raises:
+                run = undoing_draws(run, self.tape.writes_inputs)
             if self.inference:
                 run = torch.inference_mode()(run)
             if self.entry.devices:
@@ -454,49 +457,6 @@ class _Closing:
         if frame.instruction.name not in STEPS:
             return True
         return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
-
-
-def apart(run: GraphRun, traced: Traced) -> GraphRun:
-    """Run a graph that writes its inputs; where two of them share memory, operator by operator as it was captured.
-
-    A compiled graph may compute in another order, which only tensors that lie apart cannot notice.
-    """
-    plainly: list[GraphRun] = []
-
-    def checked(*inputs: Any) -> Any:
-        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
-        places = {tensor.untyped_storage()._cdata for tensor in tensors}
-        if len(places) == len(tensors):
-            return run(*inputs)
-        if not plainly:
-            plainly.append(traced.to_module().forward)
-        return plainly[0](*inputs)
-
-    return checked
-
-
-def noting_writes(run: GraphRun, rebased: list[int]) -> GraphRun:
-    """Run a graph that writes its inputs; what it raises before it has written any is `Unwritten`.
-
-    Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those.
-    """
-
-    def versions(inputs: tuple[Any, ...]) -> list[int]:
-        return [each._version for each in inputs if isinstance(each, torch.Tensor) and not each.is_inference()]
-
-    def noted(*inputs: Any) -> Any:
-        if any(forbids_writing(inputs[place]) for place in rebased):
-            raise Unwritten(RuntimeError("autograd forbids to write an input"))
-        before = versions(inputs)
-        try:
-            return run(*inputs)
-        except Exception as error:
-            tracked = len(before) == sum(isinstance(each, torch.Tensor) for each in inputs)
-            if tracked and versions(inputs) == before:
-                raise Unwritten(error) from None
-            raise
-
-    return noted
 
 
 def _is_own(frame: Frame, slot: int) -> bool:

@@ -74,13 +74,15 @@ def why_not_share(node: fx.Node) -> str | None:
 
 
 def raises(target: object, args: Sequence[Any]) -> bool:
-    """Whether an operator raises for some values of the tensors it is given, which may be nodes."""
+    """Whether an operator raises for some values of the tensors it is given, which may be nodes; or only for that."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     name = _names.get(target)
     if name is None:
-        name = _names[target] = target._schema.name.removeprefix("aten::")
-    if name in _RAISING:
+        schema = target._schema
+        checks = not schema.returns and not schema.is_mutable
+        name = _names[target] = CHECK if checks else schema.name.removeprefix("aten::")
+    if name in _RAISING or name is CHECK:
         return True
     return name in _DIVISIONS and len(args) > 1 and _is_zero_possible(args[1])
 

@@ -1,0 +1,107 @@
+"""Running a graph so that nothing has happened where it fails.
+
+Python then runs the state again from its start, and raises from the user's line, inside the user's handlers, with all
+that comes before it done.
+
+    w += 1; x[i]     i out of range   →   w as it was, `Unwritten(IndexError)`
+
+Compiled graphs write their inputs when nothing can fail any more. Graphs that PyTorch runs write as they go: inputs
+written before an operator that raises for some values are kept as they were.
+"""
+
+from typing import Any
+
+import torch
+
+from smelt.capture.plan import GraphRun, Unwritten
+from smelt.ir.graph import Traced
+from smelt.runtime.wrap import forbids_writing
+
+
+def apart(run: GraphRun, traced: Traced) -> GraphRun:
+    """Run a graph that writes its inputs; where two of them share memory, operator by operator as it was captured.
+
+    A compiled graph may compute in another order, which only tensors that lie apart cannot notice.
+    """
+    plainly: list[GraphRun] = []
+
+    def checked(*inputs: Any) -> Any:
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
+        places = {tensor.untyped_storage()._cdata for tensor in tensors}
+        if len(places) == len(tensors):
+            return run(*inputs)
+        if not plainly:
+            plainly.append(traced.to_module().forward)
+        return plainly[0](*inputs)
+
+    return checked
+
+
+def undoing_writes(run: GraphRun, written: list[int], rebased: list[int], at_risk: list[int]) -> GraphRun:
+    """Run a graph that writes its inputs; what it raises is `Unwritten` if they are as they were.
+
+    Of the inputs that are `written`, some are `rebased`, which is written with gradients, and some `at_risk`, which is
+    written before something may raise.
+
+    Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those. So
+    it does where a view would come to have gradients, and could not lose them again.
+    """
+    for_good = [place for place in rebased if place in at_risk]
+
+    def undoing(*inputs: Any) -> Any:
+        if any(forbids_writing(inputs[place]) for place in rebased):
+            raise Unwritten(RuntimeError("autograd forbids to write an input"))
+        if any(inputs[place]._is_view() and not inputs[place].requires_grad for place in for_good):
+            raise Unwritten(RuntimeError("a view comes to have gradients before something may raise"))
+        before = [(inputs[place], _version(inputs[place])) for place in written]
+        kept = [_copy(inputs[place], place in rebased) if place in at_risk else None for place in written]
+        try:
+            return run(*inputs)
+        except Exception as error:
+            changed = [
+                (tensor, copy)
+                for (tensor, version), copy in zip(before, kept, strict=True)
+                if version is None or tensor._version != version
+            ]
+            if any(copy is None for _, copy in changed):
+                raise
+            for tensor, copy in changed:
+                _restore(tensor, copy)
+            raise Unwritten(error) from None
+
+    return undoing
+
+
+def undoing_draws(run: GraphRun, writes: bool) -> GraphRun:
+    """Run a graph that draws random numbers; where it raises, none have been drawn: Python will draw them."""
+
+    def undoing(*inputs: Any) -> Any:
+        state = torch.get_rng_state()
+        try:
+            return run(*inputs)
+        except Exception as error:
+            if not writes or isinstance(error, Unwritten):
+                torch.set_rng_state(state)
+            raise
+
+    return undoing
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written; None if nobody counts that."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _copy(tensor: torch.Tensor, rebased: bool) -> torch.Tensor:
+    with torch.set_grad_enabled(rebased):
+        return tensor.clone()
+
+
+def _restore(tensor: torch.Tensor, copy: Any) -> None:
+    if copy.requires_grad:  # gradients go where they went, by way of the copy
+        with torch.enable_grad():
+            tensor.copy_(copy)
+        return
+    if tensor.requires_grad and not tensor.is_leaf:
+        tensor.detach_()
+    tensor.data.copy_(copy)

@@ -1,0 +1,148 @@
+"""Graphs that fail half way: nothing of them has happened, and Python runs from their start and raises."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from tests.capture.programs import compare, error_shape
+
+BACKENDS = ("eager", "aot_eager", "llvm")
+X = torch.arange(3.0)
+IN, OUT = torch.tensor([1]), torch.tensor([9])
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.steps = torch.zeros(3)
+
+
+def uncaught(x: torch.Tensor, i: torch.Tensor, counted: Any) -> Any:
+    counted.calls += 1
+    counted.steps += 1
+    return x[i] * counted.steps
+
+
+def caught(x: torch.Tensor, i: torch.Tensor, counted: Any) -> Any:
+    counted.calls += 1
+    counted.steps += 1
+    try:
+        return x[i] * counted.steps
+    except IndexError:
+        return x - counted.steps
+
+
+def after_a_break(x: torch.Tensor, i: torch.Tensor, counted: Any) -> Any:
+    print("broken")
+    counted.calls += 1
+    counted.steps += 1
+    return x[i] * counted.steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [uncaught, caught, after_a_break], ids=lambda f: f.__name__)
+def test_what_was_written_before_an_error_is_written_once(function: Callable[..., Any], backend: str) -> None:
+    def seen(call: Callable[..., Any]) -> list[Any]:
+        counted, atoms = Counted(), []
+        for index in (IN, OUT, OUT, IN):
+            try:
+                atoms.append(call(X, index, counted).tolist())
+            except IndexError as error:
+                atoms.append(error_shape(error))
+            atoms += [counted.calls, counted.steps.tolist()]
+        return atoms
+
+    assert seen(smelt.compile(function, backend=backend)) == seen(function)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("first", [IN, OUT], ids=["fails later", "fails at once"])
+@pytest.mark.parametrize("view", [False, True], ids=["whole", "view"])
+@pytest.mark.parametrize("has_history", [False, True], ids=["plain", "with history"])
+def test_histories_of_what_was_written_before_an_error(
+    backend: str, first: torch.Tensor, view: bool, has_history: bool
+) -> None:
+    def written(x: torch.Tensor, i: torch.Tensor, into: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        into += w * 2
+        try:
+            return x[i] * into.sum()
+        except IndexError:
+            return into * w
+
+    def seen(call: Callable[..., Any]) -> list[Any]:
+        w = torch.ones(3, requires_grad=True)
+        leaf = torch.arange(6.0).reshape(2, 3).requires_grad_(has_history)
+        whole = leaf * 3
+        into = whole[0] if view else whole[0].clone()
+        atoms: list[Any] = []
+        for index in (first, OUT):
+            result = call(X, index, into, w)
+            (result.sum() + whole.sum()).backward(retain_graph=True)
+            flags = [into.requires_grad, into.is_leaf, whole.requires_grad]
+            grads = [each.grad.tolist() for each in (w, leaf) if each.grad is not None]
+            atoms.append((result.tolist(), into.tolist(), whole.tolist(), flags, grads))
+        return atoms
+
+    assert seen(smelt.compile(written, backend=backend)) == seen(written)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_inference_mode(backend: str) -> None:
+    def run(call: Callable[..., Any]) -> Any:
+        with torch.inference_mode():
+            counted = Counted()
+            return [(call(X, index, counted).tolist(), counted.steps.tolist()) for index in (IN, OUT)]
+
+    assert run(smelt.compile(caught, backend=backend)) == run(caught)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_numbers_are_drawn_once(backend: str) -> None:
+    def drawn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(3)
+        try:
+            return x[i] + noise
+        except IndexError:
+            return noise
+
+    def run(call: Callable[..., Any]) -> Any:
+        torch.manual_seed(3)
+        return [call(X, index).tolist() for index in (IN, OUT, OUT, IN)]
+
+    assert run(smelt.compile(drawn, backend=backend)) == run(drawn)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checks_run_though_nobody_wants_their_results(backend: str) -> None:
+    def checked(x: torch.Tensor) -> int:
+        torch.linalg.cholesky(x)
+        return 1
+
+    compiled = smelt.compile(checked, backend=backend)
+    assert compiled(torch.eye(3)) == 1
+    with pytest.raises(RuntimeError, match="positive-definite"):
+        compiled(-torch.eye(3))
+
+
+class Summed:
+    @functools.cached_property
+    def total(self) -> Any:
+        return self.missing.sum()  # type: ignore[attr-defined]
+
+
+def test_a_cached_property_that_raises_has_its_line_of_functools() -> None:
+    def uncaught(x: torch.Tensor) -> Any:
+        return x * 2 + Summed().total
+
+    def caught(x: torch.Tensor) -> Any:
+        try:
+            return x * 2 + Summed().total
+        except AttributeError:
+            return x * 3
+
+    compare(uncaught, X)
+    assert compare(caught, X).break_codes[0] == "B007"
