@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from smelt.base.errors import SmeltError
@@ -41,8 +41,12 @@ class Event:
     """One thing that happened: the channel it belongs to, its text, and the object it speaks of."""
 
     channel: str
-    text: str
+    words: str | Callable[[], str]  # a function of nothing for a text that is costly, and the same whenever it is made
     subject: object = None
+
+    @property
+    def text(self) -> str:
+        return self.words if isinstance(self.words, str) else self.words()
 
 
 class _Sinks(threading.local):
@@ -84,15 +88,15 @@ def collecting() -> bool:
     return bool(_sinks.lists)
 
 
-def emit(channel: str, text: str, subject: object = None) -> None:
+def emit(channel: str, words: str | Callable[[], str], subject: object = None) -> None:
     """Report an event to whoever collects on this thread, and to stderr if its channel is switched on."""
     if channel not in CHANNELS:
         raise KeyError(f"events.emit: no channel {channel!r}")
-    event = Event(channel, text, subject)
+    event = Event(channel, words, subject)
     for sink in _sinks.lists:
         sink.append(event)
     if channel in _printed:
-        print(f"[smelt {channel}] {text}", file=sys.stderr, flush=True)
+        print(f"[smelt {channel}] {event.text}", file=sys.stderr, flush=True)
 
 
 def count(name: str, amount: int = 1) -> None:

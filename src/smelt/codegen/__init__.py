@@ -9,9 +9,9 @@ schedule (how loops run) → body (LLVM text, with scalars, folds and math) → 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smelt.codegen.build import CompiledKernel, assembly, compile_kernels, forget
+    from smelt.codegen.build import CompiledKernel, assembly, compile_kernels, forget, source
 
-__all__ = ["CompiledKernel", "assembly", "compile_kernels", "forget"]
+__all__ = ["CompiledKernel", "assembly", "compile_kernels", "forget", "source"]
 
 
 def __getattr__(name: str) -> Any:

@@ -103,7 +103,7 @@ def _build(new: dict[str, Kernel]) -> None:
         events.emit("llvm", text, list(new.values()))
     built = engine.load(text, target)
     if events.wanted("asm"):
-        events.emit("asm", engine.assemble(text, target), list(new.values()))
+        events.emit("asm", lambda: engine.assemble(text, target), list(new.values()))
     for number, ((key, kernel), code) in enumerate(zip(new.items(), codes, strict=True)):
         symbol, buffers = f"k{number}", len(kernel.parameters) + bool(code.sizes)
         address, workspace = built.address(symbol), code.per_thread_workspace
@@ -138,6 +138,11 @@ def _join(codes: Sequence[Code]) -> str:
 def module_text(kernels: Sequence[Kernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
     return _join(_codes(kernels, target))
+
+
+def source(kernel: Kernel) -> str:
+    """The LLVM IR of one kernel, for people to read."""
+    return module_text([kernel], find("cpu"))
 
 
 def assembly(kernels: Sequence[Kernel]) -> str:

@@ -129,7 +129,7 @@ def _fuse(traced: Traced, context: Context) -> Program:
         program = program.unplanned()
     events.count("kernels", len(program.kernels))
     if events.wanted("kernels"):
-        events.emit("kernels", format_program(program), program)
+        events.emit("kernels", lambda: format_program(program), program)
     return program
 
 

@@ -26,6 +26,7 @@ from smelt.base.errors import UnexpectedResult
 from smelt.base.sizes import Shape, Size
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 from smelt.runtime.interface import connect, dtype_code
+from smelt.runtime.profile import note
 
 ARENA_ALIGNMENT = 64
 
@@ -112,6 +113,7 @@ class Executable:
         )
         self.run.__dict__["executable"] = self
         self.run.__dict__["in_place"] = any(output is None for output in program.outputs)
+        note(self)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         return self.run(*inputs)
