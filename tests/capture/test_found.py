@@ -347,3 +347,40 @@ def test_a_write_that_autograd_forbids_raises(backend: str) -> None:
 
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         smelt.compile(f, backend=backend)(X.clone().requires_grad_(), X)
+
+
+def _one_of_several(x: torch.Tensor) -> Any:
+    return x.unbind()[1]
+
+
+def _without_gradients(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return x.t()[1]
+
+
+def _view(x: torch.Tensor) -> Any:
+    return x.t()[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("made", [_one_of_several, _without_gradients, _view], ids=lambda made: made.__name__)
+def test_who_may_be_written_is_the_same_behind_a_break(backend: str, grad: bool, made: Any) -> None:
+    """Results of a compiled graph were tensors that anyone may write, or views that nobody may, whatever eager has."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        z = made(x * 2)
+        smelt.graph_break()
+        z += w.sum()
+        return z
+
+    def outcome(call: Any) -> Any:
+        x, w = X.clone().requires_grad_(grad), torch.ones(3, requires_grad=True)
+        try:
+            z = call(x, w)
+            z.sum().backward()
+        except RuntimeError as error:
+            return str(error).split(" is being modified", 1)[1]
+        return [None if each is None else each.tolist() for each in (z, w.grad, x.grad)]
+
+    assert outcome(smelt.compile(f, backend=backend)) == outcome(f)

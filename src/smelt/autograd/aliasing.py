@@ -117,7 +117,8 @@ def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
     for position in positions:
         output = outputs[position]
         assert isinstance(output, torch.Tensor)
-        base = output._base if several and output._is_view() else None
+        apart = not several and not (output.requires_grad and _made(output) == "MULTI_OUTPUT_NODE")
+        base = None if apart or not output._is_view() else output._base
         candidates.append((output, position, False) if base is None else (base, position, True))
     candidates.sort(key=lambda candidate: (not candidate[0].requires_grad, candidate[2]))
     tensor, position, beneath = candidates[0]
@@ -130,7 +131,8 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, st
     """(steps, alias, detached, made) that make `output` of `base`."""
     assert isinstance(output, torch.Tensor)
     if output is base:
-        return (), False, False, "DEFAULT"
+        made = _made(output)
+        return (), made != "DEFAULT", False, made
     detached = base.requires_grad and not output.requires_grad
     node, base_node = settled(output).node, settled(base).node
     assert node is not None and base_node is not None
@@ -144,7 +146,12 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, st
         if output.requires_grad:
             raise CannotTrace("an output shows the memory of another value and has gradients of its own")
         return (*steps, ViewStep(aten.detach.default, ())), True, False, "DEFAULT"
-    return steps, True, detached, torch._C._autograd._get_creation_meta(output).name
+    return steps, True, detached, _made(output)
+
+
+def _made(output: torch.Tensor) -> str:
+    """How a view came about, in PyTorch's word; "DEFAULT" for what may be written like any tensor."""
+    return str(torch._C._autograd._get_creation_meta(output).name) if output._is_view() else "DEFAULT"
 
 
 def _copied(results: Sequence[Result]) -> tuple[int, ...]:

@@ -26,8 +26,9 @@ from smelt import _native
 from smelt.base.collector import paused
 from smelt.base.errors import SmeltError, UnexpectedResult
 from smelt.ir.graph import Traced
-from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Replay
+from smelt.ir.joint import Plan, Replay
 from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.outputs import finisher, own_tensors
 
 Flat = Callable[..., "tuple[Any, ...]"]
 
@@ -74,7 +75,7 @@ class _Forward:
         self.forward = forward
         self.plan = plan
         self.eager = eager
-        self.finish = _finisher(plan)
+        self.finish = finisher(plan)
         self.in_place: bool = getattr(forward, "in_place", False)  # whether it writes to inputs itself
         # Nothing to be done but to compute: see `_quick_forward`.
         self.is_simple = self.finish is None and not (plan.copied or plan.written or plan.rebased or self.in_place)
@@ -104,7 +105,8 @@ class _Forward:
                 torch._C._set_grad_enabled(True)
         if plan.written:
             _write_back(plan, inputs, values[plan.results : plan.forward_outputs])
-        return tuple(values) if self.finish is None else self.finish(inputs, values)
+        results = own_tensors(values[: plan.results])
+        return tuple(results) if self.finish is None else self.finish(inputs, results)
 
 
 _numbers = itertools.count()
@@ -134,7 +136,7 @@ class _Differentiable:
         self.replay = replay
         self.eager = eager
         self.consuming = consuming
-        self.finish = _finisher(plan)
+        self.finish = finisher(plan)
         # Where each saved tensor comes from: an input's number, or a position among the forward's values.
         self.kept = tuple(
             (saved.source is not None, plan.forward_outputs + place if saved.source is None else saved.source)
@@ -250,7 +252,7 @@ class _Joined(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.joined = (state, others, hooked, box[1])  # in one: every attribute of a context costs
         if not state.only_results:
-            box.append(list(values[: plan.forward_outputs]))
+            box.append([*own_tensors(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
         return _results([values[index] for index in plan.differentiable])
 
     @staticmethod
@@ -468,7 +470,7 @@ def _quick_forward(state: _Forward) -> Flat:
         if recording:
             set_recording(False)
         try:
-            return tuple(compute(*inputs))
+            return tuple(own_tensors(compute(*inputs)))
         except UnexpectedResult:
             if eager is None:
                 raise
@@ -749,45 +751,3 @@ def _write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence
     if counted:
         counters, versions = zip(*counted, strict=True)
         torch._C._autograd._unsafe_set_version_counter(counters, versions)
-
-
-def _finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
-    """What makes outputs of inputs and results; None if the results are the outputs."""
-    if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.written:
-        return None
-    outputs = plan.outputs
-
-    def finish(inputs: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-        made: list[Any] = []
-        for output in outputs:
-            made.append(_make(output, inputs, values, made))
-        return tuple(made)
-
-    return finish
-
-
-def _make(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
-    if isinstance(output, FromResult | FromInput):
-        tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
-        if not output.alias:
-            return tensor
-        return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
-    return output.value if isinstance(output, Plain) else made[output.index]
-
-
-def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
-    if output.detached or not output.steps:
-        tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
-    for step in output.steps:
-        tensor = step.apply(tensor)
-    return tensor
-
-
-def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
-    """A view that PyTorch is told how it was made: without gradients, or as one of several."""
-    marks = torch._C._autograd.CreationMeta
-    with torch.set_grad_enabled(output.made != "NO_GRAD_MODE" and torch.is_grad_enabled()):
-        tensor = _alias(output, tensor)
-    if tensor._is_view():
-        torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.made))
-    return tensor

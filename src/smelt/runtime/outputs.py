@@ -1,0 +1,62 @@
+"""Outputs of a compiled graph, made of what it computed and of its inputs.
+
+    FromResult(0), FromInput(1, (view,), alias=True)   →   (values[0], inputs[1].view(…))
+
+PyTorch remembers of a view how it was made, and lets nobody write some: one of several, or one made without gradients.
+Outputs are views, and such views, where eager's are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan
+
+
+def own_tensors(values: Sequence[Any]) -> list[Any]:
+    """Results as tensors of their own: compiled graphs run without gradients, and views made there may not be written
+    with gradients."""
+    return [value.detach() if value._is_view() else value for value in values]
+
+
+def finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
+    """What makes outputs of inputs and results; None if the results are the outputs."""
+    if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.written:
+        return None
+    outputs = plan.outputs
+
+    def finish(inputs: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+        made: list[Any] = []
+        for output in outputs:
+            made.append(_make(output, inputs, values, made))
+        return tuple(made)
+
+    return finish
+
+
+def _make(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
+    if isinstance(output, FromResult | FromInput):
+        tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
+        if not output.alias:
+            return tensor
+        return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
+    return output.value if isinstance(output, Plain) else made[output.index]
+
+
+def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    if output.detached or not output.steps:
+        tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
+    for step in output.steps:
+        tensor = step.apply(tensor)
+    return tensor
+
+
+def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    """A view that PyTorch is told how it was made: without gradients, or as one of several."""
+    marks = torch._C._autograd.CreationMeta
+    with torch.set_grad_enabled(output.made != "NO_GRAD_MODE" and torch.is_grad_enabled()):
+        tensor = _alias(output, tensor)
+    if tensor._is_view():
+        torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.made))
+    return tensor
