@@ -248,6 +248,32 @@ def test_same_threads_same_bits(busy: None) -> None:
     assert all(torch.equal(out, results[0][0]) and torch.equal(total, results[0][1]) for out, total in results)
 
 
+@pytest.mark.parametrize("by", ["a row", "a point", "both"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "bool"])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 5), (7, 64), (40, 100)])
+def test_places_that_only_running_tells(by: str, dtype: str, rows: int, cols: int, busy: None) -> None:
+    """Places go from -20 to 29: some are in range, and those that are not are held within."""
+    at = {
+        "a row": ("load p[i]", f"x[j] by {cols}*at below {rows}"),
+        "a point": (f"load q[{cols}*i + j]", f"x[{cols}*i] by 1*at below {cols}"),
+        "both": (f"load q[{cols}*i + j]", f"x[0] by {cols}*low below {rows}, 1*at below {cols}"),
+    }[by]
+    text = f"""kernel k rows(i:{rows}) cols(j:{cols})
+      in x: {dtype}[{rows * cols}]
+      in p: i64[{rows}]
+      in q: i64[{rows * cols}]
+      out y: {dtype}[{rows * cols}]
+      loop:
+        any = {at[0]}
+        twenty = const 20 : i64
+        at = sub any, twenty : i64
+        low = neg at : i64
+        v = gather {at[1]}
+        store y[{cols}*i + j] = v
+    """
+    same_as_reference(parse_kernel(text))
+
+
 def test_many_threads_and_few_rows(busy: None) -> None:
     same_as_reference(parse_kernel(sized(SOFTMAX, 2, 9)), threads=(1, 5, 64))
     same_as_reference(parse_kernel(sized(COLUMN_SUM, 3, 9)), threads=(1, 7, 64))

@@ -21,6 +21,7 @@ kernel good rows(i:4) cols(j:8)
   out y: f32[32]
   out total: f32[8]
   inout z: f32[32]
+  in places: i64[4]
   scratch e: f32[8]
   loop:
     a = load x[8*i + j]
@@ -33,9 +34,11 @@ kernel good rows(i:4) cols(j:8)
   row:
     one = const 1.0 : f32
     r = add s, one : f32
+    at = load places[i]
   loop:
     c = load e[j]
     d = mul c, r : f32
+    far = gather x[j] by 8*at below 4
     store y[8*i + j] = d
     old = load z[8*i + j]
     new = add old, d : f32
@@ -54,10 +57,11 @@ BROKEN: dict[str, tuple[str, str]] = {
     "constants": ("one = const 1.0 : f32", "one = const 1.0 : f32\n    two = const 300 : u8"),
     "index axes": ("one = const 1.0 : f32", "one = const 1.0 : f32\n    p = position j"),
     "bounds": ("a = load x[8*i + j]", "a = load x[8*i + j + 1]"),
+    "gathers": ("far = gather x[j] by 8*at below 4", "far = gather z[j] by 8*at below 4"),
     "scratch columns": ("scratch e: f32[8]", "scratch e: f32[8]\n  scratch g: f32[32]"),
     "inputs kept": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store x[8*i + j] = d"),
     "outputs written": ("out y: f32[32]", "out y: f32[32]\n  out never: f32[1]"),
-    "read back": ("old = load z[8*i + j]", "old = load z[8*i + j]\n    far = load z[j]"),
+    "read back": ("old = load z[8*i + j]", "old = load z[8*i + j]\n    away = load z[j]"),
     "stores": ("new = add old, d : f32", "new = add old, d : f32\n    dd = cast d : f64\n    store y[8*i + j] = dd"),
     "stores apart": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store y[4*i + j] = d"),
     "reduce in loop": ("r = add s, one : f32", "r = add s, one : f32\n    rr = reduce sum s"),

@@ -97,5 +97,18 @@ def test_what_is_no_kernel_is_named(text: str, message: str) -> None:
         parse_kernel(text)
 
 
+def test_gathers_print_as_they_were_written() -> None:
+    text = """kernel k rows(i:s0) cols(j:8)
+  in x: f32[8*s0]
+  in p: i64[s0]
+  out y: f32[8*s0]
+  loop:
+    at = load p[i]
+    v = gather x[j] by 8*at below s0
+    w = gather x[0] by (s0)*at below 8, 1*at below s0
+    store y[8*i + j] = v"""
+    assert format_kernel(parse_kernel(text, {"s0": 7})) == text
+
+
 def test_program_text() -> None:
     golden("ir/program.txt", format_program(PROGRAM))

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from smelt.ops.decompositions import DECOMPOSITIONS
-from smelt.ops.record import LibraryCall, OpRecord, Pieces, Pointwise, Reduce, View, Views
+from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, View, Views
 from smelt.ops.registry import all_records, record_of
 from tests.golden import golden
 
@@ -32,6 +32,12 @@ SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
         "Chosen from by position, where the parts have one size and no library call or caller wants the result in "
         "memory; otherwise a library call.",
         lambda record: isinstance(record.lowering, Pieces),
+    ),
+    (
+        "In kernels, looked up",
+        "Read from memory where indices say, which are checked first: for one out of range the operator itself is "
+        "called, and raises. Masks in the place of indices make it a library call.",
+        lambda record: isinstance(record.lowering, Lookup),
     ),
     (
         "Views",

@@ -517,9 +517,8 @@ class Body:
         return self.b.gathered([self.b.load(place, kind) for place in places])
 
     def _held(self, value: Value, extent: Size) -> Value:
-        """A place within 0 … extent - 1: the nearest, for one outside."""
-        low, high = (self.b.splat(self._number(bound), value.lanes) for bound in (0, extent - 1))
-        return self.b.intrinsic("llvm.smin", self.b.intrinsic("llvm.smax", value, low), high)
+        """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
+        return self.b.intrinsic("llvm.umin", value, self.b.splat(self._number(extent - 1), value.lanes))
 
     def _load(self, array: str, index: Index, dtype: torch.dtype) -> Value:
         return from_memory(self.b, self._load_raw(array, index), dtype)

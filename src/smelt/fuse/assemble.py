@@ -20,6 +20,7 @@ from smelt.ir.kernel import (
     Cast,
     Compute,
     Const,
+    Gather,
     Index,
     Instruction,
     Kernel,
@@ -154,6 +155,10 @@ class _Assembler:
         if expr.op == "load":
             assert expr.source is not None
             return Load(out, self._input(expr.source), index)
+        if expr.op == "gather":
+            assert expr.source is not None
+            by = tuple((arg, *reach) for arg, reach in zip(args, expr.reach, strict=True))
+            return Gather(out, self._input(expr.source), index, by)
         if expr.op == "const":
             return Const(out, expr.number, expr.dtype)
         if expr.op == "position":

@@ -27,6 +27,7 @@ _COSTS = {
         ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow"), TRANSCENDENTAL
     ),
     "load": 1,
+    "gather": ROOT,
     "const": 0,
     "position": 1,
 }
@@ -119,7 +120,7 @@ def combine(indices: list[Place], stride: Shape, offset: Size, axes: int) -> Pla
 
 @dataclass(slots=True)
 class Expr:
-    """One scalar value. `op` is a scalar operation or const, load, position, cast, reduce."""
+    """One scalar value. `op` is a scalar operation or const, load, gather, position, cast, reduce."""
 
     id: int
     op: str
@@ -129,6 +130,7 @@ class Expr:
     source: Value | None = None
     place: Place = ()
     fold: Reduction = "sum"
+    reach: tuple[tuple[Size, Size], ...] = ()  # of a gather: stride and extent for each place among `args`
     varies: bool = False
     ready: int = 0
     cost: int = CHEAP
@@ -167,6 +169,22 @@ class Expressions:
             ("load", source.id, place), op="load", args=(), dtype=dtype, source=source, place=place, varies=varies
         )
         return self.cast(loaded, widened(dtype))
+
+    def gather(self, source: Value, place: Place, args: tuple[Expr, ...], reach: tuple[tuple[Size, Size], ...]) -> Expr:
+        """The element that lies at other places than the affine one, widened for computing."""
+        found = self._intern(
+            ("gather", source.id, place, tuple(arg.id for arg in args), reach),
+            op="gather",
+            args=args,
+            dtype=source.spec.dtype,
+            source=source,
+            place=place,
+            reach=reach,
+            varies=self.space.varies(place) or any(arg.varies for arg in args),
+            ready=max((arg.ready for arg in args), default=0),
+            cost=_COSTS["gather"],
+        )
+        return self.cast(found, widened(source.spec.dtype))
 
     def position(self, place: Place) -> Expr:
         if not any(place[1:]):

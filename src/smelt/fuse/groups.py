@@ -97,6 +97,8 @@ class Groups:
         self.by_id[call.id] = group
         refs: list[Ref] = [*references(call.args), *references(call.kwargs)]
         before = [self.group_of(ref.value) for ref in refs if ref.value not in self.inlined]
+        if call.unless is not None:
+            before.append(self.group_of(call.unless))
         if call.after is not None:
             before.append(self.by_id[call.after.id])
         self._depend(group, before)
@@ -341,6 +343,8 @@ def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | N
 
 def _misread(reader: Value, level: Level, reading: Reading, source: Level, cols: Size | None) -> str | None:
     name = reading.value.name
+    if reading.anywhere:
+        return f"{reader.name} reads {name} at places that only running tells"
     if source is Level.TOTAL:
         return f"{reader.name} reads {name}, which is complete only after all rows"
     if source is Level.FREE:

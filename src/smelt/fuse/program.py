@@ -93,7 +93,7 @@ class _Builder:
 
     def _steps(self, group: Group) -> list[Step]:
         if group.call is not None:
-            if events.wanted("fusion"):
+            if events.wanted("fusion") and group.call.unless is None:
                 text = f"{group.call.name} is a library call: it {group.call.why}"
                 events.emit("fusion", text, Made(group.call.name, (group.call.name,), group.call.why))
             return [self._library(group.call)]
@@ -141,7 +141,7 @@ class _Builder:
         if into:
             assert lowering.out is not None
             return Library(lowering.out, args, kwargs, outs, lowering.into)
-        return Library(call.op, args, kwargs, outs)
+        return Library(call.op, args, kwargs, outs, unless=call.unless.name if call.unless is not None else None)
 
 
 def _inlined_in(groups: Groups, value: Value) -> set[Value]:
@@ -190,6 +190,8 @@ def _before(groups: Groups, group: Group) -> set[Group]:
         found = {groups.group_of(ref.value) for ref in references((group.call.args, group.call.kwargs))}
         if group.call.after is not None:
             found.add(groups.by_id[group.call.after.id])
+        if group.call.unless is not None:
+            found.add(groups.group_of(group.call.unless))
     else:
         found = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
     return {before for before in found if before is not None and before is not group}

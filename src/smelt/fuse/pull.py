@@ -6,6 +6,7 @@ A value in memory becomes a load; a member of the group is computed at the asked
 fold over cols becomes a `reduce`. Members other than FREE ones are only ever asked for at their own point or row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from smelt.fuse.values import FoldRule, PointRule, Reading, Slot, Value
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.promote import widened
-from smelt.ops.record import Number, Scalar
+from smelt.ops.record import Memory, Number, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +170,17 @@ class _Emitter:
         self.shape = value.spec.shape
 
     def run(self) -> Expr:
-        elements = [
-            Scalar(found.id, found.dtype)
-            for reading in self.value.readings
-            for found in [self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))]
-        ]
+        elements = [self._read(number, reading) for number, reading in enumerate(self.value.readings)]
         args = [_filled(argument, elements) for argument in self.rule.args]
         kwargs = {name: _filled(argument, elements) for name, argument in self.rule.kwargs.items()}
         made = self.rule.lowering.emit(self, *args, **kwargs)
         return self.exprs.cast(self.exprs.list[made.id], self.result)
+
+    def _read(self, number: int, reading: Reading) -> Scalar | Memory:
+        if reading.anywhere:
+            return Memory(number)
+        found = self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))
+        return Scalar(found.id, found.dtype)
 
     def const(self, value: Number, dtype: torch.dtype) -> Scalar:
         return self.exprs.scalar(self.exprs.const(value, dtype))
@@ -195,5 +198,13 @@ class _Emitter:
         return self.exprs.scalar(self.exprs.position(index))
 
 
-def _filled(argument: Any, elements: list[Scalar]) -> Any:
+    def gather(self, memory: Memory, by: Sequence[tuple[Scalar, Size, Size]]) -> Scalar:
+        reading = self.value.readings[memory.number]
+        place = self.puller.moved(self.value, reading, self.place)
+        args = tuple(self.exprs.list[index.id] for index, _, _ in by)
+        reach = tuple((stride, extent) for _, stride, extent in by)
+        return self.exprs.scalar(self.exprs.gather(reading.value, place, args, reach))
+
+
+def _filled(argument: Any, elements: Sequence[Scalar | Memory]) -> Any:
     return elements[argument.number] if isinstance(argument, Slot) else argument

@@ -26,10 +26,15 @@ from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
 from smelt.ops.record import (
     ROOT,
+    EmitRule,
     Emitter,
     FoldCall,
     Layout,
     LibraryCall,
+    Lookup,
+    LookupCall,
+    LookupIndex,
+    Memory,
     OpRecord,
     PieceCall,
     Pieces,
@@ -58,6 +63,7 @@ class Reading:
     stride: Shape
     offset: Size
     straight: bool  # at each point of the user the element of the same number
+    anywhere: bool = False  # further places are worked out by the user's code: the value must be in memory by then
 
     @classmethod
     def of(cls, value: "Value", layout: Layout, dense: Shape) -> "Reading":
@@ -157,6 +163,7 @@ class Call:
     kwargs: dict[str, Any]
     results: list[Value | None]
     why: str
+    unless: Value | None = None  # one bool: the call is there to raise, and made only if it is false
     after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
 
 
@@ -207,6 +214,7 @@ class _Lowerer:
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_effect: Call | None = None
         self.names = {node.name for node in traced.graph.nodes}
+        self.checked: set[Any] = set()  # indices and what they were found to lie below
 
     def run(self) -> Lowered:
         graph = self.traced.graph
@@ -264,6 +272,8 @@ class _Lowerer:
             self._reduce(node, record.lowering)
         elif isinstance(record.lowering, Pieces):
             self._pieces(node, record, record.lowering)
+        elif isinstance(record.lowering, Lookup):
+            self._lookup(node, record, record.lowering)
 
     def _view(self, node: fx.Node, lowering: View) -> None:
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
@@ -347,6 +357,74 @@ class _Lowerer:
         )
         self.refs[node] = Ref(value, Layout(spec.shape, spec.stride))
 
+    def _lookup(self, node: fx.Node, record: OpRecord, lowering: Lookup) -> None:
+        """A value that reads its source wherever its indices say, behind a call that raises unless they all may."""
+        call = lowering.read(node)
+        assert isinstance(call, LookupCall)
+        spec, source = tensor_spec(node), self.refs[call.source]
+        source.value.needed = True
+        stride = [0] * len(spec.shape)
+        for have, dim in zip(source.layout.stride, call.along, strict=True):
+            if dim is not None:
+                stride[dim] += have
+        readings = [Reading(source.value, tuple(stride), source.layout.offset, straight=False, anywhere=True)]
+        for index in call.indices:
+            ref: Ref = self.refs[index.node]
+            inside = (*([0] * index.dim), *_spread(ref.layout))
+            spread = Layout(spec.shape, (*inside, *([0] * (len(spec.shape) - len(inside)))), ref.layout.offset)
+            readings.append(Reading.of(ref.value, spread, spec.stride))
+            self._check(node, call, index, ref)
+        free = tuple(
+            (step, size)
+            for step, size, dim in zip(source.layout.stride, source.layout.shape, call.along, strict=True)
+            if dim is None
+        )
+        args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
+        rule = PointRule(Pointwise(_looked_up), args, {}, spec.dtype)
+        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
+        self.refs[node] = _whole(value)
+
+    def _check(self, node: fx.Node, call: LookupCall, index: LookupIndex, ref: Ref) -> None:
+        """A call of the operator itself, made if an index is out of range; one that was checked before is not."""
+        layout = ref.layout
+        key = (ref.value, layout, index.extent, call.from_end)
+        if key in self.checked:
+            return
+        self.checked.add(key)
+        # What is spread over a dim is looked at once.
+        shape = tuple(1 if step == 0 else size for size, step in zip(layout.shape, layout.stride, strict=True))
+        once = Layout(shape, layout.stride, layout.offset)
+        dense, device = _dense_order(once), ref.value.spec.device
+        limits = (-index.extent if call.from_end else 0, index.extent)
+        inside = self._new(
+            node,
+            self._name(f"{node.name}_inside"),
+            Kind.POINTWISE,
+            TensorSpec(shape, dense, torch.bool, device),
+            readings=(Reading.of(ref.value, once, dense),),
+            rule=PointRule(Pointwise(_is_inside), (Slot(0), *limits), {}, torch.int64),
+            cost=2,
+        )
+        holds = self._all(node, self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
+        holds.needed = True
+        self._library(node, record_of(node.target), "raises for what is out of range", unless=holds)
+
+    def _all(self, node: fx.Node, name: str, value: Value) -> Value:
+        """Whether all elements of a value are true."""
+        shape, stride = value.spec.shape, value.spec.stride
+        call = FoldCall("all", tuple(range(len(shape))), False, torch.bool)
+        rule = FoldRule.of(call, shape, stride, (0,) * len(shape))
+        reading = Reading.of(value, Layout(shape, stride), stride)
+        spec = TensorSpec((), (), torch.bool, value.spec.device)
+        return self._new(node, name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+
+    def _name(self, wanted: str) -> str:
+        """`wanted`, or something like it that nothing else is called."""
+        while wanted in self.names:
+            wanted += "_"
+        self.names.add(wanted)
+        return wanted
+
     def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
         call = lowering.read(node)
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
@@ -372,10 +450,7 @@ class _Lowerer:
         """A sum, then a division: dividing the summands instead would round each, and a mean of equals not be equal."""
         spec = tensor_spec(node)
         wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
-        name = f"{node.name}_total"
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
+        name = self._name(f"{node.name}_total")
         total = self._new(node, name, Kind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
         divide = PointRule(Pointwise(_divided), (Slot(0), rule.count), {}, wide.dtype)
         whole = Reading.of(total, Layout(spec.shape, spec.stride), spec.stride)
@@ -390,17 +465,19 @@ class _Lowerer:
         value = self._new(node, node.name, Kind.POINTWISE, tensor_spec(node), readings=(reading,), rule=rule, cost=1)
         self.refs[node] = _whole(value)
 
-    def _library(self, node: fx.Node, record: OpRecord, why: str) -> None:
+    def _library(self, node: fx.Node, record: OpRecord, why: str, unless: Value | None = None) -> None:
         args = self._resolve(node.args)
         kwargs = {name: self._resolve(argument) for name, argument in node.kwargs.items()}
-        lowering = record.lowering.otherwise if isinstance(record.lowering, Pieces) else record.lowering
+        lowering = record.lowering.otherwise if isinstance(record.lowering, Pieces | Lookup) else record.lowering
         lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
         target = record.op if isinstance(record.lowering, LibraryCall) else node.target
         assert isinstance(target, torch._ops.OpOverload)
         for ref in references((args, kwargs)):
             ref.value.needed = True
-        call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why)
+        call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
         self.lowered.items.append(call)
+        if unless is not None:
+            return
         if why_not_share(node) is not None:
             call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
@@ -433,6 +510,23 @@ def _chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *element
     for number, element in reversed(list(zip(numbers, given, strict=False))):
         found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
     return found
+
+
+def _looked_up(
+    e: Emitter, source: Memory, free: tuple[tuple[Size, Size], ...], emit: EmitRule, *indices: Scalar
+) -> Scalar:
+    """What a lookup's own code makes of elements that it reads from places it says."""
+
+    def fetch(*places: Scalar) -> Scalar:
+        by = [(place, stride, extent) for place, (stride, extent) in zip(places, free, strict=True)]
+        return e.gather(source, by)
+
+    return emit(e, fetch, *indices)
+
+
+def _is_inside(e: Emitter, index: Scalar, low: Size, high: Size) -> Scalar:
+    place = e.cast(index, torch.int64)
+    return e.op("and", e.op("ge", place, e.const(low, torch.int64)), e.op("lt", place, e.const(high, torch.int64)))
 
 
 def _itself(e: Emitter, x: Scalar) -> Scalar:
@@ -476,3 +570,8 @@ def _dense_order(layout: Layout) -> Shape:
         strides[dim] = step
         step *= layout.shape[dim]
     return tuple(strides)
+
+
+def _spread(layout: Layout) -> Shape:
+    """Strides with which extents of one are read over any extent."""
+    return tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))

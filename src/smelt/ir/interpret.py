@@ -101,7 +101,9 @@ class _Run:
             case Gather(out, name, index, by):
                 where = self.buffer_positions(name, index, loop)
                 for source, stride, extent in by:
-                    where = where + self.values[source].clamp(0, extent - 1) * stride
+                    place = self.values[source]
+                    inside = (place >= 0) & (place < extent)
+                    where = where + torch.where(inside, place, extent - 1) * stride
                 self.values[out] = self.memory[name][where]
             case Position(out, index):
                 self.values[out] = self.positions(index, loop)

@@ -104,8 +104,8 @@ class Load:
 class Gather:
     """`out = buffer[index + Σ stride · value]`, at places that only running yields.
 
-    Each of `by` is (value, stride, extent): an int64 that counts from 0 to below its extent. One outside of that is taken
-    for the nearest within, so that nothing outside of the buffer is ever read, whatever the values are.
+    Each of `by` is (value, stride, extent): an int64 that counts from 0 to below its extent. One outside of that is
+    taken for the last within, so that nothing outside of the buffer is ever read, whatever the values are.
     """
 
     out: str

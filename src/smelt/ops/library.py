@@ -20,8 +20,6 @@ _OUT = {
     aten.baddbmm.default: aten.baddbmm.out,
     aten.mv.default: aten.mv.out,
     aten.addmv.default: aten.addmv.out,
-    aten.gather.default: aten.gather.out,
-    aten.index_select.default: aten.index_select.out,
     aten._softmax.default: aten._softmax.out,
     aten._log_softmax.default: aten._log_softmax.out,
 }
@@ -32,9 +30,7 @@ _WHY = {
         "mm bmm addmm baddbmm mv addmv convolution convolution_backward _cdist_forward _pdist_forward "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"
     ),
-    "raises for some values, which a kernel cannot": (
-        "gather index_select index.Tensor embedding _embedding_bag nll_loss_forward nll_loss2d_forward take"
-    ),
+    "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
     "writes at places that only running yields, several to one": (
         "scatter.src scatter.value scatter_add scatter_reduce.two index_put index_add index_copy masked_scatter put "
         "embedding_dense_backward nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"

@@ -39,6 +39,13 @@ class Scalar:
 Number = bool | int | float
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In the place of an argument that lies in memory, to be read at places that scalar code works out."""
+
+    number: int
+
+
 class Emitter(Protocol):
     """Where a lowering writes its scalar code. It speaks for one call of one operator."""
 
@@ -66,6 +73,9 @@ class Emitter(Protocol):
 
     def position(self, dim: int) -> Scalar:
         """The index along `dim` of the result, as an int64."""
+
+    def gather(self, memory: Memory, by: "Sequence[tuple[Scalar, Size, Size]]") -> Scalar:
+        """An element of what lies in memory: `by` has (place, stride, extent) of each dim to be found in."""
 
 
 EmitRule = Callable[..., Scalar]
@@ -145,6 +155,42 @@ class PieceCall:
     base: fx.Node | None = None
 
 
+# Reads an element of what is looked up in, at one place for each dim that does not run along with the result.
+Fetch = Callable[..., Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class LookupIndex:
+    """Where an index stands in a lookup: the result's dim that its first dim is, and the extent it must lie below."""
+
+    node: fx.Node
+    dim: int
+    extent: Size
+
+
+@dataclass(frozen=True, slots=True)
+class LookupCall:
+    """A call, read: `along` has for each dim of `source` the dim of the result that it runs along with, or None where
+    the place is worked out; `emit(emitter, fetch, *indices)` does that, given the elements of the indices at a point.
+    """
+
+    source: fx.Node
+    along: tuple[int | None, ...]
+    emit: EmitRule
+    indices: tuple[LookupIndex, ...] = ()
+    from_end: bool = False  # indices below zero count from the end
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Elements of a tensor in memory, from places that indices or positions say. `read(node)` interprets the call, or
+    gives the reason why it is better left to the library. Indices are checked first; for one out of range the
+    operator itself is called, which raises."""
+
+    read: Callable[[fx.Node], LookupCall | str]
+    otherwise: LibraryCall = LibraryCall()
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Tensors side by side, chosen from by position. `read(node)` gives the parts, or the reason why they are not of
@@ -154,7 +200,7 @@ class Pieces:
     otherwise: LibraryCall = LibraryCall()
 
 
-Lowering = Pointwise | Reduce | View | Views | Pieces | LibraryCall
+Lowering = Pointwise | Reduce | View | Views | Pieces | Lookup | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""Operators in kernels, alone and with their neighbours, beside eager: `python -m benchmarks.operators [name …]`.
+
+Each line: eager's time, ours, and eager over ours (above one: faster), the median of rounds in which both take turns.
+A small size shows what a call costs, a large one what the loop does.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import smelt
+from benchmarks.measure import interleaved, ratio
+
+Case = tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]]
+
+
+def _rows(count: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, count, shape, generator=torch.Generator().manual_seed(0))
+
+
+def _of(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def _summed(token: torch.Tensor, kind: torch.Tensor, tokens: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    """As the first layer of an encoder has it."""
+    found = F.embedding(tokens, token) + F.embedding(kinds, kind)
+    return F.layer_norm(found, found.shape[-1:])
+
+
+CASES: dict[str, Case] = {
+    "embedding 8×64 of 1000×64": (F.embedding, lambda: (_rows(1000, 8), _of(1000, 64))),
+    "embedding 8×128 of 30000×256": (F.embedding, lambda: (_rows(30000, 8, 128), _of(30000, 256))),
+    "embedding 16×512 of 30000×768": (F.embedding, lambda: (_rows(30000, 16, 512), _of(30000, 768))),
+    "two embeddings and a layer norm 16×512×768": (
+        _summed,
+        lambda: (_of(30000, 768), _of(2, 768), _rows(30000, 16, 512), _rows(2, 16, 512)),
+    ),
+    "gather 64×64": (lambda x, i: x.gather(1, i), lambda: (_of(64, 64), _rows(64, 64, 64))),
+    "gather along rows 2048×1024": (lambda x, i: x.gather(1, i), lambda: (_of(2048, 1024), _rows(1024, 2048, 1024))),
+    "gather along columns 2048×1024": (lambda x, i: x.gather(0, i), lambda: (_of(2048, 1024), _rows(2048, 2048, 1024))),
+    "gather times 2 plus x 2048×1024": (
+        lambda x, i: x.gather(1, i) * 2 + x,
+        lambda: (_of(2048, 1024), _rows(1024, 2048, 1024)),
+    ),
+    "gather one a row 8192×1024": (lambda x, i: x.gather(1, i), lambda: (_of(8192, 1024), _rows(1024, 8192, 1))),
+    "index_select rows 4096 of 8192×512": (
+        lambda x, i: x.index_select(0, i),
+        lambda: (_of(8192, 512), _rows(8192, 4096)),
+    ),
+    "index_select columns 256 of 4096×512": (
+        lambda x, i: x.index_select(1, i),
+        lambda: (_of(4096, 512), _rows(512, 256)),
+    ),
+    "index rows 4096 of 8192×512": (lambda x, i: x[i], lambda: (_of(8192, 512), _rows(8192, 4096))),
+    "index columns 256 of 4096×512": (lambda x, i: x[:, i], lambda: (_of(4096, 512), _rows(512, 256))),
+    "index by two 2048×64 of 1024×1024": (
+        lambda x, i, j: x[i, j],
+        lambda: (_of(1024, 1024), _rows(1024, 2048, 1), _rows(1024, 64)),
+    ),
+    "index by one of one, times 2, 64": (lambda x, i: x[i] * 2, lambda: (_of(64), _rows(64, 64))),
+}
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    for name, (function, made) in CASES.items():
+        if names and not any(each in name for each in names):
+            continue
+        args = made()
+        compiled = smelt.compile(function)
+        for _ in range(3):
+            compiled(*args)
+        steps = {"eager": lambda f=function, a=args: f(*a), "smelt": lambda f=compiled, a=args: f(*a)}
+        for step in steps.values():
+            step()
+        seconds = interleaved(steps, rounds=11, per_round=0.03)
+        eager, mine = (statistics.median(seconds[which]) * 1e6 for which in ("eager", "smelt"))
+        print(f"{name:45} {eager:10.1f} µs {mine:10.1f} µs {ratio(seconds, 'eager', 'smelt'):6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Records of elements looked up by index: kernels read them where the indices say, among whatever else they compute.
+
+    embedding(weight, tokens) of f32[100, 8], i64[5]  →  at [i, j]: weight[tokens[i], j]
+    index(x, [None, rows]) of f32[4, 6], i64[3]       →  at [i, j]: x[i, rows[j]]
+
+An index is looked at before anything relies on it: a fold over all of them says whether they are in range, and if not,
+the operator itself is called and raises what it always does. A kernel never reads outside of the tensor meanwhile.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.sizes import Size
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.record import (
+    ROOT,
+    Emitter,
+    Fetch,
+    LibraryCall,
+    Lookup,
+    LookupCall,
+    LookupIndex,
+    OpRecord,
+    Sample,
+    Samples,
+    Scalar,
+)
+from smelt.ops.registry import register
+
+aten = torch.ops.aten
+
+INDICES = (torch.int64, torch.int32)
+
+
+def _as_given(e: Emitter, fetch: Fetch, *indices: Scalar) -> Scalar:
+    return fetch(*(e.cast(index, torch.int64) for index in indices))
+
+
+def _from_either_end(extents: Sequence[Size]) -> Callable[..., Scalar]:
+    """Indices below zero count from the end."""
+
+    def emit(e: Emitter, fetch: Fetch, *indices: Scalar) -> Scalar:
+        places = []
+        for index, extent in zip(indices, extents, strict=True):
+            place = e.cast(index, torch.int64)
+            back = e.op("add", place, e.const(extent, torch.int64))
+            places.append(e.op("where", e.op("lt", place, e.const(0, torch.int64)), back, place))
+        return fetch(*places)
+
+    return emit
+
+
+def _why_not_index(*nodes: object) -> str | None:
+    """Why a tensor is no index: a mask yields as many elements as only running tells."""
+    for node in nodes:
+        if not isinstance(node, fx.Node):
+            return "has an index that is no tensor"
+        if tensor_spec(node).dtype not in INDICES:
+            return "is indexed by a mask"
+    return None
+
+
+def _embedding(node: fx.Node) -> LookupCall | str:
+    weight, index = node.args[:2]
+    if (why := _why_not_index(index)) is not None:
+        return why
+    assert isinstance(weight, fx.Node) and isinstance(index, fx.Node)
+    last = len(tensor_spec(node).shape) - 1
+    return LookupCall(weight, (None, last), _as_given, (LookupIndex(index, 0, tensor_spec(weight).shape[0]),))
+
+
+def _along(rank: int, dim: int) -> tuple[int | None, ...]:
+    return tuple(None if each == dim else each for each in range(rank))
+
+
+def _gather(node: fx.Node) -> LookupCall | str:
+    source, given, index = node.args[:3]
+    if (why := _why_not_index(index)) is not None:
+        return why
+    assert isinstance(source, fx.Node) and isinstance(given, int) and isinstance(index, fx.Node)
+    shape = tensor_spec(source).shape
+    if not shape or len(tensor_spec(index).shape) != len(shape):
+        return "gathers from a tensor without dimensions"
+    dim = given % len(shape)
+    return LookupCall(source, _along(len(shape), dim), _as_given, (LookupIndex(index, 0, shape[dim]),))
+
+
+def _index_select(node: fx.Node) -> LookupCall | str:
+    source, given, index = node.args
+    if (why := _why_not_index(index)) is not None:
+        return why
+    assert isinstance(source, fx.Node) and isinstance(given, int) and isinstance(index, fx.Node)
+    shape = tensor_spec(source).shape
+    if not shape or len(tensor_spec(index).shape) != 1:
+        return "selects from a tensor without dimensions"
+    dim = given % len(shape)
+    return LookupCall(source, _along(len(shape), dim), _as_given, (LookupIndex(index, dim, shape[dim]),))
+
+
+def _index(node: fx.Node) -> LookupCall | str:
+    source, given = node.args
+    assert isinstance(source, fx.Node) and isinstance(given, Sequence)
+    shape = tensor_spec(source).shape
+    indices: list[Any] = [*given, *([None] * (len(shape) - len(given)))]
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    if (why := _why_not_index(*(indices[dim] for dim in indexed))) is not None:
+        return why
+    if not indexed:
+        return "has no index"
+    # What the indices have in common stands where the first of them does; in front, if there is something between them.
+    rank = max(len(tensor_spec(indices[dim]).shape) for dim in indexed)
+    together = indexed == list(range(indexed[0], indexed[-1] + 1))
+    first = indexed[0] if together else 0
+    plain = iter([dim for dim in range(len(tensor_spec(node).shape)) if not first <= dim < first + rank])
+    along = tuple(None if dim in indexed else next(plain) for dim in range(len(shape)))
+    extents = [shape[dim] for dim in indexed]
+    found = tuple(
+        LookupIndex(indices[dim], first + rank - len(tensor_spec(indices[dim]).shape), shape[dim]) for dim in indexed
+    )
+    return LookupCall(source, along, _from_either_end(extents), found, from_end=True)
+
+
+def _picked(*calls: Callable[[torch.Tensor], tuple[Any, ...]]) -> Samples:
+    """Calls on a tensor of 5 × 6 and one that lies the other way round."""
+
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for tensor in (samples.tensor(dtype, (5, 6)), samples.tensor(dtype, (6, 5)).t()):
+            for call in calls:
+                yield Sample(call(tensor))
+
+    return generate
+
+
+def _i(*numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype)
+
+
+register(
+    OpRecord(
+        aten.embedding.default,
+        Lookup(_embedding),
+        ROOT,
+        _picked(
+            lambda x: (x, _i(4, 0, 0, 3)),
+            lambda x: (x, _i([1, 2, 3], [4, 4, 0], dtype=torch.int32)),
+            lambda x: (x, torch.tensor(2)),
+            lambda x: (x, _i(3, 1).expand(7, 2)),
+        ),
+    )
+)
+register(
+    OpRecord(
+        aten.gather.default,
+        Lookup(_gather, LibraryCall(aten.gather.out, ("out",))),
+        ROOT,
+        _picked(
+            lambda x: (x, 0, _i([4, 0, 2], [1, 1, 3])),
+            lambda x: (x, 1, _i([5, 0, 5, 2], [1, 1, 3, 0])),
+            lambda x: (x, -1, _i([5], [1], [0], [2], [3])),
+        ),
+    )
+)
+register(
+    OpRecord(
+        aten.index_select.default,
+        Lookup(_index_select, LibraryCall(aten.index_select.out, ("out",))),
+        ROOT,
+        _picked(lambda x: (x, 0, _i(4, 0, 0)), lambda x: (x, -1, _i(5, 1, 1, 0, 2, 2, 3, dtype=torch.int32))),
+    )
+)
+register(
+    OpRecord(
+        aten.index.Tensor,
+        Lookup(_index),
+        ROOT,
+        _picked(
+            lambda x: (x, [_i(4, -1, 0)]),
+            lambda x: (x, [None, _i([5, -6], [0, 1])]),
+            lambda x: (x, [_i([4], [0]), _i(1, -2, 3)]),
+            lambda x: (x[:, None, :], [_i(1, -1, 2), None, _i(0, 5, 5)]),
+        ),
+    )
+)
