@@ -146,3 +146,24 @@ def test_a_cached_property_that_raises_has_its_line_of_functools() -> None:
 
     compare(uncaught, X)
     assert compare(caught, X).break_codes[0] == "B007"
+
+
+def test_inputs_that_share_memory_nobody_writes_are_compiled() -> None:
+    """Only a shared tensor that is written makes the order of operators show."""
+
+    def count(ids: torch.Tensor, labels: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        seen += 1
+        return (ids * seen).sum() + labels.sum()
+
+    def ran(ids: torch.Tensor, seen: torch.Tensor) -> list[str]:
+        with torch.profiler.profile() as profiler:
+            compiled(ids, ids, seen)
+        return [event.name for event in profiler.events() if event.name.startswith("aten::sum")]
+
+    compiled = smelt.compile(count)
+    ids, seen = torch.arange(3.0), torch.zeros(3)
+    expected = count(ids, ids, torch.zeros(3))
+    assert compiled(ids, ids, seen).equal(expected)
+    assert seen.tolist() == [1, 1, 1]
+    assert ran(ids, seen) == []
+    assert ran(seen, seen) != []

@@ -416,7 +416,7 @@ class _Closing:
                 inputs = placeholders(self.tape.graph)
                 kinds = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
                 places = [[place for place, node in enumerate(inputs) if node in kind] for kind in kinds]
-                run = undoing_writes(apart(run, traced) if len(arguments) > 1 else run, *places)
+                run = undoing_writes(apart(run, traced, places[0]) if len(arguments) > 1 else run, *places)
             if self.tape.draws and self.tape.raises:
                 run = undoing_draws(run, self.tape.writes_inputs)
             if self.inference:

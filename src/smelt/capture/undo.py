@@ -9,6 +9,7 @@ Compiled graphs write their inputs when nothing can fail any more. Graphs that P
 written before an operator that raises for some values are kept as they were.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -18,23 +19,31 @@ from smelt.ir.graph import Traced
 from smelt.runtime.wrap import forbids_writing
 
 
-def apart(run: GraphRun, traced: Traced) -> GraphRun:
-    """Run a graph that writes its inputs; where two of them share memory, operator by operator as it was captured.
+def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
+    """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, operator by
+    operator as it was captured.
 
     A compiled graph may compute in another order, which only tensors that lie apart cannot notice.
     """
     plainly: list[GraphRun] = []
 
     def checked(*inputs: Any) -> Any:
-        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
-        places = {tensor.untyped_storage()._cdata for tensor in tensors}
-        if len(places) == len(tensors):
+        places = [_memory(each) for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
+        if len(set(places)) == len(places):
+            return run(*inputs)
+        shared = {place for place, times in Counter(places).items() if times > 1}
+        if not any(_memory(inputs[place]) in shared for place in written):
             return run(*inputs)
         if not plainly:
             plainly.append(traced.to_module().forward)
         return plainly[0](*inputs)
 
     return checked
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def undoing_writes(run: GraphRun, written: list[int], rebased: list[int], at_risk: list[int]) -> GraphRun:
