@@ -239,11 +239,16 @@ def disable(function: Callable[..., Any] | None = None) -> Callable[..., Any] | 
     return disabled
 
 
-def record(path: str | os.PathLike[str], title: str = "") -> contextlib.AbstractContextManager[None]:
-    """`with smelt.record("report.html"):` writes a page about everything this thread compiles inside the block."""
+def record(
+    path: str | os.PathLike[str], title: str = "", *, profile: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """`with smelt.record("report.html"):` writes a page about everything this thread compiles inside the block.
+
+    With `profile=True` it also says how long each kernel and library call took, on average over the calls in the block.
+    """
     from smelt.explain.report import record as recording
 
-    return recording(path, title)
+    return recording(path, title, profile=profile)
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:

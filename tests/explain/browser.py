@@ -100,7 +100,7 @@ class Browser:
         """A page of its own for a file on disk, loaded and drawn for the first time."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.send(f"{domain}.enable")
         page.look(width, height, dark)
@@ -112,8 +112,11 @@ class Browser:
 class Page:
     """One page: what it shows, and what somebody who uses it can do."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self.browser, self.session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self.browser, self.session, self.target = browser, session, target
+
+    def close(self) -> None:
+        self.browser.send("Target.closeTarget", targetId=self.target)
 
     def send(self, method: str, **parameters: Any) -> Any:
         return self.browser.send(method, self.session, **parameters)

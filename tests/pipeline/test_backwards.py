@@ -133,7 +133,7 @@ def test_the_state_of_the_process_is_that_of_the_forward() -> None:
 
 def test_explain_shows_the_backward_though_it_never_ran() -> None:
     explained = smelt.explain(heads)(*given())
-    assert [program.name.rstrip("0123456789") for program in explained.programs] == ["forward", "backward"]
+    assert [program.name.rstrip("_0123456789") for program in explained.programs] == ["forward", "backward"]
 
 
 def test_a_forward_out_of_the_cache_finds_its_backwards(cache: Store) -> None:

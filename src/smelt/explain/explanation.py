@@ -20,6 +20,7 @@ from typing import Any
 
 from smelt.autograd.partition import Halves
 from smelt.base.events import Event, Timing
+from smelt.base.varying import typical
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
 from smelt.explain.guard_words import GuardWords, in_words
 from smelt.ir.graph import Traced, format_graph
@@ -70,7 +71,7 @@ class GraphStory:
     @property
     def saved_bytes(self) -> int:
         """Bytes that the backward keeps alive beside the graph's own inputs."""
-        return sum(int(saved.spec.nbytes) for saved in self.saved if saved.source is None)
+        return sum(typical(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
     def text(self, number: int) -> list[str]:
         lines = [f"  Graph {number}: {self.record.function}, {len(self.ops)} ops"]
@@ -86,7 +87,7 @@ class GraphStory:
 
     def _largest(self) -> list[Saved]:
         computed = [saved for saved in self.saved if saved.source is None]
-        return sorted(computed, key=lambda saved: -int(saved.spec.nbytes))[:8]
+        return sorted(computed, key=lambda saved: -typical(saved.spec.nbytes))[:8]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -98,7 +99,12 @@ class GraphStory:
             "library_calls": self.library_calls,
             "saved_bytes": self.saved_bytes,
             "saved": [
-                {"name": each.name, "bytes": int(each.spec.nbytes), "input": each.source is not None, "why": each.why}
+                {
+                    "name": each.name,
+                    "bytes": typical(each.spec.nbytes),
+                    "input": each.source is not None,
+                    "why": each.why,
+                }
                 for each in self.saved
             ],
             "guards": [] if self.guards is None else self.guards.lines(),

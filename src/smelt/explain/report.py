@@ -9,29 +9,33 @@ uPlot; all three are in `assets/`, under their own licences (MIT), which their f
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
-from smelt.base.events import Event, collect
+from smelt.base.events import Event, collect, emit
+from smelt.explain.report_code import Codes
 from smelt.explain.report_data import report_data
+from smelt.runtime.profile import profiling
 
+_PLACE = re.compile(r"\{\{(\w+)\}\}")  # of the template; what is put there may hold the same and is left alone
 _PARTS = {
     "styles": ("uPlot.min.css", "report.css"),
     "dagre": ("dagre.min.js",),
     "cytoscape": ("cytoscape.min.js",),
     "uplot": ("uPlot.iife.min.js",),
-    "script": ("report.js",),
+    "script": ("report.js", "report_graphs.js", "report_figures.js"),
 }
 
 
 def page(events: Sequence[Event], title: str) -> str:
     """The whole file as text."""
     text = _asset("report.html")
-    data = json.dumps(report_data(events, title), separators=(",", ":")).replace("<", "\\u003c")
+    codes = Codes()
+    data = json.dumps(report_data(events, title, codes), separators=(",", ":")).replace("<", "\\u003c")
     parts = {name: "\n".join(map(_asset, names)) for name, names in _PARTS.items()}
-    for name, content in {**parts, "data": data, "title": _escaped(f"smelt: {title}")}.items():
-        text = text.replace("{{" + name + "}}", content, 1)
-    return text
+    parts |= {"data": data, "codes": codes.packed(), "title": _escaped(f"smelt: {title}")}
+    return _PLACE.sub(lambda found: parts[found[1]], text)
 
 
 def write(path: str | os.PathLike[str], events: Sequence[Event], title: str) -> None:
@@ -41,12 +45,17 @@ def write(path: str | os.PathLike[str], events: Sequence[Event], title: str) -> 
 
 
 @contextlib.contextmanager
-def record(path: str | os.PathLike[str], title: str = "") -> Iterator[None]:
-    """Report on everything this thread compiles inside the block; written when it ends, by an exception too."""
-    with collect() as events:
+def record(path: str | os.PathLike[str], title: str = "", *, profile: bool = False) -> Iterator[None]:
+    """Report on everything this thread compiles inside the block; written when it ends, by an exception too.
+
+    With `profile`, what is compiled in the block is timed step by step whenever it is called there.
+    """
+    with collect() as events, profiling() if profile else contextlib.nullcontext(list) as times:
         try:
             yield
         finally:
+            for taken in times():
+                emit("timing", f"{taken.program}: {sum(taken.nanoseconds) / 1e6:.3f} ms in {taken.calls} calls", taken)
             write(path, events, title or os.path.basename(path))
 
 

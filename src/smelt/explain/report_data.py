@@ -1,15 +1,18 @@
 """What a report shows, as plain data: from the events of a run to one dict that goes into the page as JSON.
 
-    {"files": {path: [line, …]}, "graphs": [{"stages": [{"nodes": …, "edges": …}], "steps": …, "memory": …}], …}
+    {"files": [{"path": …, "lines": […]}], "graphs": [{"stages": [{"nodes": …, "edges": …}], "programs": …}], …}
 
-A node knows the captured node it comes from (`ir/origin.py`), so one thing can be followed from the source line through
-every stage to the kernel that computes it.
+A node knows the captured node it comes from (`ir/origin.py`) and the step that computes it, so one thing can be
+followed from the source line through every stage to the kernel that computes it and its code.
 """
 
 import linecache
+import os
+import sysconfig
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from smelt.autograd.joint import Joint, Pure
@@ -17,22 +20,26 @@ from smelt.autograd.partition import Halves
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
 from smelt.explain.explanation import PLACE, Explanation, GraphStory, from_events
+from smelt.explain.report_code import Codes
+from smelt.explain.report_memory import timelines
 from smelt.fuse.records import Apart, Made
+from smelt.ir.check_program import reads, writes
 from smelt.ir.joint import Phase, phase_of
 from smelt.ir.origin import origin_of
-from smelt.ir.peak import Usage, graph_usage, handed_over, program_usage
-from smelt.ir.program import Launch, Program
+from smelt.ir.program import Launch, Library, Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.ir.text import format_kernel
+from smelt.runtime.profile import Taken
 
 _LONG = 4000  # lines of a file that is shown whole; of a longer one, those round what was captured
 _ROUND = 40
+_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), os.path.dirname(torch.__path__[0]))
 
 
-def report_data(events: Sequence[Event], title: str) -> dict[str, Any]:
-    """Everything the page shows of one run."""
+def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, Any]:
+    """Everything the page shows of one run, but the code of kernels, which `codes` is given."""
     told = from_events(events)
     data = told.to_dict()
+    files = _Files(told)
     return {
         "title": title,
         "summary": {
@@ -43,103 +50,166 @@ def report_data(events: Sequence[Event], title: str) -> dict[str, Any]:
             "kernels": told.kernel_count,
             "library calls": sum(len(story.library_calls) for story in told.stories),
             "bytes saved": sum(story.saved_bytes for story in told.stories),
-            "seconds": dict(told.compile_times).get("capture and compile", 0.0),
+            "seconds": sum(seconds for _, seconds in told.compile_times),
         },
-        "files": _files(told),
-        "graphs": _graphs(events, told),
-        "breaks": data["break_reasons"],
-        "recompiles": data["recompile_reasons"],
+        "files": files.texts(),
+        "graphs": _Graphs(events, told, files, codes).made(),
+        "breaks": [{**each, "file": files.number(each["file"])} for each in data["break_reasons"]],
+        "recompiles": [{**each, "file": files.number(each["file"])} for each in data["recompile_reasons"]],
+        "left": data["left_to_python"],
         "advice": data["advice"],
-        "times": [[stage, seconds] for stage, seconds in told.compile_times if stage != "capture and compile"],
+        "times": [[stage, seconds] for stage, seconds in told.compile_times],
     }
 
 
-def _files(told: Explanation) -> dict[str, dict[str, Any]]:
-    """The text of every file that something was captured from, by path: the first line's number, and the lines."""
-    wanted: dict[str, set[int]] = {}
-    for story in told.stories:
-        for file, lines in story.lines.items():
-            wanted.setdefault(file, set()).update(lines)
-    for record in told.break_reasons:
-        wanted.setdefault(record.file, set()).add(record.line)
-    found: dict[str, dict[str, Any]] = {}
-    for file, numbers in wanted.items():
-        text = [line.rstrip("\n") for line in linecache.getlines(file)]
+class _Files:
+    """The text of every file that something was captured from. The program's own come before those of libraries."""
+
+    def __init__(self, told: Explanation) -> None:
+        self._wanted: dict[str, set[int]] = {}
+        for story in told.stories:
+            for file, lines in story.lines.items():
+                self._wanted.setdefault(file, set()).update(lines)
+        for found in (told.break_reasons, told.recompile_reasons):
+            for record in found:
+                self._wanted.setdefault(record.file, set()).add(record.line)
+        paths = sorted(self._wanted, key=_is_installed)
+        self._numbers = {path: number for number, path in enumerate(paths)}
+
+    def number(self, path: str) -> int | None:
+        return self._numbers.get(path)
+
+    def texts(self) -> list[dict[str, Any]]:
+        return [self._text(path) for path in self._numbers]
+
+    def _text(self, path: str) -> dict[str, Any]:
+        numbers = self._wanted[path]
+        text = [line.rstrip("\n") for line in linecache.getlines(path)]
         first = 1 if len(text) <= _LONG else max(1, min(numbers) - _ROUND)
         last = len(text) if len(text) <= _LONG else max(numbers) + _ROUND
-        if text:
-            found[file] = {"first": first, "lines": text[first - 1 : last]}
-    return found
+        return {"path": path, "library": _is_installed(path), "first": first, "lines": text[first - 1 : last]}
 
 
-def _graphs(events: Sequence[Event], told: Explanation) -> list[dict[str, Any]]:
+def _is_installed(path: str) -> bool:
+    return path.startswith(_INSTALLED) or "site-packages" in path
+
+
+class _Graphs:
     """One entry per captured graph; what later stages reported is matched as `explanation` does."""
-    graphs: list[dict[str, Any]] = []
-    made: list[Made] = []
-    by_program: dict[str, list[dict[str, Any]]] = {}
-    llvm: dict[int, str] = {}
-    for event in events:
-        if event.channel == "llvm" and isinstance(event.subject, list):
-            llvm.update((id(kernel), event.text) for kernel in event.subject)
-        if isinstance(event.subject, GraphRecord):
-            graphs.append(_captured(told.stories[len(graphs)]))
-        elif isinstance(event.subject, Made):
-            made.append(event.subject)
-        elif isinstance(event.subject, Program):
-            by_program[event.subject.name] = _steps(event.subject, made[-len(event.subject.steps) :])
-            made = []
-        elif not graphs:
-            continue
-        elif isinstance(event.subject, Apart):
-            apart = {"first": event.subject.first, "second": event.subject.second, "reason": event.subject.reason}
-            if apart not in graphs[-1]["apart"]:
-                graphs[-1]["apart"].append(apart)
-        elif isinstance(event.subject, Joint):
-            graphs[-1]["eager memory"] = _eager_timeline(event.subject.traced.graph)
-        elif isinstance(event.subject, Halves | Pure):
-            graphs[-1]["stages"] = [graphs[-1]["stages"][0], *_pure_stages(event.subject)]
-    for graph, story in zip(graphs, told.stories, strict=True):
-        graph["programs"] = [{"name": each.name, "steps": by_program[each.name]} for each in story.programs]
-        graph["memory"] = _timeline(story)
-        _place_in_kernels(graph)
-    return graphs
+
+    def __init__(self, events: Sequence[Event], told: Explanation, files: _Files, codes: Codes) -> None:
+        self._told, self._files, self._codes = told, files, codes
+        self._graphs: list[dict[str, Any]] = []
+        self._eager: list[Joint | Pure | None] = []
+        self._taken: dict[str, list[Taken]] = {}
+        self._programs: dict[str, dict[str, Any]] = {}
+        self._made: list[Made] = []
+        self._apart: list[dict[tuple[Any, ...], None]] = []
+        for event in events:
+            self._take(event.subject)
+
+    def _take(self, subject: object) -> None:
+        if isinstance(subject, GraphRecord):
+            self._graphs.append(self._captured(self._told.stories[len(self._graphs)]))
+            self._eager.append(None)
+            self._apart.append({})
+        elif isinstance(subject, Made):
+            self._made.append(subject)
+        elif isinstance(subject, Program):
+            self._programs[subject.name] = self._program(subject)
+            self._made = []
+        elif isinstance(subject, Taken):
+            self._taken.setdefault(subject.program, []).append(subject)
+        elif self._graphs and isinstance(subject, Apart):
+            self._apart[-1][(subject.first, subject.second, subject.reason)] = None
+        elif self._graphs and isinstance(subject, Joint | Pure):
+            self._eager[-1] = subject
+        if self._graphs and isinstance(subject, Halves | Pure):
+            self._graphs[-1]["stages"] = [self._graphs[-1]["stages"][0], *self._pure_stages(subject)]
+
+    def made(self) -> list[dict[str, Any]]:
+        for graph, story, eager, apart in zip(self._graphs, self._told.stories, self._eager, self._apart, strict=True):
+            graph["programs"] = [self._programs[each.name] for each in story.programs]
+            graph["stages"] += [each.pop("drawn") for each in graph["programs"] if "drawn" in each]
+            graph["memory"] = timelines(story, eager)
+            graph["apart"] = [list(each) for each in apart]
+            for program in graph["programs"]:
+                _add_times(program, self._taken.get(program["name"], ()))
+            _place_in_kernels(graph)
+        return self._graphs
+
+    def _captured(self, story: GraphStory) -> dict[str, Any]:
+        data = story.to_dict()
+        data["lines"] = {str(self._files.number(file)): lines for file, lines in data["lines"].items()}
+        stage = {"name": "captured", "kind": "captured", **self._drawn(story.record.traced.graph, ())}
+        return {**data, "ops": len(story.ops), "line": story.record.line, "stages": [stage]}
+
+    def _pure_stages(self, found: Halves | Pure) -> list[dict[str, Any]]:
+        if isinstance(found, Pure):
+            return [{"name": "pure", "kind": "forward", **self._drawn(found.traced.graph, ())}]
+        saved = [each.name for each in found.plan.saved]
+        name = "pure" if found.backward is None else "forward"
+        stages = [{"name": name, "kind": "forward", **self._drawn(found.forward.graph, saved)}]
+        if found.backward is not None:
+            drawn = self._drawn(found.backward.graph, saved, in_backward=True)
+            stages.append({"name": "backward", "kind": "backward", **drawn})
+        return stages
+
+    def _drawn(self, graph: fx.Graph, saved: Iterable[str], in_backward: bool = False) -> dict[str, Any]:
+        """Nodes and edges of a graph; what is false or unknown of a node is left out."""
+        kept = set(saved)
+        nodes, edges = [], []
+        for node in graph.nodes:
+            origin = origin_of(node)
+            place = PLACE.match(node.stack_trace or (origin.place if origin is not None else "") or "")
+            again = in_backward and node.op == "call_function" and phase_of(node) is not Phase.BACKWARD
+            described = {
+                "id": node.name,
+                "op": node.op,
+                "label": _label(node),
+                "shape": _shape(node),
+                "file": self._files.number(place["file"]) if place is not None else None,
+                "line": int(place["line"]) if place is not None else None,
+                "origin": origin.node if origin is not None else node.name if node.stack_trace else None,
+                "saved": node.name in kept or None,
+                "again": again or None,
+            }
+            nodes.append({key: value for key, value in described.items() if value is not None})
+            edges += [[source.name, node.name] for source in node.all_input_nodes]
+        return {"nodes": nodes, "edges": edges}
+
+    def _program(self, program: Program) -> dict[str, Any]:
+        """The kernels and library calls of a program, each with the values it computes and its code."""
+        silent = [isinstance(step, Library) and step.unless is not None for step in program.steps]
+        records = iter(self._made[len(self._made) - silent.count(False) :])
+        steps = []
+        for step, is_silent in zip(program.steps, silent, strict=True):
+            record = Made(str(step.op), (), "raises PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
+            described: dict[str, Any] = {"name": record.name, "members": list(record.members)}
+            if isinstance(step, Launch):
+                described |= {"kind": "kernel", "code": self._codes.number(step.kernel)}
+            else:
+                described |= {"kind": "library", "why": record.why, "text": str(step)}
+            steps.append(described)
+        return {"name": program.name, "steps": steps, "drawn": _drawn_program(program, steps)}
 
 
-def _captured(story: GraphStory) -> dict[str, Any]:
-    data = story.to_dict()
-    stage = {"name": "captured", **_drawn(story.record.traced.graph, ())}
-    return {**data, "line": story.record.line, "stages": [stage], "apart": [], "eager memory": [], "memory": []}
-
-
-def _pure_stages(found: Halves | Pure) -> list[dict[str, Any]]:
-    if isinstance(found, Pure):
-        return [{"name": "forward", **_drawn(found.traced.graph, ())}]
-    saved = [each.name for each in found.plan.saved]
-    stages = [{"name": "forward", **_drawn(found.forward.graph, saved)}]
-    if found.backward is not None:
-        stages.append({"name": "backward", **_drawn(found.backward.graph, saved)})
-    return stages
-
-
-def _drawn(graph: fx.Graph, saved: Iterable[str]) -> dict[str, Any]:
-    """Nodes and edges of a graph. Parts of tuples are drawn as what they are parts of."""
-    kept = set(saved)
-    nodes, edges = [], []
-    for node in graph.nodes:
-        origin = origin_of(node)
-        place = PLACE.match(node.stack_trace or (origin.place if origin is not None else "") or "")
-        nodes.append({
-            "id": node.name,
-            "op": node.op,
-            "label": _label(node),
-            "shape": _shape(node),
-            "file": place["file"] if place is not None else None,
-            "line": int(place["line"]) if place is not None else None,
-            "origin": origin.node if origin is not None else node.name if node.stack_trace else None,
-            "saved": node.name in kept,
-        })  # fmt: skip
-        edges += [[source.name, node.name] for source in node.all_input_nodes]
-    return {"nodes": nodes, "edges": edges}
+def _drawn_program(program: Program, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The steps of a program as a graph: what reads what another has written."""
+    shapes = {buffer.name: _specs_text(buffer.spec) for buffer in program.buffers}
+    writer = {name: name for name in program.inputs}
+    nodes: list[dict[str, Any]] = [
+        {"id": name, "op": "placeholder", "label": name, "shape": shapes[name]} for name in program.inputs
+    ]
+    edges: dict[tuple[str, str], None] = {}
+    for number, (step, described) in enumerate(zip(program.steps, steps, strict=True)):
+        name = f"step {number + 1}"
+        shown = ", ".join(shapes[each] for each in writes(step))
+        where = [program.name, number]
+        nodes.append({"id": name, "op": "step", "label": described["name"], "shape": shown, "step": where})
+        edges |= {(writer[each], name): None for each in reads(step) if each in writer}
+        writer |= dict.fromkeys(writes(step), name)
+    return {"name": program.name, "kind": "program", "nodes": nodes, "edges": [list(edge) for edge in edges]}
 
 
 def _label(node: fx.Node) -> str:
@@ -150,7 +220,10 @@ def _label(node: fx.Node) -> str:
 
 
 def _shape(node: fx.Node) -> str:
-    spec = spec_of(node)
+    return _specs_text(spec_of(node))
+
+
+def _specs_text(spec: object) -> str:
     parts = spec if isinstance(spec, tuple | list) else (spec,)
     texts = [
         f"{str(part.dtype).removeprefix('torch.')}[{', '.join(map(str, part.shape))}]"
@@ -160,73 +233,27 @@ def _shape(node: fx.Node) -> str:
     return ", ".join(texts)
 
 
-def _steps(program: Program, made: Sequence[Made]) -> list[dict[str, Any]]:
-    """The kernels and library calls of a program, each with the values it computes and its text."""
-    steps = []
-    for step, record in zip(program.steps, made, strict=True):
-        kernel = step.kernel if isinstance(step, Launch) else None
-        steps.append({
-            "name": record.name,
-            "kind": "kernel" if kernel is not None else "library",
-            "members": list(record.members),
-            "why": record.why,
-            "code": format_kernel(kernel) if kernel is not None else str(step),
-        })  # fmt: skip
-    return steps
+def _add_times(program: dict[str, Any], taken: Iterable[Taken]) -> None:
+    """What each step took on average, in nanoseconds, if that was asked for."""
+    for each in taken:
+        if each.calls and len(each.nanoseconds) == len(program["steps"]):
+            program["calls"] = program.get("calls", 0) + each.calls
+            program["between"] = program.get("between", 0) + each.between
+            for step, time in zip(program["steps"], each.nanoseconds, strict=True):
+                step["time"] = step.get("time", 0) + time
+    for part in (program, *program["steps"]):
+        for key in ("between", "time"):
+            if key in part:
+                part[key] = round(part[key] / program["calls"])
 
 
 def _place_in_kernels(graph: dict[str, Any]) -> None:
     """Every node of the pure graphs learns the step that computes it, as [program, number]."""
-    for stage in graph["stages"][1:]:
+    for stage in graph["stages"]:
         for program in graph["programs"]:
-            if not program["name"].startswith(stage["name"]):
+            if not program["name"].startswith(stage["kind"]):
                 continue
             step_of = {member: number for number, step in enumerate(program["steps"]) for member in step["members"]}
             for node in stage["nodes"]:
                 if node["id"] in step_of:
                     node["step"] = [program["name"], step_of[node["id"]]]
-
-
-def _timeline(story: GraphStory) -> list[list[float]]:
-    """[where in the step: 0 to 1 in the forward, 1 to 2 in the backward; bytes alive there], of the programs that ran.
-
-    Each value counts while it is needed; the arena holds the same in one piece.
-    """
-    ahead = next((each for each in story.programs if each.name.startswith("forward")), None)
-    behind = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
-    if ahead is None:
-        return []
-    usage = program_usage(ahead.unplanned())
-    alive = _alive(usage)
-    points = [[step / (len(alive) - 1), size] for step, size in enumerate(alive)]
-    if behind is not None and story.halves is not None:
-        plan = story.halves.plan
-        results = usage.bytes_of(usage.returned[: plan.results])
-        alive = _alive(program_usage(behind.unplanned(), handed_over(usage, plan, len(behind.inputs))))
-        points += [[1 + step / (len(alive) - 1), results + size] for step, size in enumerate(alive)]
-    return points
-
-
-def _eager_timeline(graph: fx.Graph) -> list[list[float]]:
-    """The same of the joint graph, run operator by operator: every value lives until it is read for the last time."""
-    alive = _alive(graph_usage(graph))
-    late = [number for number, node in enumerate(graph.nodes) if phase_of(node) is Phase.BACKWARD]
-    turn = min(late, default=len(alive) - 1)
-    behind = max(1, len(alive) - 1 - turn)
-    return [[step / turn if step <= turn else 1 + (step - turn) / behind, size] for step, size in enumerate(alive)]
-
-
-def _alive(usage: Usage) -> list[int]:
-    """Bytes alive at each step, two steps at least."""
-    last = max([1, *usage.first.values()])
-    returned = set(usage.returned)
-    change = [0] * (last + 2)
-    for key, size in usage.sizes.items():
-        end = last if key in returned else min(usage.last[key], last)
-        change[usage.first[key]] += size
-        change[end + 1] -= size
-    found, now = [], 0
-    for step in range(last + 1):
-        now += change[step]
-        found.append(now + usage.scratch.get(step, 0))
-    return found

@@ -356,7 +356,7 @@ class Parts:
             return self.forward
         backwards = self.backwards
         if backwards is not None and events.collecting():
-            backwards = _whole_at_once(backwards, self.plan)
+            backwards = _one_at_once(backwards, self.plan)
         return join(
             self.forward,
             backwards,
@@ -368,11 +368,15 @@ class Parts:
         )
 
 
-def _whole_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
-    """For whoever collects what is compiled, and may never run a backward."""
+def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
+    """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
     everything = (1 << len(plan.tangents)) - 1
-    whole = backwards(everything)
-    return lambda arrived: whole if arrived == everything else backwards(arrived)
+    losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
+    likely = losses or everything
+    made = backwards(likely)
+    if made is None and likely != everything:
+        likely, made = everything, backwards(everything)
+    return lambda arrived: made if arrived == likely else backwards(arrived)
 
 
 InSymbols = Callable[[], Bound | None]

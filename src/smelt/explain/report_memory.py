@@ -1,0 +1,105 @@
+"""The memory timelines of a report: bytes alive from the beginning of a step to its end, ours and eager's.
+
+    {"ours": [[0.0, 0], [0.1, 4096], …], "eager": [[0.0, 0], …], "saved": […], "turn": True}
+
+A place is 0 to 1 in the forward and 1 to 2 in the backward, or 0 to 1 in a graph that is not split. Counted is what the
+step allocates: neither inputs and parameters nor the new values written into them. Each value counts from where it is
+made to where it is read for the last time, as memory planning has it too; an arena holds the same in one piece.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import fx
+
+from smelt.autograd.joint import Joint, Pure
+from smelt.autograd.partition import Halves
+from smelt.base.varying import typical
+from smelt.explain.explanation import GraphStory
+from smelt.ir.joint import Phase, Plan, phase_of
+from smelt.ir.peak import Usage, graph_usage, handed_over, program_usage
+from smelt.ir.program import Program
+from smelt.ir.resize import resized, resized_graph
+from smelt.ir.tensorspec import TensorSpec, spec_of
+
+Curve = list[list[float]]
+
+
+def timelines(story: GraphStory, eager: Joint | Pure | None) -> dict[str, Any]:
+    """What a report says of the memory of one graph. Sizes that differ from call to call are those of the example."""
+    ahead = next((each for each in story.programs if each.name.startswith("forward")), None)
+    behind = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
+    if ahead is None:
+        return {"ours": [], "eager": [], "saved": [], "turn": False, "again": []}
+    ahead, behind = resized(ahead, typical), resized(behind, typical)
+    turn = behind is not None and story.halves is not None
+    ours, saved = _of_programs(ahead, behind if turn else None, story.halves)
+    theirs = [] if eager is None else _of_eager(resized_graph(eager.traced, typical).graph, eager.plan)
+    return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "again": _computed_again(story.halves)}
+
+
+def _of_programs(ahead: Program, behind: Program | None, halves: Halves | None) -> tuple[Curve, Curve]:
+    """All that is alive, and what of it is saved for the backward."""
+    usage = program_usage(ahead.unplanned())
+    if behind is None or halves is None:
+        return _spread(_alive(usage), 0), []
+    plan = halves.plan
+    kept = {key for key in usage.returned[plan.forward_outputs :] if key is not None}
+    results = usage.bytes_of(usage.returned[: plan.results])
+    given = handed_over(usage, plan, len(behind.inputs))
+    later = program_usage(behind.unplanned(), given)
+    saved: set[Hashable] = set(behind.inputs[: len(plan.saved)])
+    ours = [*_spread(_alive(usage), 0), *_spread([results + size for size in _alive(later)], 1)]
+    return ours, [*_spread(_alive(usage, kept), 0), *_spread(_alive(later, saved), 1)]
+
+
+def _of_eager(graph: fx.Graph, plan: Plan) -> Curve:
+    """Of the graph run operator by operator: every value lives until it is read for the last time, and what is written
+    to an input needs no memory of its own."""
+    usage = graph_usage(graph)
+    for key in usage.returned[plan.results : plan.forward_outputs]:
+        if key is not None and key not in usage.returned[: plan.results]:
+            usage.sizes[key] = 0
+    given = sum(node.op == "placeholder" for node in graph.nodes)  # they come first, and take no time
+    alive = _alive(usage)[given:] or [0, 0]
+    late = [number - given for number, node in enumerate(graph.nodes) if phase_of(node) is Phase.BACKWARD]
+    if not late:
+        return _spread(alive, 0)
+    turn = max(1, min(late[0], len(alive) - 2))
+    return [*_spread(alive[:turn], 0), *_spread(alive[turn:], 1)]
+
+
+def _spread(alive: list[int], start: int) -> Curve:
+    """Evenly over one unit."""
+    last = max(1, len(alive) - 1)
+    return [[round(start + step / last, 5), size] for step, size in enumerate(alive)]
+
+
+def _alive(usage: Usage, only: set[Hashable] | None = None) -> list[int]:
+    """Bytes alive at each step, two steps at least; of some values only if those are named."""
+    last = max([1, *usage.first.values()])
+    returned = set(usage.returned)
+    change = [0] * (last + 2)
+    for key, size in usage.sizes.items():
+        if only is not None and key not in only:
+            continue
+        end = last if key in returned else min(usage.last[key], last)
+        change[usage.first[key]] += size
+        change[end + 1] -= size
+    found, now = [], 0
+    for step in range(last + 1):
+        now += change[step]
+        found.append(now if only is not None else now + usage.scratch.get(step, 0))
+    return found
+
+
+def _computed_again(halves: Halves | None) -> list[dict[str, Any]]:
+    """What the backward computes again instead of keeping it, the largest first."""
+    if halves is None or halves.backward is None:
+        return []
+    found = []
+    for node in halves.backward.graph.nodes:
+        spec = spec_of(node)
+        if node.op == "call_function" and phase_of(node) is not Phase.BACKWARD and isinstance(spec, TensorSpec):
+            found.append({"name": node.name, "bytes": typical(spec.nbytes)})
+    return sorted(found, key=lambda each: -each["bytes"])
