@@ -1,15 +1,19 @@
 """The commands: what they print, what they exit with, and that each explains itself."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import smelt
 from smelt.cli import main, parser
 from smelt.cli.running import compiling_everything
+from tests.explain.faults import swap_subtractions_merged_with_tanh
 
 PROGRAM = """
 import torch
@@ -84,6 +88,63 @@ def test_a_script_that_fails_fails_as_by_python(tmp_path: Path) -> None:
     assert main(["run", str(tmp_path / "absent.py")]) == 2
 
 
+def test_a_script_is_reported_on_and_timed(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "report.html"
+    script.write_text(SCRIPT + "\nsys.exit(3)\n")
+    command = ("-m", "smelt.cli", "report", "--profile", "--out", str(out), str(script), "--epochs", "3")
+    printed, said = run(*command, code=3)  # as the script ends
+    assert "['--epochs', '3']" in printed and f"written to {out}" in said
+    page = out.read_text(encoding="utf-8")
+    assert "<title>smelt: train.py</title>" in page and '"graphs":3' in page and '"calls":3' in page
+    assert main(["report", "--out", str(tmp_path / "none.html"), str(tmp_path / "absent.py")]) == 2
+    assert not (tmp_path / "none.html").exists()
+
+
+WRONG = """
+import torch
+
+def example():
+    x = torch.linspace(-2, 2, 64).reshape(8, 8)
+    return (lambda x, y: (((x.sin() * 2).exp() - y).tanh() + 1).cos().sum()), (x, x.flip(0).clone())
+"""
+
+
+def test_bisect_finds_a_wrong_fusion_and_writes_it_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, out = tmp_path / "wrong.py", tmp_path / "repro.py"
+    program.write_text(WRONG)
+    with monkeypatch.context() as patched:
+        swap_subtractions_merged_with_tanh(patched)
+        assert main(["bisect", f"{program}:example", "--out", str(out)]) == 1
+        said = capsys.readouterr().out
+        assert "made wrong by a rewrite of" in said and "{tanh}" in said and f"written to {out}" in said
+        assert "still wrong with nothing but: sub, tanh" in said
+        with pytest.raises(SystemExit) as ended:  # it shows the fault by itself
+            runpy.run_path(str(out), run_name="__main__")
+        assert ended.value.code == 1 and "WRONG" in capsys.readouterr().out
+    printed, _ = run(str(out))  # and runs alone, in a process where nothing is wrong
+    assert "llvm        right" in printed
+    assert main(["bisect", f"{program}:example", "--out", str(out)]) == 0
+
+
+def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    without = "import sys; sys.modules['llvmlite'] = None; from smelt.cli import main; sys.exit(main(['doctor']))"
+    printed, _ = run("-c", without, code=1)
+    assert "FAIL  llvmlite" in printed and "pip install llvmlite" in printed
+    assert "something is missing: see the lines marked FAIL" in printed
+    real = smelt.compile
+
+    def crooked(model: Any, **settings: Any) -> Any:
+        compiled = real(model, **settings)
+        return (lambda *args: compiled(*args) * 1.001) if settings["backend"] == "llvm" else compiled
+
+    monkeypatch.setattr(smelt, "compile", crooked)
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL  self-check" in printed and "WRONG" in printed
+
+
 def test_module_calls_are_plain_again_afterwards() -> None:
     before = torch.nn.Module.__call__
     with compiling_everything("eager"):
@@ -118,6 +179,16 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
         with pytest.raises(SystemExit) as ended:
             main([str(name), "--help"])
         assert ended.value.code == 0 and f"example: smelt {name}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "Exit codes: 0 all is well; 1 the answer is no" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["run"], ["bench", "x:y", "--seconds", "soon"], ["cache", "burn"]])
+def test_what_is_not_understood_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and "usage: smelt" in capsys.readouterr().err
 
 
 def test_info_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

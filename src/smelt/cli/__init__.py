@@ -1,7 +1,7 @@
 """The command line: `smelt run`, `report`, `explain`, `verify`, `bisect`, `bench`, `doctor`, `cache`, `info`.
 
 Exit codes: 0 all is well, 1 the answer is no (a result is wrong, a check failed), 2 the command was not understood or
-its target could not be loaded. `smelt run` ends as its script does.
+its target could not be loaded. `smelt run` and `smelt report` end as their script does.
 """
 
 import argparse
@@ -28,7 +28,13 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 def parser() -> argparse.ArgumentParser:
     """All commands with their arguments."""
-    top = argparse.ArgumentParser(prog="smelt", description="A compiler for PyTorch programs.")
+    top = argparse.ArgumentParser(
+        prog="smelt",
+        description="A compiler for PyTorch programs.",
+        epilog="example: smelt run train.py --epochs 3. Exit codes: 0 all is well; 1 the answer is no (a result is "
+        "wrong, a check failed); 2 the command was not understood or its target could not be loaded. smelt run and "
+        "smelt report end as their script does.",
+    )
     top.add_argument("--version", action="version", version=smelt.__version__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:

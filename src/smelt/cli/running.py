@@ -40,6 +40,7 @@ def add_run(commands: Commands) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
+    _must_exist(given.script)
     try:
         run_script(given.script, given.arguments, given.backend)
     finally:
@@ -48,10 +49,13 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def run_script(script: str, arguments: Sequence[str], backend: str) -> None:
-    """Run a script as `python` would, with what it runs compiled."""
+def _must_exist(script: str) -> None:
     if not os.path.exists(script):
         raise BadTarget(f"there is no file {script}")
+
+
+def run_script(script: str, arguments: Sequence[str], backend: str) -> None:
+    """Run a script as `python` would, with what it runs compiled."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     with compiling_everything(backend):
@@ -62,9 +66,10 @@ def add_report(commands: Commands) -> None:
     parser = commands.add_parser(
         "report",
         help="run a script compiled, and write a page that shows what the compiler did",
-        epilog="example: smelt report --out report.html train.py --epochs 1",
+        epilog="example: smelt report --profile --out report.html train.py --epochs 1",
     )
     parser.add_argument("--out", default="smelt_report.html", help="where the page is written (default: %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="time every kernel and library call, too")
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
     parser.add_argument("script", help="the script; what follows it are its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -72,9 +77,12 @@ def add_report(commands: Commands) -> None:
 
 
 def _report(given: argparse.Namespace) -> int:
-    with smelt.record(given.out, os.path.basename(given.script)):
-        run_script(given.script, given.arguments, given.backend)
-    print(f"smelt: {_summary()}; written to {given.out}", file=sys.stderr)
+    _must_exist(given.script)
+    try:
+        with smelt.record(given.out, os.path.basename(given.script), profile=given.profile):
+            run_script(given.script, given.arguments, given.backend)
+    finally:
+        print(f"smelt: {_summary()}; written to {given.out}", file=sys.stderr)
     return 0
 
 
