@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.capture import undo
 from tests.capture.programs import compare, error_shape
 
 BACKENDS = ("eager", "aot_eager", "llvm")
@@ -148,22 +149,67 @@ def test_a_cached_property_that_raises_has_its_line_of_functools() -> None:
     assert compare(caught, X).break_codes[0] == "B007"
 
 
-def test_inputs_that_share_memory_nobody_writes_are_compiled() -> None:
-    """Only a shared tensor that is written makes the order of operators show."""
+def norm_of_module(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = norm(x)
+    return normed + x[i]
 
-    def count(ids: torch.Tensor, labels: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        seen += 1
-        return (ids * seen).sum() + labels.sum()
 
-    def ran(ids: torch.Tensor, seen: torch.Tensor) -> list[str]:
-        with torch.profiler.profile() as profiler:
-            compiled(ids, ids, seen)
-        return [event.name for event in profiler.events() if event.name.startswith("aten::sum")]
+def norm_of_function(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.batch_norm(x, norm.running_mean, norm.running_var, training=True) + x[i]
 
-    compiled = smelt.compile(count)
-    ids, seen = torch.arange(3.0), torch.zeros(3)
-    expected = count(ids, ids, torch.zeros(3))
-    assert compiled(ids, ids, seen).equal(expected)
-    assert seen.tolist() == [1, 1, 1]
-    assert ran(ids, seen) == []
-    assert ran(seen, seen) != []
+
+def norm_of_views(norm: torch.nn.BatchNorm1d, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    mean, var = norm.running_mean, norm.running_var
+    assert mean is not None and var is not None
+    return torch.nn.functional.batch_norm(x, mean[:], var.view(-1), training=True) + x[i]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [norm_of_module, norm_of_function, norm_of_views], ids=lambda f: f.__name__)
+def test_running_statistics_move_once(function: Callable[..., Any], backend: str) -> None:
+    """PyTorch writes them without saying so: neither the schema nor the version tells."""
+    x = torch.arange(12.0).view(3, 4)
+
+    def seen(call: Callable[..., Any]) -> list[Any]:
+        norm = torch.nn.BatchNorm1d(4).double()
+        atoms: list[Any] = []
+        for index in ([0, 1, 2], [0, 1, 7], [2, 1, 0]):
+            try:
+                atoms.append(call(norm, x.double(), torch.tensor(index)).tolist())
+            except IndexError as error:
+                atoms.append(str(error))
+            state = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+            atoms += [each.tolist() for each in state if each is not None]
+        return atoms
+
+    for found, wanted in zip(seen(smelt.compile(function, backend=backend)), seen(function), strict=True):
+        if isinstance(found, str):
+            assert found == wanted
+        else:
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+
+
+def written_before(w: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    w.mul_(2)
+    return x[i] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_is_counted_once(backend: str) -> None:
+    call, w, v = smelt.compile(written_before, backend=backend), torch.ones(3), torch.ones(3)
+    for index in (IN, OUT, IN):
+        for function, tensor in ((call, w), (written_before, v)):
+            try:
+                function(tensor, X, index)
+            except IndexError:
+                assert index is OUT
+        assert (w.tolist(), w._version) == (v.tolist(), v._version)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_compiled_graphs_write_last_and_copy_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of keys and values are written before many an operator that may raise."""
+    monkeypatch.setattr(undo, "_copy", lambda tensor, rebased: pytest.fail("copied"))
+    call, w = smelt.compile(written_before, backend=backend), torch.ones(3)
+    call(w, X, IN)
+    assert w.tolist() == [2, 2, 2]

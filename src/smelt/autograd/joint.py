@@ -58,6 +58,7 @@ class Source:
     call: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
     constants: Mapping[str, torch.Tensor]
     numbers: Mapping[int, NumberSpec] = field(default_factory=dict)
+    undoing: Callable[[Eager], Eager] | None = None  # see `Traced`
 
     @classmethod
     def of_graph(cls, traced: Traced) -> "Source":
@@ -69,7 +70,7 @@ class Source:
         numbers = {place: spec for place, spec in enumerate(found) if isinstance(spec, NumberSpec)}
         specs = tuple(spec.as_tensor() if isinstance(spec, NumberSpec) else tensor_spec(node)
                       for node, spec in zip(nodes, found, strict=True))  # fmt: skip
-        return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers)
+        return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers, traced.undoing)
 
     def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Compiled code's inputs as the function takes them."""
@@ -83,7 +84,7 @@ class Source:
         def run(*inputs: torch.Tensor) -> tuple[object, ...]:
             return tuple(self.call(self.given(inputs), self.constants))
 
-        return run
+        return run if self.undoing is None else self.undoing(run)
 
 
 @dataclass(frozen=True, slots=True)

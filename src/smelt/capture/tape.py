@@ -37,7 +37,7 @@ from smelt.ir.ambient import Ambient, forget_casts, set_autocast
 from smelt.ir.checkpoint import Checkpoint
 from smelt.ir.computed import computed
 from smelt.ir.derivative import Derivative
-from smelt.ir.effects import is_random, raises
+from smelt.ir.effects import is_random, quietly_written, raises
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
@@ -56,6 +56,7 @@ class Tape:
         self.draws = False  # whether an operator draws random numbers
         self.raises = False  # whether an operator raises for some values
         self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
+        self._quietly: dict[int, Any] = {}  # ghosts that are written without a count
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
@@ -272,7 +273,8 @@ class Tape:
     @property
     def writes_inputs(self) -> bool:
         """Whether a tensor from outside, or a view of one, is written."""
-        return any(value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+        by_views = (value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+        return any(by_views) or bool(self.written())
 
     @property
     def acts(self) -> bool:
@@ -284,9 +286,15 @@ class Tape:
         self.raises = True
         self.at_risk |= self.written()
 
+    def writes_quietly(self, tensor: Any) -> None:
+        """A tensor is written, of which its version will tell nothing."""
+        whole = tensor if tensor._base is None else tensor._base
+        self._quietly[id(whole)] = whole
+
     def written(self) -> set[fx.Node]:
-        """Inputs that are written."""
-        return {node for node, (ghost, _) in self._histories.items() if ghost._version}
+        """Inputs that are written, by themselves or by a view."""
+        found = self._histories.items()
+        return {node for node, (ghost, _) in found if ghost._version or id(ghost) in self._quietly}
 
     def rebased(self) -> set[fx.Node]:
         """Inputs that are written with gradients: they have another history than they came with."""
@@ -418,6 +426,8 @@ class Witness(GhostMode):  # type: ignore[no-untyped-call]
             self._tape.draws = True
         if raises(func, args):
             self._tape.may_raise()
+        for tensor in quietly_written(func, args):
+            self._tape.writes_quietly(tensor)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

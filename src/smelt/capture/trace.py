@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -34,7 +35,7 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness
-from smelt.capture.undo import apart, undoing_draws, undoing_writes
+from smelt.capture.undo import apart, noting_writes, undoing_draws, undoing_writes
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
@@ -403,7 +404,9 @@ class _Closing:
         recipe, self.number = self.build.seal(collected)
         run = None
         if self.build.outputs or self.tape.acts:
-            traced = Traced(self.tape.graph, Level.TORCH, {})
+            written, rebased, at_risk = self._written()
+            undoing = partial(undoing_writes, rebased=rebased, at_risk=at_risk) if at_risk else None
+            traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=undoing)
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line
             count("graphs")
@@ -411,12 +414,9 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             with without_default_devices():
-                run = traced.to_module() if self._ends_at_forbidden_write() else self.compile_graph(traced)
+                run = traced.plainly() if self._ends_at_forbidden_write() else self.compile_graph(traced)
             if self.tape.writes_inputs:
-                inputs = placeholders(self.tape.graph)
-                kinds = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
-                places = [[place for place, node in enumerate(inputs) if node in kind] for kind in kinds]
-                run = undoing_writes(apart(run, traced, places[0]) if len(arguments) > 1 else run, *places)
+                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run, written, rebased)
             if self.tape.draws and self.tape.raises:
                 run = undoing_draws(run, self.tape.writes_inputs)
             if self.inference:
@@ -426,6 +426,12 @@ class _Closing:
         final = self.final if self.final != self.entry else None
         dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
         return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs, dropped)
+
+    def _written(self) -> tuple[list[int], ...]:
+        """The inputs that are written, those that are with gradients, those that are before something may raise."""
+        kinds = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+        inputs = list(enumerate(placeholders(self.tape.graph)))
+        return tuple([place for place, node in inputs if node in kind] for kind in kinds)
 
     def _ends_at_forbidden_write(self) -> bool:
         """Whether Python is about to raise because a tensor may not be written in place. PyTorch tells by how the

@@ -35,48 +35,51 @@ def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
         if not any(_memory(inputs[place]) in shared for place in written):
             return run(*inputs)
         if not plainly:
-            plainly.append(traced.to_module().forward)
+            plainly.append(traced.plainly())
         return plainly[0](*inputs)
 
     return checked
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    place: int = tensor.untyped_storage()._cdata
-    return place
+def noting_writes(run: GraphRun, written: list[int], rebased: list[int]) -> GraphRun:
+    """Run a graph that writes its inputs, some with gradients; what it raises is `Unwritten` if they are as they were.
+
+    Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those.
+    """
+
+    def noting(*inputs: Any) -> Any:
+        if any(forbids_writing(inputs[place]) for place in rebased):
+            raise Unwritten(RuntimeError("autograd forbids to write an input"))
+        before = [(inputs[place], _version(inputs[place])) for place in written]
+        try:
+            return run(*inputs)
+        except Unwritten:
+            raise
+        except Exception as error:
+            if any(version != _version(tensor) for tensor, version in before):
+                raise
+            raise Unwritten(error) from None
+
+    return noting
 
 
-def undoing_writes(run: GraphRun, written: list[int], rebased: list[int], at_risk: list[int]) -> GraphRun:
-    """Run a graph that writes its inputs; what it raises is `Unwritten` if they are as they were.
+def undoing_writes(run: GraphRun, rebased: list[int], at_risk: list[int]) -> GraphRun:
+    """Run a graph operator by operator; where it fails, the inputs `at_risk` are as they were.
 
-    Of the inputs that are `written`, some are `rebased`, which is written with gradients, and some `at_risk`, which is
-    written before something may raise.
-
-    Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those. So
-    it does where a view would come to have gradients, and could not lose them again.
+    Where a view comes to have gradients it could not lose them again: Python runs the graph.
     """
     for_good = [place for place in rebased if place in at_risk]
 
     def undoing(*inputs: Any) -> Any:
-        if any(forbids_writing(inputs[place]) for place in rebased):
-            raise Unwritten(RuntimeError("autograd forbids to write an input"))
         if any(inputs[place]._is_view() and not inputs[place].requires_grad for place in for_good):
             raise Unwritten(RuntimeError("a view comes to have gradients before something may raise"))
-        before = [(inputs[place], _version(inputs[place])) for place in written]
-        kept = [_copy(inputs[place], place in rebased) if place in at_risk else None for place in written]
+        kept = [(inputs[place], _version(inputs[place]), _copy(inputs[place], place in rebased)) for place in at_risk]
         try:
             return run(*inputs)
-        except Exception as error:
-            changed = [
-                (tensor, copy)
-                for (tensor, version), copy in zip(before, kept, strict=True)
-                if version is None or tensor._version != version
-            ]
-            if any(copy is None for _, copy in changed):
-                raise
-            for tensor, copy in changed:
-                _restore(tensor, copy)
-            raise Unwritten(error) from None
+        except Exception:
+            for tensor, version, copy in kept:
+                _restore(tensor, version, copy)
+            raise
 
     return undoing
 
@@ -106,11 +109,13 @@ def _copy(tensor: torch.Tensor, rebased: bool) -> torch.Tensor:
         return tensor.clone()
 
 
-def _restore(tensor: torch.Tensor, copy: Any) -> None:
+def _restore(tensor: torch.Tensor, version: int | None, copy: torch.Tensor) -> None:
     if copy.requires_grad:  # gradients go where they went, by way of the copy
         with torch.enable_grad():
             tensor.copy_(copy)
-        return
-    if tensor.requires_grad and not tensor.is_leaf:
-        tensor.detach_()
-    tensor.data.copy_(copy)
+    else:
+        if tensor.requires_grad and not tensor.is_leaf:
+            tensor.detach_()
+        tensor.data.copy_(copy)
+    if version is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -16,7 +16,7 @@ from smelt.ir.tensorspec import TensorSpec, spec_of
 aten = torch.ops.aten
 
 # Operators that write arguments although their schema does not say so: running statistics, in training.
-_QUIET_WRITERS = {
+_QUIET_WRITERS: dict[object, int] = {
     aten.native_batch_norm.default: 5,
     aten.cudnn_batch_norm.default: 5,
     aten.miopen_batch_norm.default: 5,
@@ -80,7 +80,7 @@ def raises(target: object, args: Sequence[Any]) -> bool:
     name = _names.get(target)
     if name is None:
         schema = target._schema
-        checks = not schema.returns and not schema.is_mutable
+        checks = (not schema.returns and not schema.is_mutable) or target.namespace not in ("aten", "prims")
         name = _names[target] = CHECK if checks else schema.name.removeprefix("aten::")
     if name in _RAISING or name is CHECK:
         return True
@@ -108,12 +108,17 @@ def effect_of(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return "writes an argument"
     if not target._schema.returns:
         return CHECK
-    training = _QUIET_WRITERS.get(target)
-    if training is not None and args[training] is not False and args[3] is not None:
+    if quietly_written(target, args):
         return QUIET_WRITE
     if is_random(target) and _draws(target, args, kwargs):
         return RANDOM
     return None
+
+
+def quietly_written(target: object, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments that an operator writes although its schema does not say so, nor autograd count it."""
+    training = _QUIET_WRITERS.get(target)
+    return () if training is None or args[training] is False or args[3] is None else (args[3], args[4])
 
 
 def draws(node: fx.Node) -> bool:

@@ -28,12 +28,15 @@ class Traced:
     """A graph with the tensors its `get_attr` nodes name. This is what stages hand to each other.
 
     `writes`: outputs that are new values of inputs, by their positions; who compiles the graph may leave them there.
+    `undoing` makes a function that runs the graph operator by operator leave the inputs as they were where it fails;
+    compiled code, which writes them when nothing can fail any more, has no need of it.
     """
 
     graph: fx.Graph
     level: Level
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     writes: tuple[tuple[int, int], ...] = ()
+    undoing: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def to_module(self) -> fx.GraphModule:
         """A runnable `GraphModule`, for custom backends and for people; costs about 0.1 ms a node."""
@@ -41,6 +44,11 @@ class Traced:
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         return fx.GraphModule(root, self.graph)
+
+    def plainly(self) -> Callable[..., Any]:
+        """The graph as PyTorch runs it, operator by operator."""
+        forward = self.to_module().forward  # not the module: nobody can have hooked it, and calling it costs as much
+        return forward if self.undoing is None else self.undoing(forward)
 
     def to_consuming(self) -> Callable[[list[Any]], tuple[Any, ...]]:
         """The graph as a function that takes its inputs out of a list, so that each is let go after its last use."""

@@ -28,7 +28,7 @@ ENTRY_POINT_GROUP = "smelt.backends"
 
 def _eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
-        forward = traced.to_module().forward  # not the module: nobody can have hooked it, and calling it costs as much
+        forward = traced.plainly()
         (output,) = traced.graph.output_node().args
         return forward if isinstance(output, tuple) else _as_tuple(forward)
 
@@ -95,7 +95,7 @@ def _custom(backend: CustomBackend) -> GraphCompiler:
         compiled = backend(traced.to_module(), examples)
         if not callable(compiled):
             raise SmeltError("SM002", f"backend {backend!r} returned {type(compiled).__name__}, not a callable")
-        return _as_tuple(compiled)
+        return _as_tuple(compiled if traced.undoing is None else traced.undoing(compiled))
 
     return compile_graph
 

@@ -192,7 +192,7 @@ class SizedGraph:
 
     def _plainly(self) -> Flat:
         if self._plain is None:
-            forward = self._traced.to_module().forward
+            forward = self._traced.plainly()
             self._plain = lambda *inputs: tuple(forward(*inputs))
         return self._plain
 

@@ -504,10 +504,10 @@ def _needs_gradients(traced: Traced) -> bool:
 
 
 def _run_by_pytorch(traced: Traced) -> Flat:
-    module = traced.to_module()
+    forward = traced.plainly()
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        result = module(*inputs)
+        result = forward(*inputs)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     return run
