@@ -10,6 +10,7 @@
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
+# make docs    the documentation as a site, in build/site/index.html, to be read from disk
 # make bench   the benchmark table       (ARGS="--models mlp --modes train infer --json out.json" to choose)
 #
 # Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
@@ -22,7 +23,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-programs test-versions test-leaks lint bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-programs test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -59,6 +60,10 @@ lint: $(VENV)/dev
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
+docs: $(VENV)/docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo "smelt: open build/site/index.html"
+
 bench: $(VENV)/dev
 	@$(PY) -m benchmarks.run $(ARGS)
 
@@ -82,4 +87,9 @@ $(VENV)/smelt: $(VENV)/torch pyproject.toml $(wildcard setup.py) $(NATIVE)
 $(VENV)/dev: $(VENV)/smelt
 	@echo "smelt: installing the development tools"
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/smelt
+	@echo "smelt: installing what builds the documentation"
+	@$(PIP) --editable '.[docs]'
 	@touch $@

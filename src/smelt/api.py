@@ -46,11 +46,18 @@ def compile(
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
-    """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
+    """Compile `model`, a function or an `nn.Module`; also a decorator, with or without arguments.
 
-    `fullgraph` makes a graph break an error; `backend` is a name of `smelt.list_backends()` or a callable
-    `(fx.GraphModule, example_inputs) -> callable`; `options` are the fields of `smelt.Options`; `disable` returns the
-    model as it is.
+    Nothing is compiled until the first call. A compiled module is the model itself for all other purposes: the same
+    parameters, `state_dict()`, `train()`, hooks and attributes.
+
+    - `fullgraph=True` makes a graph break an error.
+    - `dynamic`: `None` makes a size a symbol once it has changed, `True` makes all sizes symbols from the start,
+      `False` compiles a version for each.
+    - `backend` is a name of `smelt.list_backends()`, or a callable `(fx.GraphModule, example_inputs) -> callable`.
+    - `mode` is `None`, `"default"` or `"max-speed"`.
+    - `options` are the fields of `smelt.Options`, by name.
+    - `disable=True` returns the model as it is.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -244,7 +251,8 @@ def record(
 ) -> contextlib.AbstractContextManager[None]:
     """`with smelt.record("report.html"):` writes a page about everything this thread compiles inside the block.
 
-    With `profile=True` it also says how long each kernel and library call took, on average over the calls in the block.
+    The page is written to `path` when the block ends, and is called `title`. With `profile=True` it also says how long
+    each kernel and library call took, on average over the calls in the block.
     """
     from smelt.explain.report import record as recording
 
@@ -252,8 +260,9 @@ def record(
 
 
 def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:
-    """`explain(fn)(*args)` compiles `fn` afresh (settings as for `compile`), runs it once, and says what happened.
+    """`explain(function)(*args)` compiles a function afresh, runs it once, and says what happened.
 
+    `settings` are those of `smelt.compile`; `print()` of what comes back tells the whole story.
     What it returns may be called again, with other arguments: it then explains all calls together, so that what made
     the function compile again is seen as well.
     """
@@ -280,7 +289,7 @@ def verify(
     """Run `model(*args, **kwargs)` and its gradients by eager, in float64 and by each backend; say where they part.
 
     Results, gradients of parameters and arguments, and what the program has written are compared. The model and the
-    arguments stay as they were.
+    arguments stay as they were. `backends` are names, and `options` those of `smelt.compile`.
     """
     check_callable(model)
     return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options or {})

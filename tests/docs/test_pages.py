@@ -1,6 +1,8 @@
-"""Every block of Python in the README and in docs/ runs, raises and prints what the page says."""
+"""Every block of Python and every command in the README and in docs/ runs, raises and prints what the page says."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,26 +11,58 @@ import smelt
 from smelt.base.events import collect
 from smelt.capture import BreakRecord
 from smelt.capture.breaks import REASONS
-from tests.docs.pages import PAGES, ROOT, Block, blocks_of, fresh, run
+from tests.docs.pages import FENCE, LANGUAGES, PAGES, ROOT, Block, blocks_of, commands_of, fresh, run, run_page
 
 BREAKS = ROOT / "docs" / "breaks.md"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != BREAKS], ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page: object) -> None:
-    namespace = fresh()
-    for block in blocks_of(page):  # type: ignore[arg-type]
-        smelt.reset()
-        run(block, namespace)
+def _codes_of_sections() -> list[tuple[int, str]]:
+    """Each code of a break with the line of its heading."""
+    content = BREAKS.read_text(encoding="utf-8")
+    return [(content.count("\n", 0, found.start()) + 1, found[1]) for found in re.finditer(r"(?m)^## (B\d+):", content)]
+
+
+CODES = _codes_of_sections()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path, until=CODES[0][0] if page == BREAKS else None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_on_a_page_escapes_the_tests(page: Path) -> None:
+    """Each block says what it is, and each file is what some command of the page runs."""
+    content = page.read_text(encoding="utf-8")
+    for fence in FENCE.finditer(content):
+        assert fence["language"] in LANGUAGES, f"{page.name}: a block of {fence['language'] or 'no language'}"
+        if fence["language"] == "toml":
+            tomllib.loads(fence["body"])
+    blocks = list(blocks_of(page))
+    commands = [command for block in blocks if block.language == "console" for command, _ in commands_of(block.code)]
+    for block in blocks:
+        assert not block.title or any(block.title in command for command in commands), f"nothing runs {block.title}"
+    indented = re.findall(r"(?m)^\n {4}(?:import |from |def |@|.*smelt\.\w+\().*", FENCE.sub("", content))
+    assert not indented, f"{page.name}: code that is only indented is not run: {indented}"
+
+
+def test_what_is_typed_is_there() -> None:
+    """Targets of make that pages speak of."""
+    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    for page in PAGES:
+        fences = FENCE.finditer(page.read_text(encoding="utf-8"))
+        typed = "\n".join(fence["body"] for fence in fences if fence["language"] == "sh")
+        for target in re.findall(r"(?m)^make ([a-z-]+)", typed):
+            assert target in targets, f"{page.name}: make {target}"
 
 
 def _sections() -> dict[str, list[Block]]:
     """The blocks of breaks.md by the code they are an example of."""
-    content = BREAKS.read_text(encoding="utf-8")
-    codes = [(content.count("\n", 0, found.start()), found[1]) for found in re.finditer(r"(?m)^## (B\d+):", content)]
-    sections: dict[str, list[Block]] = {code: [] for _, code in codes}
+    sections: dict[str, list[Block]] = {code: [] for _, code in CODES}
     for block in blocks_of(BREAKS):
-        sections[[code for line, code in codes if line < block.line][-1]].append(block)
+        found = [code for line, code in CODES if line < block.line]
+        if found:
+            sections[found[-1]].append(block)
     return sections
 
 

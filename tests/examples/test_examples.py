@@ -1,9 +1,21 @@
 """The small scripts of `examples/` do what they say."""
 
+import re
+
 import pytest
 
 import smelt
-from examples import edit_graph, explain_breaks, second_derivatives, train_step
+from examples import (
+    classifier,
+    custom_backend,
+    edit_graph,
+    explain_breaks,
+    fine_tune,
+    second_derivatives,
+    train_step,
+    transformer_step,
+)
+from smelt.pipeline import backends
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +57,51 @@ def test_train_step_compiles_one_graph_for_all_but_the_first_step(capsys: pytest
     for line in lines[1:11]:
         _, plain, ours = line.split()
         assert abs(float(plain) - float(ours)) < 1e-4
+
+
+def _losses(lines: list[str]) -> list[tuple[float, float]]:
+    """Both numbers of each line that compares eager with compiled."""
+    found = [re.search(r"loss (\S+) eagerly, (\S+) ", line) for line in lines]
+    return [(float(match[1]), float(match[2])) for match in found if match is not None]
+
+
+def test_classifier_trains_as_eager_does_in_one_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    classifier.main()
+    lines = capsys.readouterr().out.splitlines()
+    losses = _losses(lines)
+    assert len(losses) == 3 and losses[-1][0] < losses[0][0] / 10
+    for eager, ours in losses:
+        assert abs(eager - ours) < 1e-3 * max(1.0, eager)
+    assert "compiled 1 graph, called 60 times" in lines
+    assert lines[-1] == "100% of the points are told right"
+
+
+def test_a_transformers_step_is_one_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    transformer_step.main(steps=12)
+    lines = capsys.readouterr().out.splitlines()
+    losses = _losses(lines)
+    assert len(losses) == 3 and losses[-1][0] < losses[0][0]
+    for eager, ours in losses:
+        assert abs(eager - ours) < 1e-3 * eager
+    assert "compiled 2 times; breaks: 0" in lines
+
+
+def test_fine_tuning_learns_and_compiles_for_all_lengths_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    fine_tune.main()
+    lines = capsys.readouterr().out.splitlines()
+    before, after = (float(re.search(r"(\d+)% right", lines[number])[1]) for number in (0, 2))  # type: ignore[index]
+    assert after > before + 20
+    match = re.fullmatch(r"(\d+) lengths, (\d+) graphs for training and evaluation, 0 breaks", lines[-1])
+    assert match is not None and int(match[1]) > 3 and int(match[2]) <= 4  # a first and a general one, for each mode
+
+
+def test_custom_backends_look_time_and_take_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "_registered", {})
+    custom_backend.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "counting: 3 linear, 2 relu"
+    assert lines[1].startswith("timing: ten runs, 1 graph;")
+    assert lines[2].startswith("forward: ") and lines[3].startswith("backward: ")
+    assert lines[-1] == "gradients are there"

@@ -44,6 +44,10 @@ def aot_function(
 ) -> Callable[..., Any]:
     """`fn` traced ahead of time, forward and backward, once per layout of its inputs.
 
+    `fw_compiler` gets the forward and `bw_compiler` (the same by default) the backward, as a module and examples;
+    each returns what is called in its place. `partition_fn` says what is saved between them: `smelt.partition.default`,
+    `smelt.partition.min_cut` or a function of yours. `decompositions` maps operators to functions that take them apart.
+
     Arguments may be nested containers; tensors in them are inputs, everything else is a constant of the trace. Tensors
     that `fn` reaches in other ways are constants too, and must not require grad.
     """
@@ -68,7 +72,10 @@ def aot_function(
 
 
 def aot_module(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """A module that shares `mod`'s parameters and buffers and whose forward is `aot_function` of `mod`'s."""
+    """A module that shares `mod`'s parameters and buffers and whose forward is `aot_function` of `mod`'s.
+
+    `*args` and `**kwargs` are those of `smelt.aot_function`, from `fw_compiler` on.
+    """
     return _AotModule(mod, aot_function(_lifted(mod), *args, **kwargs))
 
 
@@ -80,7 +87,10 @@ def aot_module_simplified(
     partition_fn: PartitionFunction | None = None,
     decompositions: Decompositions | None = None,
 ) -> Callable[..., Any]:
-    """For backends: `mod` compiled at once for inputs like `args`. Takes those inputs, reads `mod`'s state itself."""
+    """For backends: `mod` compiled at once for inputs like `args`. Takes those inputs, reads `mod`'s state itself.
+
+    `fw_compiler`, `bw_compiler`, `partition_fn` and `decompositions` are those of `smelt.aot_function`.
+    """
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
     function = _lifted(mod)
 

@@ -68,7 +68,7 @@ def default(joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: in
 def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0) -> Halves | Modules:
     """Save what eager saves: every forward value that the backward's own formulas read.
 
-    Given a joint module, as a `partition_fn` is, it yields two modules.
+    Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
     """
     if isinstance(joint, fx.GraphModule):
         return _modules(default(_joint_of(joint, num_fwd_outputs)))
@@ -120,8 +120,8 @@ def min_cut(
 
     `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
     `memory_budget` is a number of bytes (int) or a part of what would be saved without one (float); the peak that it
-    bounds is told by `measure`, which takes graphs to be run operator by operator if it is not given. Given a joint
-    module, as a `partition_fn` is, it yields two modules.
+    bounds is told by `measure`, which takes graphs to be run operator by operator if it is not given. Given a module as
+    `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
     """
     if isinstance(joint, fx.GraphModule):
         own = _joint_of(joint, num_fwd_outputs)

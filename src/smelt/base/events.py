@@ -33,6 +33,31 @@ CHANNELS: dict[str, str] = {
     "timing": "how long each stage of each compilation took",
 }
 
+COUNTERS: dict[str, str] = {
+    "graphs": "graphs captured and compiled, each version of a function counted",
+    "graph_breaks": "places where a graph ended early",
+    "recompiles": "versions made because no guard of an earlier one held",
+    "calls": "calls of compiled functions and modules",
+    "calls_under_modes": "calls left to Python: a mode or a transform of PyTorch was active",
+    "frames_skipped": "functions that run in Python from now on: too many versions, or they could not be compiled",
+    "joint_graphs": "graphs traced forward and backward",
+    "eager_graphs": "graphs that PyTorch runs operator by operator, because they could not be traced",
+    "backwards": "backwards compiled, when gradients first arrived",
+    "saved_bytes": "bytes that graphs keep for their backwards",
+    "kernels": "kernels of all programs",
+    "kernels_built": "kernels that machine code was generated for",
+    "sizes_traced": "versions of graphs in symbols, for sizes that vary",
+    "sizes_bound": "combinations of sizes that numbers were filled in for",
+    "sizes_compiled": "combinations of sizes that were compiled alone",
+    "sizes_refused": "combinations of sizes left to PyTorch",
+    "compiled_autograd_captures": "backwards captured as the engine runs them",
+    "engine_backwards": "backwards that compiled autograd left to the engine",
+    "cache_hits": "graphs and backwards found in the disk cache",
+    "cache_misses": "those not found there",
+    "cache_writes": "those written there",
+    "cache_unstorable": "those that cannot be kept there",
+}
+
 counters: Counter[str] = Counter()
 
 

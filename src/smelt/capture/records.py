@@ -18,6 +18,7 @@ class BreakRecord:
 
     @property
     def where(self) -> str:
+        """The file and line of the user's code."""
         return f"{self.file}:{self.line}"
 
     def __str__(self) -> str:

@@ -52,10 +52,12 @@ class GraphStory:
 
     @property
     def ops(self) -> list[Any]:
+        """The functions and methods it calls, in order."""
         return [node.target for node in self.record.traced.graph.nodes if node.op in OP_CODES]
 
     @property
     def kernels(self) -> list[str]:
+        """Its kernels, each with the program it belongs to."""
         return [f"{program.name}: {kernel.name}" for program in self.programs for kernel in program.kernels]
 
     @property
@@ -66,6 +68,7 @@ class GraphStory:
 
     @property
     def saved(self) -> tuple[Saved, ...]:
+        """What the forward keeps for the backward."""
         return () if self.halves is None else self.halves.plan.saved
 
     @property
@@ -74,6 +77,7 @@ class GraphStory:
         return sum(typical(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
     def text(self, number: int) -> list[str]:
+        """Its part of the printed explanation."""
         lines = [f"  Graph {number}: {self.record.function}, {len(self.ops)} ops"]
         lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
         lines.append(f"    {len(self.kernels)} kernels, {len(self.library_calls)} library calls")
@@ -90,6 +94,7 @@ class GraphStory:
         return sorted(computed, key=lambda saved: -typical(saved.spec.nbytes))[:8]
 
     def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
         return {
             "function": self.record.function,
             "file": self.record.file,
@@ -126,14 +131,17 @@ class Explanation:
 
     @property
     def graphs(self) -> tuple[Traced, ...]:
+        """The captured graphs, at the level of torch."""
         return tuple(story.record.traced for story in self.stories)
 
     @property
     def graph_count(self) -> int:
+        """How many graphs were captured."""
         return len(self.stories)
 
     @property
     def graph_break_count(self) -> int:
+        """How many times a graph ended early."""
         return len(self.break_reasons)
 
     @property
@@ -143,10 +151,12 @@ class Explanation:
 
     @property
     def op_count(self) -> int:
+        """The operators of all graphs."""
         return sum(len(ops) for ops in self.ops_per_graph)
 
     @property
     def kernel_count(self) -> int:
+        """The kernels of all programs."""
         return sum(len(program.kernels) for program in self.programs)
 
     @property

@@ -49,6 +49,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
+        """Whether it ran, and every value is as exact as expected."""
         return self.failure is None and all(each.fault is None for each in self.found)
 
     def __str__(self) -> str:
@@ -71,6 +72,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether every backend is right."""
         return all(verdict.right for verdict in self.verdicts)
 
     @property

@@ -48,7 +48,7 @@ _registered: dict[str, CustomBackend] = {}
 
 
 def register_backend(backend: CustomBackend, name: str | None = None) -> CustomBackend:
-    """Make a custom backend known by `name` (its own name by default). Usable as a decorator."""
+    """Make `backend`, a custom one, known by `name` (its own by default). Usable as a decorator."""
     if not callable(backend):
         raise SmeltError("SM002", f"a backend must be callable, not {type(backend).__name__}")
     chosen = name if name is not None else str(getattr(backend, "__name__", type(backend).__name__))
