@@ -109,3 +109,9 @@ def test_an_example_of_a_break_breaks_and_its_mended_form_does_not(
     codes, result = _codes(namespace["mended"])
     assert codes == [] and isinstance(result, torch.Tensor)
     _same(result, _plain(namespace["mended"]))
+
+
+def test_the_site_has_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    listed = re.findall(r"(\w+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.parent.name == "docs")
