@@ -3,6 +3,7 @@
 The page's own test runs the commands (`test_pages.py`); this one holds that none is missing and none prints nothing.
 """
 
+import itertools
 import re
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_wish_has_a_command_and_an_answer(title: str) -> None:
     command, answer = WISHES[title]
     shown = [(fence["language"], fence["body"]) for fence in FENCE.finditer(_section(title))]
     printed = {given: text for language, body in shown if language == "console" for given, text in commands_of(body)}
-    for (language, body), (after, text) in zip(shown, shown[1:], strict=False):
+    for (language, body), (after, text) in itertools.pairwise(shown):
         if (language, after) == ("python", "text"):
             printed |= dict.fromkeys((line.strip() for line in body.splitlines()), text)
     assert command in printed, f"{title}: {command} is not shown with what it prints"
