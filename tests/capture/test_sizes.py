@@ -334,3 +334,23 @@ def test_a_size_that_is_relied_on_after_it_was_computed_with(backend: str) -> No
 
     follow(settled, rows(3, 4, 5, 4, 6), backend)
     follow(equal, [(torch.randn(n), torch.randn(n)) for n in (3, 4, 5)], backend)
+
+
+def test_a_tensor_that_is_a_key_is_named_by_its_shape() -> None:
+    weight = torch.nn.Parameter(torch.randn(20, 30))
+    state: dict[torch.Tensor, torch.Tensor] = {}
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if weight not in state:
+            state[weight] = torch.zeros(30)
+        return x + state[weight]
+
+    smelt.reset()
+    compiled = smelt.compile(f, backend="eager")
+    with collect() as events:
+        for _ in range(2):
+            compiled(torch.ones(30))
+    texts = [event.text for event in events if event.channel in ("guards", "recompiles", "graph")]
+    assert any("state[<Parameter of shape (20, 30)>]" in text for text in texts)
+    (reason,) = (event.text for event in events if event.channel == "recompiles")
+    assert reason.endswith("expected no key Parameter containing:..., found one")

@@ -15,8 +15,12 @@ short_repr(PyObject *object)
         PyErr_Clear();
         return PyUnicode_FromFormat("a %s", Py_TYPE(object)->tp_name);
     }
-    if (PyUnicode_GET_LENGTH(text) > 120) {
-        PyObject *shortened = PyUnicode_FromFormat("%.117U...", text);
+    Py_ssize_t length = PyUnicode_GET_LENGTH(text), line = PyUnicode_FindChar(text, '\n', 0, length, 1);
+    if (length > 120 || line >= 0) { /* a tensor's goes over many lines */
+        Py_ssize_t most = line >= 0 && line < 117 ? line : 117;
+        PyObject *start = PyUnicode_Substring(text, 0, most);
+        PyObject *shortened = start ? PyUnicode_FromFormat("%U...", start) : NULL;
+        Py_XDECREF(start);
         Py_DECREF(text);
         return shortened;
     }
@@ -249,7 +253,10 @@ static PyObject *
 lacks_explain(const Check *check, PyObject *value)
 {
     if (value && PyDict_Check(value)) {
-        return PyUnicode_FromFormat("expected no key %R, found one", operand(check, 0));
+        PyObject *key = short_repr(operand(check, 0));
+        PyObject *text = key ? PyUnicode_FromFormat("expected no key %U, found one", key) : NULL;
+        Py_XDECREF(key);
+        return text;
     }
     return expected_got("a dict without the key ", operand(check, 0), value);
 }

@@ -9,6 +9,8 @@ the same thing twice meets the same node, so nothing is checked twice.
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from smelt._native import GuardNode
     from smelt.capture.values import Value
@@ -58,7 +60,7 @@ class Source:
         return self.instance_dict().child(("key", name), f"{self.text}.{name}")
 
     def key(self, key: object) -> "Source":
-        return self.child(("key", key), f"{self.text}[{key!r}]")
+        return self.child(("key", key), f"{self.text}[{_key_text(key)}]")
 
     def item(self, index: int) -> "Source":
         return self.child(("item", index), f"{self.text}[{index}]")
@@ -86,3 +88,11 @@ def _identity(parts: tuple[Any, ...]) -> Any:
     return tuple(
         [part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts]
     )
+
+
+def _key_text(key: object) -> str:
+    """A key as people are shown it: not with all the elements of a tensor, as an optimizer's state has for keys."""
+    if isinstance(key, torch.Tensor):
+        return f"<{type(key).__name__} of shape {tuple(key.shape)}>"
+    text = repr(key)
+    return text if len(text) <= 80 and "\n" not in text else f"<{type(key).__name__}>"
