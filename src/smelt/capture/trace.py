@@ -416,7 +416,7 @@ class _Closing:
             with without_default_devices():
                 run = traced.plainly() if self._ends_at_forbidden_write() else self.compile_graph(traced)
             if self.tape.writes_inputs:
-                run = noting_writes(apart(run, traced) if len(arguments) > 1 else run, written, rebased)
+                run = noting_writes(apart(run, traced, written) if len(arguments) > 1 else run, written, rebased)
             if self.tape.draws and self.tape.raises:
                 run = undoing_draws(run, self.tape.writes_inputs)
             if self.inference:

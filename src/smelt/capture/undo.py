@@ -41,6 +41,11 @@ def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
     return checked
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
 def noting_writes(run: GraphRun, written: list[int], rebased: list[int]) -> GraphRun:
     """Run a graph that writes its inputs, some with gradients; what it raises is `Unwritten` if they are as they were.
 
