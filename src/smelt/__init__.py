@@ -1,20 +1,27 @@
 """smelt compiles PyTorch programs, training included: `model = smelt.compile(model)`.
 
-Importing this package loads no code generator; that happens at the first compilation.
+Importing this package loads what captures programs and runs compiled ones. What compiles them is loaded by the first
+graph that no earlier process has left in the disk cache.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.collector import paused
 
 with paused():
-    from smelt import compiled_autograd
+    import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
     from smelt.api import compile, disable, explain, is_compiling, record, reset, verify
-    from smelt.autograd import partition
-    from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
     from smelt.base.events import counters
-    from smelt.base.options import Options, config
+    from smelt.base.options import Options, config, when_set
     from smelt.capture import graph_break, mark_dynamic
     from smelt.pipeline.backends import list_backends, register_backend
+
+if TYPE_CHECKING:
+    from smelt import compiled_autograd
+    from smelt.autograd import partition
+    from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
 
 __version__ = "0.1.0"
 
@@ -42,3 +49,24 @@ __all__ = [
     "reset",
     "verify",
 ]
+
+_LATER = {
+    "aot_function": "smelt.autograd.aot",
+    "aot_module": "smelt.autograd.aot",
+    "aot_module_simplified": "smelt.autograd.aot",
+    "compiled_autograd": "smelt.compiled_autograd",
+    "partition": "smelt.autograd.partition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What not every program uses is loaded when it is asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with paused():
+        module = import_module(_LATER[name])
+    found = globals()[name] = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    return found
+
+
+when_set("compiled_autograd", lambda before, now: __getattr__("compiled_autograd").switch(before, now))

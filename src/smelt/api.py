@@ -8,10 +8,11 @@ class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`
 import contextlib
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -20,14 +21,15 @@ from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import Options
 from smelt.capture import CompiledRegion
-from smelt.explain.explanation import Explanation, from_events
-from smelt.explain.verify import Judge, Verification, check_callable
-from smelt.explain.verify import verify as run_verification
 from smelt.ir import ghost
 from smelt.ir.graph import GraphCompiler
 from smelt.pipeline.backends import CustomBackend, resolve_backend
-from smelt.pipeline.compiled_autograd import ModuleCompiler, forget_backwards
-from smelt.pipeline.stages import forget_compiled
+
+# A start from the cache needs neither the stages nor what shows them: each is loaded where it is asked for.
+if TYPE_CHECKING:
+    from smelt.explain.explanation import Explanation
+    from smelt.explain.verify import Verification
+    from smelt.pipeline.compiled_autograd import ModuleCompiler
 
 MODES = (None, "default", "max-speed")
 
@@ -111,7 +113,7 @@ class Compiling:
 
 def backward_compilers(
     compiler: Any,
-) -> tuple[GraphCompiler | None, ModuleCompiler, ModuleCompiler]:
+) -> "tuple[GraphCompiler | None, ModuleCompiler, ModuleCompiler]":
     """What `smelt.compiled_autograd.enable` is given, as what compiles graphs, modules, and modules for any size."""
     if isinstance(compiler, str):
         compiler = Compiling(backend=compiler)
@@ -259,17 +261,19 @@ def record(
     return recording(path, title, profile=profile)
 
 
-def explain(function: Callable[..., Any], **settings: Any) -> Callable[..., Explanation]:
+def explain(function: Callable[..., Any], **settings: Any) -> "Callable[..., Explanation]":
     """`explain(function)(*args)` compiles a function afresh, runs it once, and says what happened.
 
     `settings` are those of `smelt.compile`; `print()` of what comes back tells the whole story.
     What it returns may be called again, with other arguments: it then explains all calls together, so that what made
     the function compile again is seen as well.
     """
+    from smelt.explain.explanation import from_events
+
     compiled = compile(function, **settings)
     events: list[Event] = []
 
-    def run(*args: Any, **kwargs: Any) -> Explanation:
+    def run(*args: Any, **kwargs: Any) -> "Explanation":
         with collect() as seen:
             compiled(*args, **kwargs)
         events.extend(seen)
@@ -285,12 +289,15 @@ def verify(
     *,
     backends: Sequence[str] = ("eager", "aot_eager", "llvm"),
     options: Mapping[str, Any] | None = None,
-) -> Verification:
+) -> "Verification":
     """Run `model(*args, **kwargs)` and its gradients by eager, in float64 and by each backend; say where they part.
 
     Results, gradients of parameters and arguments, and what the program has written are compared. The model and the
     arguments stay as they were. `backends` are names, and `options` those of `smelt.compile`.
     """
+    from smelt.explain.verify import Judge, check_callable
+    from smelt.explain.verify import verify as run_verification
+
     check_callable(model)
     return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options or {})
 
@@ -299,9 +306,11 @@ def reset() -> None:
     """Forget all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
-    forget_backwards()
     ghost.forget()
-    forget_compiled()
+    for name, forget in (("pipeline.compiled_autograd", "forget_backwards"), ("codegen.build", "forget")):
+        module = sys.modules.get(f"smelt.{name}")  # not loaded: it has nothing to forget
+        if module is not None:
+            getattr(module, forget)()
     counters.clear()
 
 

@@ -17,7 +17,7 @@ import torch
 
 from smelt import _native
 from smelt.api import Compiling, backward_compilers, settings_of_region
-from smelt.base.options import config, when_set
+from smelt.base.options import config
 from smelt.pipeline.compiled_autograd import CompiledBackwards
 
 __all__ = ["disable", "enable"]
@@ -118,8 +118,6 @@ def _put_in_place(change: int) -> None:
             holder._execution_engine = holder._execution_engine.engine
 
 
-def _switch(before: object, now: object) -> None:
+def switch(before: object, now: object) -> None:
+    """`smelt.config.compiled_autograd` was set."""
     _put_in_place(int(bool(now)) - int(bool(before)))
-
-
-when_set("compiled_autograd", _switch)

@@ -46,17 +46,21 @@ class Handler:
     push_offset: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CodeInfo:
-    """A decoded code object. `live[i]` is a bit mask of the localsplus slots that instruction `i` or later may read."""
+    """A decoded code object.
+
+    `live[i]` is a bit mask of the localsplus slots that instruction `i` or later may read; it is worked out when
+    somebody asks, which is of frames where capture begins or breaks, not of all that are followed.
+    """
 
     code: CodeType
     instructions: tuple[Instruction, ...]
     index_at: dict[int, int]
     handlers: tuple[Handler, ...]
-    live: tuple[int, ...]
     slot_names: tuple[str, ...]
     shims: dict[int, CodeType]
+    live: tuple[int, ...] | None = None
 
     @property
     def slot_count(self) -> int:
@@ -74,6 +78,8 @@ class CodeInfo:
         return self.handler_at(instruction.next - 2)  # its last code unit, prefixes and caches being others
 
     def is_live(self, index: int, slot: int) -> bool:
+        if self.live is None:
+            self.live = _liveness(self)
         return bool(self.live[index] >> slot & 1)
 
 
@@ -154,9 +160,7 @@ def _decode(code: CodeType) -> CodeInfo:
         Handler(entry.start, entry.end, entry.target, entry.depth, entry.lasti)
         for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
     )
-    slot_names = _slot_names(code)
-    live = _liveness(code, instructions, index_at, handlers, slot_names)
-    return CodeInfo(code, instructions, index_at, handlers, live, slot_names, {})
+    return CodeInfo(code, instructions, index_at, handlers, _slot_names(code), {})
 
 
 def _slot_names(code: CodeType) -> tuple[str, ...]:
@@ -274,19 +278,14 @@ def _effect(code: CodeType, instruction: Instruction) -> tuple[int, int]:
     return 0, 0
 
 
-def _liveness(
-    code: CodeType,
-    instructions: tuple[Instruction, ...],
-    index_at: dict[int, int],
-    handlers: tuple[Handler, ...],
-    slot_names: tuple[str, ...],
-) -> tuple[int, ...]:
+def _liveness(info: CodeInfo) -> tuple[int, ...]:
+    code, instructions, index_at, slot_names = info.code, info.instructions, info.index_at, info.slot_names
     count = len(instructions)
     always = (1 << len(slot_names)) - 1 if _SEES_LOCALS & {*code.co_names} else 0
     if "__class__" in code.co_freevars:
         always |= 1 | 1 << slot_names.index("__class__")  # super() without arguments reads both
     effects = [_effect(code, instruction) for instruction in instructions]
-    caught = [_handler_index(instruction, handlers, index_at) for instruction in instructions]
+    caught = [_handler_index(instruction, info.handlers, index_at) for instruction in instructions]
     live = [always] * (count + 1)
     changed = True
     while changed:

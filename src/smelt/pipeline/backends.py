@@ -18,7 +18,7 @@ from smelt.base.symint import Formula
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, spec_of, tensor_spec
-from smelt.pipeline.stages import compile_aot_eager, compile_llvm
+from smelt.pipeline.warm import compile_llvm
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 BackendFactory = Callable[[Options], GraphCompiler]
@@ -36,7 +36,12 @@ def _eager(options: Options) -> GraphCompiler:
 
 
 def _aot_eager(options: Options) -> GraphCompiler:
-    return lambda traced: compile_aot_eager(traced, options)
+    def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
+        from smelt.pipeline.stages import compile_aot_eager  # a start from the cache loads no stages
+
+        return compile_aot_eager(traced, options)
+
+    return compile_graph
 
 
 def _llvm(options: Options) -> GraphCompiler:

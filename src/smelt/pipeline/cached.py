@@ -17,7 +17,6 @@ from smelt.base import events
 from smelt.base.errors import SpecError
 from smelt.base.options import Options, config
 from smelt.ir import stored
-from smelt.ir.check import check_program
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.ir.program import Program
@@ -149,6 +148,8 @@ class CacheEntry:
 
 def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
     """A program, where its kernels are in which image, the images' own descriptions, and `more`; then the images."""
+    from smelt.ir.check import check_program  # not where programs are only read
+
     check_program(program, after="fuse")
     images: dict[int, tuple[int, Image, int]] = {}  # by identity → number, image, the number of the one it calls
 

@@ -7,9 +7,8 @@ Every pass names the form it takes and the form it gives; with `check_specs` the
 """
 
 import itertools
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -29,19 +28,20 @@ from smelt.base.symint import is_symbolic
 from smelt.ir.ambient import Ambient
 from smelt.ir.check import check_kernel, check_program
 from smelt.ir.graph import Level, Traced, check_graph, placeholders
-from smelt.ir.joint import Plan, Replay
+from smelt.ir.joint import Plan
 from smelt.ir.peak import Peak, graph_peak, program_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from smelt.pipeline.backwards import Backwards, Lower
-from smelt.pipeline.cached import CacheEntry, Code, Compiled, Half
+from smelt.pipeline.cached import CacheEntry
 from smelt.pipeline.sized import SizedGraph, Trace, is_sized
 from smelt.pipeline.symbolic import Bound, Generate, Tracing
-from smelt.runtime.launch import Arenas, Executable, launcher
+from smelt.pipeline.warm import Built, Parts, bind, look_up, program_of, with_stored_backwards
+from smelt.runtime.launch import Arenas, Executable
 from smelt.runtime.scratch import scratch_of, scratch_of_step
-from smelt.runtime.wrap import Flat, GraphOfBackward, MakeBackward, join
+from smelt.runtime.wrap import Flat
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
 
@@ -135,19 +135,7 @@ def _fuse(traced: Traced, context: Context) -> Program:
 
 def _generate(program: Program, context: Context) -> Executable:
     built = codegen.compile_kernels(program.kernels, context.options)
-    return _bind(program, built, context)
-
-
-Built = Mapping[str, "codegen.CompiledKernel"]
-
-
-def _bind(program: Program, built: Built | Mapping[str, Code], context: Context) -> Executable:
-    kernels = {
-        name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
-        for name, kernel in built.items()
-    }
-    threads, consuming = context.options.threads, context.consuming
-    return Executable(program, kernels, threads, built, consuming=consuming, arenas=context.arenas)
+    return bind(program, built, context.options, context.consuming, context.arenas)
 
 
 # A graph whose gradients nobody needs.
@@ -220,49 +208,50 @@ def _check(value: Any, step: Pass) -> None:
             check_kernel(kernel, after=step.name)
 
 
-def compile_llvm(traced: Traced, options: Options) -> Flat:
-    """The whole way, for one torch-level graph, unless an earlier process has gone it."""
-    fuel, arenas = Fuel(options.fuel), Arenas()
-
+def _lowering(options: Options, fuel: Fuel, arenas: Arenas) -> Lower:
     def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         context = Context(options, name, fuel, consuming=consuming, planned=planned, arenas=arenas)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
-    def bind(half: Half, consuming: bool) -> Flat:
-        events.count("kernels", len(half.program.kernels))
-        context = Context(options, half.program.name, fuel, consuming=consuming, arenas=arenas)
-        return _bind(half.program, half.kernels, context).run
+    return lower
+
+
+def compile_llvm(
+    traced: Traced, options: Options, looked_up: tuple[CacheEntry | None, Parts | None] | None = None
+) -> Flat:
+    """The whole way, for one torch-level graph, unless an earlier process has gone it.
+
+    `looked_up`: what the cache has of it, where somebody has looked; else it is asked, for each combination of sizes.
+    """
+    fuel, arenas = Fuel(options.fuel), Arenas()
+    lower = _lowering(options, fuel, arenas)
 
     def bind_to_sizes(bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         made = bound.program(half, name)
         if made is None:
             return lower(bound.graph(half), name, consuming, planned)
-        context = Context(options, name, fuel, consuming=consuming, arenas=arenas)
-        if context.check_specs:
+        if options.check_specs or config.check_specs:
             _check(made[0], LOWER[0])
-        return _bind(*made, context).run
+        return bind(*made, options, consuming, arenas).run
 
     def generate(half: Traced, name: str) -> tuple[Program, Built]:
         program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), Context(options, name, fuel))
         return program, codegen.compile_kernels(program.kernels, options)
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
-        # Whoever collects events wants to see every stage, so it is gone through.
-        entry = None if events.collecting() else CacheEntry.of(traced, options)
-        found = entry.read(options) if entry is not None else None
+        entry, found = looked_up or look_up(traced, options, arenas)
         if found is not None:
-            parts = _stored_parts(found, bind(found.forward, False), traced, options, lower)
-        elif (bound := in_symbols()) is not None:
+            return found.joined()
+        if (bound := in_symbols()) is not None:
             parts = _bound_parts(bound, traced, options, bind_to_sizes)
         else:
             parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
         if entry is None or parts.plan is None:
             return parts.joined()
-        if found is None:
-            reason = parts.replay if isinstance(parts.replay, str) else None
-            entry.write(*_program_of(parts.forward), parts.plan, reason)
-        return _with_stored_backwards(parts, entry, options, bind).joined()
+        reason = parts.replay if isinstance(parts.replay, str) else None
+        entry.write(*program_of(parts.forward), parts.plan, reason)
+        return with_stored_backwards(parts, entry, options, arenas).joined()
 
     def trace(traced: Traced, world: World) -> Tracing:
         return _trace_in_symbols(traced, world, options, DECOMPOSITIONS, _why_not_generate, generate)
@@ -270,46 +259,18 @@ def compile_llvm(traced: Traced, options: Options) -> Flat:
     return _compile(traced, compile_static, trace)
 
 
-def _program_of(run: Flat) -> tuple[Program, Built]:
-    executable = run.__dict__["executable"]
-    assert isinstance(executable, Executable)
-    return executable.program, executable.keep_alive
-
-
-def _stored_parts(found: Compiled, forward: Flat, traced: Traced, options: Options, lower: Lower) -> "Parts":
-    """A graph out of the cache, bound to the source it would have come from. The graphs themselves are not stored: if
-    a backward was never compiled, they are made again, and are the same."""
-    source, plan = Source.of_graph(traced), found.plan
-    events.count("saved_bytes", plan.saved_bytes)
+def beside_stored(
+    traced: Traced, options: Options, plan: Plan, arenas: Arenas, name: str, ambient: Ambient
+) -> Parts:
+    """All but the forward of a graph that the cache has: what is needed where its stored parts do not reach."""
+    source = Source.of_graph(traced)
 
     def trace() -> Halves | None:
         again = _trace_static(traced, Context(options, "", Fuel(options.fuel), DECOMPOSITIONS), _why_not_generate)
         return again if isinstance(again, Halves) else None
 
-    number = found.forward.program.name.removeprefix("forward")
-    backwards = Backwards(trace, plan, lower, options, f"backward{number}", Ambient.now())
-    replay = found.why_not_again or replaying(source, plan)
-    return Parts(forward, plan, source.eager(), replay, backwards if plan.tangents else None, backwards.graph)
-
-
-def _with_stored_backwards(
-    parts: "Parts", entry: CacheEntry, options: Options, bind: Callable[[Half, bool], Flat]
-) -> "Parts":
-    """The same, with backwards looked up in the cache before they are made."""
-    make = parts.backwards
-    if make is None:
-        return parts
-
-    def backward(arrived: int) -> Flat | None:
-        found = entry.read_backward(arrived, options)
-        if found is not None:
-            return bind(found, True)
-        made = make(arrived)
-        if made is not None and "executable" in made.__dict__:  # else PyTorch runs it
-            entry.write_backward(arrived, *_program_of(made))
-        return made
-
-    return replace(parts, backwards=backward)
+    backwards = Backwards(trace, plan, _lowering(options, Fuel(options.fuel), arenas), options, name, ambient)
+    return Parts(source.eager(), plan, source.eager(), replaying(source, plan), backwards, backwards.graph)
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -340,45 +301,6 @@ def _why_not_generate(traced: Traced) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
-
-    forward: Flat
-    plan: Plan | None = None
-    eager: Flat | None = None
-    replay: Replay | str = ""
-    backwards: MakeBackward | None = None
-    graphs: GraphOfBackward | None = None
-
-    def joined(self) -> Flat:
-        if self.plan is None:
-            return self.forward
-        backwards = self.backwards
-        if backwards is not None and events.collecting():
-            backwards = _one_at_once(backwards, self.plan)
-        return join(
-            self.forward,
-            backwards,
-            self.plan,
-            replay=self.replay,
-            eager=self.eager,
-            consuming=True,
-            graphs=self.graphs,
-        )
-
-
-def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
-    """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
-    everything = (1 << len(plan.tangents)) - 1
-    losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
-    likely = losses or everything
-    made = backwards(likely)
-    if made is None and likely != everything:
-        likely, made = everything, backwards(everything)
-    return lambda arrived: made if arrived == likely else backwards(arrived)
-
-
 InSymbols = Callable[[], Bound | None]
 
 
@@ -404,7 +326,7 @@ def _trace_in_symbols(
 
 def _bound_parts(
     bound: Bound, traced: Traced, options: Options, lower: Callable[[Bound, Traced, str, bool, bool], Flat]
-) -> "Parts":
+) -> Parts:
     """What was compiled in symbols, for the sizes that `traced` has."""
     number, found = bound.tracing.number, bound.tracing.found
     source, plan = Source.of_graph(traced), bound.plan()
@@ -511,9 +433,3 @@ def _run_by_pytorch(traced: Traced) -> Flat:
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     return run
-
-
-def forget_compiled() -> None:
-    """Drop code kept between compilations (for `smelt.reset`)."""
-    if "smelt.codegen.build" in sys.modules:  # else nothing was compiled
-        codegen.forget()
