@@ -17,8 +17,10 @@ from smelt.base.sizes import Size, product
 from smelt.base.varying import is_varying
 from smelt.codegen import folds, rowfolds, tiles
 from smelt.codegen.builder import Builder, Loop, Value
+from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.schedule import Accumulator, Plan, Split, repeatable, varying
+from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, repeatable, varying
+from smelt.codegen.signs import never_positive
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
@@ -99,11 +101,13 @@ class Body:
     lanes: int = 1
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
+    ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
+    below: frozenset[str] = frozenset()  # values that are never above zero
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
     def of(cls, b: Builder, plan: Plan, layout: Layout) -> "Body":
-        return cls(b, plan, layout, value_dtypes(plan.kernel))
+        return cls(b, plan, layout, value_dtypes(plan.kernel), below=never_positive(plan.kernel))
 
     # Rows.
 
@@ -213,6 +217,7 @@ class Body:
         self.lanes = self.plan.lanes
         self._hold_addresses(inside)
         self._hold_next_row(stage)
+        self.ahead = [] if self.next_row or not self.b.target.fetch_distance else ahead(self.plan.kernel, stage)
         started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
@@ -246,9 +251,12 @@ class Body:
             for load in (self.plan.fetched if stage is last else ())
         ]
 
-    def _fetch_next_row(self, column: Value) -> None:
+    def _fetch(self, column: Value) -> None:
         for load, start in zip(self.plan.fetched, self.next_row, strict=False):
             self.b.prefetch(self.b.element(start, self.layout.kinds[load.buffer], column))
+        for load in self.ahead:
+            here = self._address(load.buffer, load.index)
+            self.b.prefetch(self.b.element(here, "i8", self.b.target.fetch_distance))
 
     def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
@@ -336,7 +344,7 @@ class Body:
         """The body once, at `column` and the lanes after it."""
         if name:
             self.axes[name] = column
-        self._fetch_next_row(column)
+        self._fetch(column)
         by_name = {fold.instruction.out: fold for fold in started}
         self.products = {i.out: i.args for i in inside if isinstance(i, Compute) and i.op == "mul"}
         for instruction in inside:
@@ -411,7 +419,9 @@ class Body:
             case Position(out, index):
                 self.values[out] = self._position(index)
             case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
-                self.values[out] = compute(b, op, [self._vector(arg) for arg in args], self.dtypes[args[-1]])
+                vectors = [self._vector(arg) for arg in args]
+                short = OF_NEGATIVE.get(op) if self.below.issuperset(args) else None
+                self.values[out] = short(b, *vectors) if short else compute(b, op, vectors, self.dtypes[args[-1]])
             case Cast(out, source, dtype):
                 self.values[out] = cast(b, self._vector(source), self.dtypes[source], dtype)
             case Store(buffer, index, source):

@@ -35,6 +35,8 @@ def describe_host() -> Target:
         fma_overwrites=arm,
         has_masks=bool(features.get("avx512f")),
         fetches_ahead=arm,
+        fetch_distance=512 if arm else 0,
+        pairs_rows=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
         tile_bytes=(512, 512),

@@ -11,7 +11,7 @@ from smelt.codegen.scalars import VALUE_KINDS, compute
 from smelt.ir.interpret import neutral
 from smelt.ir.kernel import Reduction
 
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
 def start(b: Builder, op: Reduction, dtype: torch.dtype, lanes: int) -> Value:
@@ -22,7 +22,7 @@ def start(b: Builder, op: Reduction, dtype: torch.dtype, lanes: int) -> Value:
 def combine(b: Builder, op: Reduction, dtype: torch.dtype, left: Value, right: Value) -> Value:
     if op == "prod":
         return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
-    return compute(b, _COMBINE[op], [left, right], dtype)
+    return compute(b, COMBINE[op], [left, right], dtype)
 
 
 def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:

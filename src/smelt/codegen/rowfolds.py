@@ -1,7 +1,7 @@
 """Folds over rows, outside the loops that feed them: private arrays cleared, emptied and stored.
 
     accumulate sum y[j] = v     every row:      block[j] += v           f32, close to the core
-                                every 16 rows:  fold[j] += block[j]     f64; block[j] = 0
+                                every 32 rows:  fold[j] += block[j]     f64; block[j] = 0
                                 at the end:     y[j] = Σ over threads, in order, of fold[j]
 
 Arrays are padded to whole vectors, so these loops have no tails; what lies in the padding is never stored.
@@ -16,7 +16,7 @@ from smelt.codegen.builder import Builder, Value
 from smelt.codegen.scalars import cast, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator
 
-BLOCK_ROWS = 16
+BLOCK_ROWS = 32
 _LANES = 16
 
 # How many parts there are, and how many bytes lie between their private memories.

@@ -16,6 +16,7 @@ import torch
 from smelt.base.sizes import Size, product
 from smelt.base.varying import greater, is_varying, known_at_least, typical
 from smelt.codegen.math import FLOAT32
+from smelt.codegen.pairs import paired
 from smelt.codegen.tiles import Tile, tiled
 from smelt.device import Target
 from smelt.ir.check import value_dtypes
@@ -148,6 +149,8 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     pointwise = _is_pointwise(kernel)
     kernel = _flattened(kernel) if pointwise else _ordered(kernel)
     kernel, units = _units_first(kernel)
+    if target.pairs_rows and _only_folds_one_array(kernel):
+        kernel = paired(kernel) or kernel
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
     accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
     split = Split.ROWS if folds and not units else Split.UNITS
@@ -368,6 +371,37 @@ def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
         if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) == 1
     }
     return tuple(found.values()) if len(found) == 1 else ()
+
+
+def _streams(kernel: Kernel, body: Iterable[Instruction]) -> list[Load]:
+    """Reads of whole arrays from outside: along cols by single steps, and not the same in every row."""
+    if not kernel.cols:
+        return []
+    along, rows = kernel.cols[-1].name, {axis.name for axis in kernel.rows}
+    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+    loads = [i for i in body if isinstance(i, Load) and i.buffer in outside and i.index.stride(along) == 1]
+    return [load for load in loads if not rows or load.index.axes & rows]
+
+
+def _only_folds_one_array(kernel: Kernel) -> bool:
+    """Whether all there is to memory is one array read, and what its columns come to."""
+    instructions = kernel.instructions()
+    along = kernel.cols[-1].name if kernel.cols else ""
+    folds = any(isinstance(i, Accumulate) and along in i.index.axes for i in instructions)
+    return folds and _only_reads(instructions) and len(_streams(kernel, instructions)) == 1
+
+
+def _only_reads(body: Iterable[Instruction]) -> bool:
+    return not any(isinstance(i, Store) for i in body)
+
+
+def ahead(kernel: Kernel, stage: Stage) -> list[Load]:
+    """What a loop that does nothing but read one array asks memory for before it comes there.
+
+    With writes in between, or a second array, what the processor guesses by itself is as good or better.
+    """
+    found = _streams(kernel, stage.body)
+    return found if _only_reads(stage.body) and len({load.buffer for load in found}) == 1 else []
 
 
 def _total_cost(kernel: Kernel) -> Size:

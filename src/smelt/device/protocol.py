@@ -34,6 +34,8 @@ class Target:
     fma_overwrites: bool  # a fused multiply-add puts its result where the addend was
     has_masks: bool  # loads and stores of part of a vector cost no more than whole ones
     fetches_ahead: bool  # asking for memory before it is read pays where a loop leaves it idle
+    fetch_distance: int  # bytes ahead of where a loop that only reads asks for memory; 0 where that does not pay
+    pairs_rows: bool  # two places of an array, far apart, are read faster side by side than one after the other
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core
     tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others

@@ -26,6 +26,7 @@ _COSTS = {
     **dict.fromkeys(
         ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow"), TRANSCENDENTAL
     ),
+    "fma": 2 * CHEAP,
     "load": 1,
     "gather": ROOT,
     "const": 0,

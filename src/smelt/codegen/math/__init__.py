@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math.error import erf
-from smelt.codegen.math.exponential import exp, exp2, expm1, sigmoid, tanh, tanh_wide
+from smelt.codegen.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
 from smelt.codegen.math.library import library
 from smelt.codegen.math.logarithm import log, log1p, log2
 from smelt.codegen.math.power import power
@@ -40,3 +40,6 @@ FLOAT32: dict[str, Function] = _EXACT | {
 FLOAT64: dict[str, Function] = FLOAT32 | {
     "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": library("erf"), "pow": library("pow"),
 }  # fmt: skip
+
+# Shorter ones, for arguments that are known not to be above zero.
+OF_NEGATIVE: dict[str, Function] = {"exp": exp_of_negative}

@@ -55,6 +55,7 @@ _TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
 # Where results are 0 and infinity: below and above these x of exp, of exp2, and -1 below this x of expm1.
 _EXP_ENDS = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
 _EXP2_ENDS = {"f32": (-151.0, 129.0), "f64": (-1076.0, 1025.0)}
+_LIFT = {"f32": 64, "f64": 512}  # what 2^n is multiplied by, where n is 0 or less and may be too small by itself
 _EXPM1_LOW = {"f32": -18.0, "f64": -40.0}
 _EXPM1_IS_X = {"f32": 2.0**-25, "f64": 2.0**-54}
 
@@ -69,8 +70,10 @@ def _reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     return without_ln2(b, x, n), held
 
 
-def _exp_of_reduced(b: Builder, r: Value) -> Value:
-    return b.fma(b.fma(polynomial(b, r, _EXP[r.kind]), r, 1.0), r, 1.0)
+def _exp_of_reduced(b: Builder, r: Value, scale: float = 1.0) -> Value:
+    """e^r, times a power of two."""
+    upper = polynomial(b, r, [coefficient * scale for coefficient in _EXP[r.kind]])
+    return b.fma(b.fma(upper, r, scale), r, scale)
 
 
 def exp(b: Builder, x: Value) -> Value:
@@ -82,6 +85,13 @@ def exp_moderate(b: Builder, x: Value) -> Value:
     """exp where the caller knows that the result is a normal number."""
     r, held = _reduced(b, x)
     return b.fmul(_exp_of_reduced(b, r), two_to(b, held))
+
+
+def exp_of_negative(b: Builder, x: Value) -> Value:
+    """exp for x ≤ 0: with e^r made smaller and 2^n larger, both are normal numbers, and their product rounds once."""
+    lift = _LIFT[x.kind]
+    r, held = _reduced(b, b.maximum(_EXP_ENDS[x.kind][0], x))
+    return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
 
 
 def exp2(b: Builder, x: Value) -> Value:
@@ -105,13 +115,14 @@ def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     return b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1[x.kind]), r), held
 
 
-def _exp_of_negative(b: Builder, x: Value) -> Value:
-    """exp for x ≤ 0, a fifth of an ulp closer than `exp`: what rounding r lost is put back."""
+def _exact_exp_of_negative(b: Builder, x: Value) -> Value:
+    """`exp_of_negative`, a fifth of an ulp closer: what rounding r lost is put back."""
     inside = b.maximum(_EXP_ENDS[x.kind][0], x)
     n, held = round_scaled(b, inside, LOG2E)
     r, lost = _with_rest(b, inside, n)
     curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP[x.kind]), lost)
-    return scale_by_two_to(b, b.fadd(b.fadd(r, curved), 1.0), held)
+    small = b.fmul(b.fadd(b.fadd(r, curved), 1.0), 2.0 ** -_LIFT[x.kind])
+    return b.fmul(small, two_to(b, held, _LIFT[x.kind]))
 
 
 def _with_rest(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
@@ -127,7 +138,7 @@ def sigmoid(b: Builder, x: Value) -> Value:
 
     What rounding 1 + e lost is made good by a first-order term, in which a line stands for 1 / (1 + e).
     """
-    small = _exp_of_negative(b, b.fneg(b.fabs(x)))
+    small = _exact_exp_of_negative(b, b.fneg(b.fabs(x)))
     below = b.fadd(small, 1.0)
     quotient = b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), below)
     lost = b.fsub(small, b.fsub(below, 1.0))

@@ -73,10 +73,11 @@ def without_ln2(b: Builder, x: Value, n: Value) -> Value:
     return b.fma(n, -form.ln2_lo, b.fma(n, -form.ln2_hi, x))
 
 
-def two_to(b: Builder, held: Value) -> Value:
-    """2^n for normal results, from the bits `round_scaled` gave: the shift leaves only n, at the exponent's place."""
+def two_to(b: Builder, held: Value, more: int = 0) -> Value:
+    """2^(n + more) for normal results, from the bits `round_scaled` gave: the shift leaves only n, at the exponent's
+    place."""
     form = form_of(held)
-    return b.from_bits(b.add(b.shl(held, form.mantissa), form.one))
+    return b.from_bits(b.add(b.shl(held, form.mantissa), form.one + (more << form.mantissa)))
 
 
 def minus_two_to(b: Builder, held: Value) -> Value:

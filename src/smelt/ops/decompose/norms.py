@@ -27,12 +27,17 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
 
 def _input_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
     along = torch.mean(scaled * normal, dims, True)
-    return (scaled - torch.mean(scaled, dims, True) - normal * along) * rstd
+    centered = scaled - torch.mean(scaled, dims, True)
+    less: Tensor = aten.addcmul.default(centered, normal, along, value=-1)
+    return less * rstd
 
 
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`value` · weight + bias, rounded once where there are both."""
+    if weight is not None and bias is not None:
+        return aten.addcmul.default(widen(bias), value, widen(weight))  # type: ignore[no-any-return]
     if weight is not None:
-        value = value * widen(weight)
+        return value * widen(weight)
     return value if bias is None else value + widen(bias)
 
 

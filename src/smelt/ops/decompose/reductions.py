@@ -1,6 +1,6 @@
 """Softmax, variance, norms: into keepdim reductions and pointwise arithmetic around them.
 
-_softmax(x, 1) → e = exp(x - amax(x, [1], True)); e / sum(e, [1], True)
+_softmax(x, 1) → e = exp(x - amax(x, [1], True)); e · reciprocal(sum(e, [1], True))
 var(x, [1])    → c = x - mean(x, [1], True); sum(c·c, [1]) / (n - 1)
 """
 
@@ -24,7 +24,8 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 @decomposes(aten._softmax.default)
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     _, powers = _exponentials(widen(x), dim)
-    return (powers / torch.sum(powers, [dim], True)).to(x.dtype)
+    # One division a row: the sum is at least the one of the maximum itself, so that its reciprocal is a normal number.
+    return (powers * torch.reciprocal(torch.sum(powers, [dim], True))).to(x.dtype)
 
 
 @decomposes(aten._safe_softmax.default)
@@ -33,7 +34,7 @@ def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tenso
     wide = widen(x)
     peak = torch.amax(wide, [dim], True)
     powers = torch.exp(wide - peak)
-    shares = powers / torch.sum(powers, [dim], True)
+    shares = powers * torch.reciprocal(torch.sum(powers, [dim], True))
     return choose(peak == float("-inf"), 0.0, shares).to(x.dtype)
 
 
