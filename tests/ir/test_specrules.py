@@ -432,6 +432,8 @@ def _lookup_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], di
         yield aten.nll_loss_backward.default, (loss, x, rows, None, reduced, -100, total), {}
         image, target = _filled((4, 3, 2, 5), dtype), torch.zeros(4, 2, 5, dtype=torch.int64)
         yield aten.nll_loss2d_forward.default, (image, target, None, reduced, -100), {}
+        loss, total = aten.nll_loss2d_forward.default(image, target, None, reduced, -100)
+        yield aten.nll_loss2d_backward.default, (loss, image, target, None, reduced, -100, total), {}
     yield aten.mv.default, (x, _filled((8,), dtype)), {}
     yield aten.native_dropout.default, (x, 0.5, True), {}
     yield aten.gather.default, (x.t(), 1, rows[None, :]), {}
@@ -472,6 +474,7 @@ def _index_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 with contextlib.suppress(RuntimeError, IndexError):
                     x[tuple(slice(None) if index is None else index for index in indices)]
                     yield aten.index.Tensor, (x, indices), {}
+                    yield aten._unsafe_index.Tensor, (x, indices), {}
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,23 @@ def _logsumexp(dtype: torch.dtype) -> Iterator[Any]:
             yield (x, [0, 1], keepdim), {}
 
 
+def _by_class(*, pixels: bool, backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
+    def calls(dtype: torch.dtype) -> Iterator[Any]:
+        forward = aten.nll_loss2d_forward.default if pixels else aten.nll_loss_forward.default
+        x = _normal(3, 5, 2, 2, dtype=dtype) if pixels else _normal(7, 5, dtype=dtype)
+        target = torch.randint(0, 5, (3, 2, 2) if pixels else (7,))
+        target.view(-1)[2] = -1
+        for reduction in (0, 1, 2):
+            for weight in (None,) if pixels else (None, torch.rand(5).to(dtype)):
+                loss, total = forward(x, target, weight, reduction, -1)
+                if backward:
+                    yield (_normal(*loss.shape, dtype=dtype), x, target, weight, reduction, -1, total), {}
+                else:
+                    yield (x, target, weight, reduction, -1), {}
+
+    return calls
+
+
 def _vector_norm(dtype: torch.dtype) -> Iterator[Any]:
     for order in (1, float("inf"), float("-inf")):
         for dim in (None, [0], [-1]):
@@ -319,6 +336,10 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.huber_loss_backward.default: _loss(0.7, backward=True),
     aten.binary_cross_entropy_with_logits.default: _chain(_loss(extra=2), _weighted_logits),
     aten.binary_cross_entropy_backward.default: _loss(backward=True, probabilities=True, extra=1),
+    aten.nll_loss_forward.default: _by_class(pixels=False, backward=False),
+    aten.nll_loss_backward.default: _by_class(pixels=False, backward=True),
+    aten.nll_loss2d_forward.default: _by_class(pixels=True, backward=False),
+    aten.nll_loss2d_backward.default: _by_class(pixels=True, backward=True),
     aten.addmm.default: _products(batched=False),
     aten.baddbmm.default: _products(batched=True),
 }

@@ -26,6 +26,7 @@ from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.ops.promote import promoted
 from smelt.ops.record import (
     ROOT,
+    Demand,
     EmitRule,
     Emitter,
     FoldCall,
@@ -33,7 +34,6 @@ from smelt.ops.record import (
     LibraryCall,
     Lookup,
     LookupCall,
-    LookupIndex,
     Memory,
     OpRecord,
     PieceCall,
@@ -214,11 +214,12 @@ class _Lowerer:
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_effect: Call | None = None
         self.names = {node.name for node in traced.graph.nodes}
+        self.live: set[fx.Node] = set()
         self.checked: set[Any] = set()  # indices and what they were found to lie below
 
     def run(self) -> Lowered:
         graph = self.traced.graph
-        live = _live_nodes(graph)
+        live = self.live = _live_nodes(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._leaf(node, str(node.name))
@@ -258,7 +259,10 @@ class _Lowerer:
             return
         record = record_of(node.target)
         why = why_not_lower(node)
-        if why is not None:
+        if record.demands is not None and not any(user in self.live for user in node.users):
+            for demand in record.demands(node):
+                self._check(node, demand)
+        elif why is not None:
             self._library(node, record, why)
         elif isinstance(record.lowering, View):
             self._view(node, record.lowering)
@@ -373,7 +377,8 @@ class _Lowerer:
             inside = (*([0] * index.dim), *_spread(ref.layout))
             spread = Layout(spec.shape, (*inside, *([0] * (len(spec.shape) - len(inside)))), ref.layout.offset)
             readings.append(Reading.of(ref.value, spread, spec.stride))
-            self._check(node, call, index, ref)
+        for demand in call.demands:
+            self._check(node, demand)
         free = tuple(
             (step, size)
             for step, size, dim in zip(source.layout.stride, source.layout.shape, call.along, strict=True)
@@ -384,10 +389,11 @@ class _Lowerer:
         value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
-    def _check(self, node: fx.Node, call: LookupCall, index: LookupIndex, ref: Ref) -> None:
+    def _check(self, node: fx.Node, demand: Demand) -> None:
         """A call of the operator itself, made if an index is out of range; one that was checked before is not."""
+        ref: Ref = self.refs[demand.index]
         layout = ref.layout
-        key = (ref.value, layout, index.extent, call.from_end)
+        key = (ref.value, layout, demand.extent, demand.from_end, demand.besides)
         if key in self.checked:
             return
         self.checked.add(key)
@@ -395,14 +401,14 @@ class _Lowerer:
         shape = tuple(1 if step == 0 else size for size, step in zip(layout.shape, layout.stride, strict=True))
         once = Layout(shape, layout.stride, layout.offset)
         dense, device = _dense_order(once), ref.value.spec.device
-        limits = (-index.extent if call.from_end else 0, index.extent)
+        limits = (-demand.extent if demand.from_end else 0, demand.extent)
         inside = self._new(
             node,
             self._name(f"{node.name}_inside"),
             Kind.POINTWISE,
             TensorSpec(shape, dense, torch.bool, device),
             readings=(Reading.of(ref.value, once, dense),),
-            rule=PointRule(Pointwise(_is_inside), (Slot(0), *limits), {}, torch.int64),
+            rule=PointRule(Pointwise(_is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
             cost=2,
         )
         holds = self._all(node, self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
@@ -524,9 +530,10 @@ def _looked_up(
     return emit(e, fetch, *indices)
 
 
-def _is_inside(e: Emitter, index: Scalar, low: Size, high: Size) -> Scalar:
+def _is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None) -> Scalar:
     place = e.cast(index, torch.int64)
-    return e.op("and", e.op("ge", place, e.const(low, torch.int64)), e.op("lt", place, e.const(high, torch.int64)))
+    inside = e.op("and", e.op("ge", place, e.const(low, torch.int64)), e.op("lt", place, e.const(high, torch.int64)))
+    return inside if besides is None else e.op("or", inside, e.op("eq", place, e.const(besides, torch.int64)))
 
 
 def _itself(e: Emitter, x: Scalar) -> Scalar:

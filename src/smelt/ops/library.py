@@ -7,8 +7,10 @@ operator without a record is left to ATen too; `docs/operators.md` shows all tha
 """
 
 import torch
+from torch import fx
 
-from smelt.ops.record import LIBRARY_COST, LibraryCall, OpRecord
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops.record import LIBRARY_COST, Demand, LibraryCall, OpRecord
 from smelt.ops.registry import register
 
 aten = torch.ops.aten
@@ -59,6 +61,19 @@ _WHY = {
 }
 
 
+
+
+def _is_class(node: fx.Node) -> tuple[Demand, ...]:
+    """Of a loss by classes: each target is one of them, or the one that is ignored."""
+    x, target, _, _, ignored = node.args
+    assert isinstance(x, fx.Node) and isinstance(target, fx.Node) and isinstance(ignored, int)
+    shape = tensor_spec(x).shape
+    return (Demand(target, shape[min(1, len(shape) - 1)], besides=ignored),)
+
+
+_DEMANDS = {aten.nll_loss_forward.default: _is_class, aten.nll_loss2d_forward.default: _is_class}
+
+
 def _operator(name: str) -> torch._ops.OpOverload:
     base, _, overload = name.partition(".")
     found: torch._ops.OpOverload = getattr(getattr(aten, base), overload or "default")
@@ -68,4 +83,5 @@ def _operator(name: str) -> torch._ops.OpOverload:
 for _why, _names in _WHY.items():
     for _op in map(_operator, _names.split()):
         _out = _OUT.get(_op)
-        register(OpRecord(_op, LibraryCall(_out, ("out",) if _out is not None else (), _why), LIBRARY_COST))
+        _call = LibraryCall(_out, ("out",) if _out is not None else (), _why)
+        register(OpRecord(_op, _call, LIBRARY_COST, demands=_DEMANDS.get(_op)))

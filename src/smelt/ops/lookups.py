@@ -18,6 +18,7 @@ from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
 from smelt.ops.record import (
     ROOT,
+    Demand,
     Emitter,
     Fetch,
     LibraryCall,
@@ -69,8 +70,8 @@ def _embedding(node: fx.Node) -> LookupCall | str:
     if (why := _why_not_index(index)) is not None:
         return why
     assert isinstance(weight, fx.Node) and isinstance(index, fx.Node)
-    last = len(tensor_spec(node).shape) - 1
-    return LookupCall(weight, (None, last), _as_given, (LookupIndex(index, 0, tensor_spec(weight).shape[0]),))
+    last, rows = len(tensor_spec(node).shape) - 1, tensor_spec(weight).shape[0]
+    return LookupCall(weight, (None, last), _as_given, (LookupIndex(index, 0),), (Demand(index, rows),))
 
 
 def _along(rank: int, dim: int) -> tuple[int | None, ...]:
@@ -86,7 +87,8 @@ def _gather(node: fx.Node) -> LookupCall | str:
     if not shape or len(tensor_spec(index).shape) != len(shape):
         return "gathers from a tensor without dimensions"
     dim = given % len(shape)
-    return LookupCall(source, _along(len(shape), dim), _as_given, (LookupIndex(index, 0, shape[dim]),))
+    found, demands = (LookupIndex(index, 0),), (Demand(index, shape[dim]),)
+    return LookupCall(source, _along(len(shape), dim), _as_given, found, demands)
 
 
 def _index_select(node: fx.Node) -> LookupCall | str:
@@ -98,7 +100,8 @@ def _index_select(node: fx.Node) -> LookupCall | str:
     if not shape or len(tensor_spec(index).shape) != 1:
         return "selects from a tensor without dimensions"
     dim = given % len(shape)
-    return LookupCall(source, _along(len(shape), dim), _as_given, (LookupIndex(index, dim, shape[dim]),))
+    found, demands = (LookupIndex(index, dim),), (Demand(index, shape[dim]),)
+    return LookupCall(source, _along(len(shape), dim), _as_given, found, demands)
 
 
 def _index(node: fx.Node) -> LookupCall | str:
@@ -117,11 +120,11 @@ def _index(node: fx.Node) -> LookupCall | str:
     first = indexed[0] if together else 0
     plain = iter([dim for dim in range(len(tensor_spec(node).shape)) if not first <= dim < first + rank])
     along = tuple(None if dim in indexed else next(plain) for dim in range(len(shape)))
-    extents = [shape[dim] for dim in indexed]
-    found = tuple(
-        LookupIndex(indices[dim], first + rank - len(tensor_spec(indices[dim]).shape), shape[dim]) for dim in indexed
-    )
-    return LookupCall(source, along, _from_either_end(extents), found, from_end=True)
+    found = tuple(LookupIndex(indices[dim], first + rank - len(tensor_spec(indices[dim]).shape)) for dim in indexed)
+    if node.target is aten._unsafe_index.Tensor:
+        return LookupCall(source, along, _as_given, found)
+    demands = tuple(Demand(indices[dim], shape[dim], from_end=True) for dim in indexed)
+    return LookupCall(source, along, _from_either_end([shape[dim] for dim in indexed]), found, demands)
 
 
 def _picked(*calls: Callable[[torch.Tensor], tuple[Any, ...]]) -> Samples:
@@ -183,5 +186,13 @@ register(
             lambda x: (x, [_i([4], [0]), _i(1, -2, 3)]),
             lambda x: (x[:, None, :], [_i(1, -1, 2), None, _i(0, 5, 5)]),
         ),
+    )
+)
+register(
+    OpRecord(
+        aten._unsafe_index.Tensor,
+        Lookup(_index),
+        ROOT,
+        _picked(lambda x: (x, [_i(4, 1, 0)]), lambda x: (x, [_i([4], [0]), _i(1, 2, 3)])),
     )
 )

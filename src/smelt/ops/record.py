@@ -160,12 +160,22 @@ Fetch = Callable[..., Scalar]
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What an operator demands of an index, or else raises: every element counts from 0 to below `extent`, or from
+    `-extent` on (`from_end`), or is `besides`."""
+
+    index: fx.Node
+    extent: Size
+    from_end: bool = False
+    besides: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LookupIndex:
-    """Where an index stands in a lookup: the result's dim that its first dim is, and the extent it must lie below."""
+    """Where an index stands in a lookup: the result's dim that its first dim is."""
 
     node: fx.Node
     dim: int
-    extent: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class LookupCall:
     along: tuple[int | None, ...]
     emit: EmitRule
     indices: tuple[LookupIndex, ...] = ()
-    from_end: bool = False  # indices below zero count from the end
+    demands: tuple[Demand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +227,14 @@ Samples = Callable[[torch.dtype], Iterator[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:
-    """One operator. `why_not(node)` gives the reason a particular call must stay a library call, or None."""
+    """One operator. `why_not(node)` gives the reason a particular call must stay a library call, or None.
+
+    `demands(node)` says what a call raises for. If nobody uses its results it is there to raise, and is made only if
+    what it demands does not hold, which a kernel finds out."""
 
     op: torch._ops.OpOverload
     lowering: Lowering
     cost: int
     samples: Samples | None = None
     why_not: Callable[[fx.Node], str | None] | None = None
+    demands: Callable[[fx.Node], tuple[Demand, ...]] | None = None

@@ -46,4 +46,4 @@ def _index(value: Any, indices: Sequence[Any]) -> Any:
     return TensorSpec(shape, stride, value.dtype, CPU)
 
 
-RULES: dict[Any, Any] = {aten.index.Tensor: _index}
+RULES: dict[Any, Any] = {aten.index.Tensor: _index, aten._unsafe_index.Tensor: _index}

@@ -399,6 +399,16 @@ def _nll_loss_backward(
     return row_major(tuple(value.shape), value.dtype) if tuple(grad.shape) in (wanted, ()) else NotImplemented
 
 
+def _nll_loss2d_backward(
+    grad: Any, value: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+) -> Any:
+    if _nll_loss2d(value, target, weight, reduction, ignore_index) is NotImplemented or not value.is_contiguous():
+        return NotImplemented
+    wanted = tuple(target.shape) if reduction == 0 else ()
+    fits = grad.dtype is value.dtype and tuple(grad.shape) == wanted
+    return row_major(tuple(value.shape), value.dtype) if fits else NotImplemented
+
+
 def _dropout(value: Any, probability: float, train: bool | None) -> Any:
     if value.dtype not in FLOATS or not 0.0 <= probability <= 1.0 or not value.is_contiguous():
         return NotImplemented
@@ -481,6 +491,7 @@ RULES: dict[Any, Any] = {
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss2d,
     aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.nll_loss2d_backward.default: _nll_loss2d_backward,
     aten.native_dropout.default: _dropout,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,

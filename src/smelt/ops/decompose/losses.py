@@ -1,12 +1,15 @@
 """Losses: the pointwise term, then a mean or a sum (reduction 0 is none, 1 mean, 2 sum).
 
-mse_loss(x, y, 1) → d = x - y; mean(d·d)
+mse_loss(x, y, 1)                        → d = x - y; mean(d·d)
+nll_loss_backward(g, x, classes, …)      → where(class == classes, -g, 0)      nothing is scattered
 """
+
+from typing import Any
 
 import torch
 
 from smelt.base.sizes import product
-from smelt.ops.decompose.table import choose, decomposes, widen
+from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -97,3 +100,57 @@ def binary_cross_entropy_backward(
     if weight is not None:
         slope = slope * widen(weight)
     return slope.to(x.dtype)
+
+
+def _at_class(x: Tensor, index: Tensor) -> Tensor:
+    """The element of each point's class. `index` lies within the classes, or is held there."""
+    places: list[Tensor] = []
+    for dim, size in enumerate(index.shape):
+        ramp = aten.arange.default(size, dtype=torch.int64, device=x.device)
+        places.append(ramp.view([-1 if each == dim else 1 for each in range(index.dim())]))
+    places.insert(min(1, index.dim()), index)
+    found: Tensor = aten._unsafe_index.Tensor(x, places)
+    return found
+
+
+@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    operator = aten.nll_loss2d_forward.default if x.dim() == 4 else aten.nll_loss_forward.default
+    left_whole(operator, x, target, weight, reduction, ignore_index)
+    kept = target != ignore_index
+    index = choose(kept, target, 0)
+    term, share = -widen(_at_class(x, index)), torch.ones((), dtype=widen(x).dtype, device=x.device)
+    if weight is not None:
+        share = widen(aten._unsafe_index.Tensor(weight, [index]))
+        term = term * share
+    term = choose(kept, term, 0.0)
+    total = torch.sum(choose(kept, share, 0.0))
+    if reduction == _MEAN:
+        return (torch.sum(term) / total).to(x.dtype), total.to(x.dtype)
+    if reduction == _SUM or x.dim() == 1:
+        return torch.sum(term).to(x.dtype), total.to(x.dtype)
+    return term.to(x.dtype), torch.zeros((), dtype=x.dtype, device=x.device)
+
+
+@decomposes(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+) -> Any:
+    if x.dim() == 1:
+        return NotImplemented
+    operator = aten.nll_loss2d_forward.default if x.dim() == 4 else aten.nll_loss_forward.default
+    # What the targets must be depends on the shape of x alone.
+    like_x = (grad.unsqueeze(1) if grad.dim() else grad).expand(x.shape)
+    left_whole(operator, like_x, target, weight, reduction, ignore_index)
+    share = widen(grad) / widen(total) if reduction == _MEAN else widen(grad)
+    share = -(share.unsqueeze(1) if share.dim() else share)
+    across = [-1, *([1] * (x.dim() - 2))]
+    if weight is not None:
+        share = share * widen(weight).view(across)
+    # In 32 bits, if they can number the classes: twice as many are compared at a time.
+    number = torch.int32 if x.shape[1] < 2**31 else torch.int64
+    classes = aten.arange.default(x.shape[1], dtype=number, device=x.device).view(across)
+    wanted = choose(target != ignore_index, target, -1).to(number).unsqueeze(1)
+    return choose(wanted == classes, share, 0.0).to(x.dtype)

@@ -9,6 +9,7 @@ the call is left whole.
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +49,8 @@ def rewrites(*ops: Any) -> Callable[[Function], Function]:
 
 def _checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     def decomposition(*args: Any, **kwargs: Any) -> Any:
+        if _whole.get() is op:
+            return NotImplemented
         tensor = next(value for value in args if isinstance(value, torch.Tensor))
         expected = describe(op, args, kwargs, tensor.device)
         if expected is NotImplemented or 0 in tensor.shape:
@@ -77,6 +80,18 @@ def _conformed(value: Any, spec: TensorSpec | None) -> Any:
     if len(spec.shape) == 4 and spec.stride == channels_last_stride(spec.shape):
         return torch.ops.aten.clone.default(value, memory_format=torch.channels_last)
     return NotImplemented
+
+
+def left_whole(op: Any, *args: Any) -> Any:
+    """Call an operator inside its own decomposition: for what it raises, whatever is made of its results."""
+    token = _whole.set(op)
+    try:
+        return op(*args)
+    finally:
+        _whole.reset(token)
+
+
+_whole: ContextVar[Any] = ContextVar("_whole", default=None)  # the operator that `left_whole` is calling
 
 
 def widen(value: torch.Tensor) -> torch.Tensor:
