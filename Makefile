@@ -6,6 +6,7 @@
 # make test-ops-llvm    the same through generated code: twice eager's error and four ulp, element by element
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make test-optim  every optimizer with every combination of its flags, whole steps against eager: a quarter of an hour
+# make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
 # make test-programs  50,000 generated programs against plain Python, an hour or so (ARGS="--start 7 --count 1000")
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
@@ -23,7 +24,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-programs test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -45,7 +46,10 @@ test-models: $(VENV)/dev
 	@$(PY) -m pytest -q -m 'slow or not slow' tests/models $(ARGS)
 
 test-optim: $(VENV)/dev
-	@$(PY) -m pytest -q -m 'slow or not slow' tests/optim $(ARGS)
+	@$(PY) -m pytest -q -m 'slow or not slow' tests/optim/test_optimizers.py $(ARGS)
+
+test-steps: $(VENV)/dev
+	@$(PY) -m pytest -q -m 'slow or not slow' tests/optim/test_fifty_steps.py tests/optim/test_step.py $(ARGS)
 
 test-programs: $(VENV)/dev
 	@$(PY) -m tests.capture.generated.campaign $(ARGS)

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import Arrangement, arrange, view_root
+from smelt.autograd.ready import pushed_to_pop
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
     CannotTrace,
@@ -183,7 +184,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable = [position for position, needed in enumerate(wanted) if needed]
         _refuse_checked(run)
         recorder.phase = Phase.BACKWARD
-        tangents, gradients = _backward(run, [values[position] for position in differentiable])
+        tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
     fed, spends = _histories(run.leaves, results, gradients)
@@ -194,6 +195,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         gradients=tuple(gradients),
         fed=fed,
         spends=spends,
+        handed=_handed(arrivals, len(run.primals)),
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
@@ -263,15 +265,19 @@ def _refuse_checked(run: _Run) -> None:
 
 def _backward(
     run: _Run, values: Sequence[tuple[fx.Node, torch.Tensor]]
-) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node]]:
-    """Run the engine. Yields the specs of the tangents, and the gradient's node by input."""
+) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node], list[int]]:
+    """Run the engine. Yields the specs of the tangents, the gradient's node by input, and inputs as theirs arrived."""
     specs = tuple(_tangent_spec(node) for node, _ in values)
     tangents = [
         functional(run.recorder.placeholder(f"tangents_{number}", spec)) for number, spec in enumerate(specs, 1)
     ]
     wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
     if not values or not wanted:
-        return (), {}
+        return (), {}, []
+    arrivals: list[int] = []
+    for index in wanted:
+        leaf: Any = run.leaves[index]
+        leaf.register_hook(functools.partial(_note, arrivals, index))
     try:
         with without_autocast():  # as when a training loop leaves autocast before it calls backward
             gradients = _run_engine(
@@ -290,7 +296,19 @@ def _backward(
         if not torch._is_functional_tensor(gradient):
             raise CannotTrace("a gradient escaped functionalization")
         found[index] = gradient
-    return specs, _unshared(found)
+    return specs, _unshared(found), arrivals
+
+
+def _note(arrivals: list[int], index: int, gradient: torch.Tensor) -> None:
+    arrivals.append(index)
+
+
+def _handed(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
+    """`Plan.handed`: gradients leave the node of a compiled graph all at once."""
+    order = pushed_to_pop(arrivals)
+    if order == sorted(order):
+        return ()
+    return (*order, *(index for index in range(inputs) if index not in set(order)))
 
 
 def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:

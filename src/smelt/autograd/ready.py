@@ -4,6 +4,8 @@ The one that came about last goes first. Leaves all have the same number, so tha
 the queue is kept: as a heap, by the usual algorithm. Hooks show that order to the program, so it is followed.
 """
 
+from collections.abc import Sequence
+
 
 class Ready:
     """`push(node, number)`, and `pop()` the node with the highest number."""
@@ -44,3 +46,15 @@ class Ready:
 
     def __bool__(self) -> bool:
         return bool(self.heap)
+
+
+def pushed_to_pop(wanted: Sequence[int]) -> list[int]:
+    """The order in which to push nodes of equal number, all at once, for them to be taken in the order that is wanted.
+
+    [a, b, c, d]   →   [a, c, b, d]
+    """
+    ready = Ready()
+    for place in range(len(wanted)):
+        ready.push(place, 0)
+    found = {ready.pop(): node for node in wanted}
+    return [found[place] for place in range(len(wanted))]

@@ -149,6 +149,7 @@ class Plan:
     writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
     rebased: tuple[int, ...] = ()  # those of them whose new value gradients flow through
     recalled: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
+    passing: tuple[int, ...] = ()  # inputs that are saved and eager does not keep: of those the program computed, copies
     needed: tuple[int, ...] = ()  # inputs that gradients depend on by their value
     random: bool = False  # whether the forward draws random numbers
     # Results, and behind them new values, that gradients arrive for, in the order of the tangents.
@@ -158,6 +159,9 @@ class Plan:
     fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
     # Which tangents, a bit each, a backward from each may not be followed by: what eager saved for both is freed then.
     spends: tuple[int, ...] = ()
+    # The order in which autograd is handed the inputs, if not their own: so that it gives leaves their gradients, and
+    # calls hooks on them, in the order in which it does so in eager.
+    handed: tuple[int, ...] = ()
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
 
     @property

@@ -13,6 +13,7 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 
 import contextlib
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,6 +155,8 @@ class _Differentiable:
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
         # Nothing to be done but to compute: see `_quick`.
         self.is_simple = self.only_values and self.finish is None and not (plan.copied or plan.recalled or plan.random)
+        # What autograd is handed and what it hands on, from the graph's own order and back; see `Plan.handed`.
+        self.out, self.back = _turned(plan.handed)
         needed = frozenset(plan.needed).difference(plan.written)
         self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
 
@@ -165,12 +168,13 @@ class _Differentiable:
             self.eager is not None and (_only_eager_is_right(plan, inputs) or _is_checkpointed())
         ):
             return self.eager(*inputs)
-        given = _with_old_values(plan.recalled, inputs) if plan.recalled else inputs
+        copied = (*plan.recalled, *(index for index in plan.passing if not inputs[index].is_leaf))
+        given = _with_old_values(copied, inputs) if copied else inputs
         # The way in, and the way out for values that are no results of the function.
         box: list[Any] = [self, torch.get_rng_state() if plan.random else None]
         apply: Flat = _Joined.apply if transformed else _apply
         try:
-            differentiable = apply(box, *given)
+            differentiable = apply(box, *self.out(given))
         except UnexpectedResult:
             if self.eager is None:
                 raise
@@ -232,13 +236,25 @@ class _Differentiable:
         return inputs
 
 
+def _turned(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """From the graph's order of inputs to the one autograd sees, and back."""
+    if not order:
+        return _as_is, _as_is
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return operator.itemgetter(*order), operator.itemgetter(*places)
+
+
+def _as_is(values: Any) -> Any:
+    return values
+
+
 class _Joined(torch.autograd.Function):
     """The one node that a compiled graph is to PyTorch's autograd."""
 
     @staticmethod
     def forward(ctx: Any, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
         state: _Differentiable = box[0]
-        plan = state.plan
+        plan, inputs = state.plan, state.back(inputs)
         # The casts autocast asks for are in the graph already.
         autocast = torch._C._is_any_autocast_enabled()
         values = _without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
@@ -257,7 +273,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        return (None, *_gradients(ctx, tangents, *ctx.joined))
+        return (None, *ctx.joined[0].out(_gradients(ctx, tangents, *ctx.joined)))
 
 
 def _gradients(
@@ -396,7 +412,8 @@ def _still_there(reference: Callable[[], Any]) -> torch.Tensor | None:
 
 def _leaves(ctx: Any, state: _Differentiable) -> list[_Other]:
     """Inputs that nothing was noted of: gradients accumulate in each, and the node that does so has it."""
-    return [(ctx.next_functions[index][0].variable, 0, None) for index, _, _ in state.tracked]
+    nodes = state.back(ctx.next_functions)
+    return [(nodes[index][0].variable, 0, None) for index, _, _ in state.tracked]
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -494,8 +511,12 @@ def _quick(state: _Differentiable) -> Flat:
     track_always = any(needed or not wanted for _, wanted, needed in tracked)
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+    passing = state.plan.passing
+    turned, out, back = bool(state.plan.handed), state.out, state.back
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+        if turned:
+            inputs = back(inputs)
         values = _without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
         if kept:
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
@@ -513,7 +534,7 @@ def _quick(state: _Differentiable) -> Flat:
         others = getattr(ctx, "others", None)
         if places and others is None and _only_replay_is_right(tangents):
             others = _leaves(ctx, state)
-        return tuple(_gradients(ctx, tangents, state, others))
+        return tuple(out(_gradients(ctx, tangents, state, others)))
 
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward), "_smelt_state": state}
     function: Any = type("_Joined", (torch.autograd.Function,), own)
@@ -522,8 +543,11 @@ def _quick(state: _Differentiable) -> Flat:
     def call(*inputs: Any) -> tuple[Any, ...]:
         if in_transform() or saving_hooks(True) is not None or forward_ad._current_level >= 0:
             return state(*inputs)
+        for index in passing:
+            if not inputs[index].is_leaf:
+                return state(*inputs)
         try:
-            return apply(*inputs)
+            return apply(*out(inputs)) if turned else apply(*inputs)
         except UnexpectedResult:
             if state.eager is None:
                 raise
@@ -592,7 +616,8 @@ class Joined:
         placed: list[Any] = [None] * plan.inputs
         for index, gradient in zip(plan.gradients, gradients, strict=True):
             placed[index] = gradient
-        return [None, *placed] if "joined" in self.ctx.__dict__ else placed
+        handed = self.state.out(placed)
+        return [None, *handed] if "joined" in self.ctx.__dict__ else list(handed)
 
 
 def joined_of(ctx: Any) -> Joined | None:
@@ -714,7 +739,7 @@ def forbids_writing(tensor: torch.Tensor) -> bool:
 
 
 def _with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs, those that are about to be written as copies that know where they came from."""
+    """The inputs, those that are about to be written, or may be, as copies that know where they came from."""
     given = list(inputs)
     with torch.enable_grad():
         for index in recalled:
