@@ -47,6 +47,7 @@ FENCE = re.compile(
     r"(?:<!-- run first: (?P<first>(?:(?!-->).)*?) -->\n+)?^```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+_HOW = "run pytest --update-golden tests/docs (and edit by hand what has a … in it)"
 _TITLE = re.compile(r'title="([^"]+)"')
 
 
@@ -131,7 +132,7 @@ def _held(printed: str, wanted: str, where: str) -> str:
         return wanted
     if golden.updating and "…" not in wanted:
         return found
-    raise AssertionError(f"{where} prints\n{found}\nwhere the page has\n{wanted}")
+    raise AssertionError(f"{where} prints\n{found}\nwhere the page has\n{wanted}\nif this is right, {_HOW}")
 
 
 def _run_python(text: str, namespace: dict[str, Any], file: str) -> str:
