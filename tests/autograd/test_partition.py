@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+import smelt
 from smelt.autograd import partition
 from smelt.autograd.joint import Joint
 from smelt.autograd.partition import Halves, saved_text
@@ -206,10 +207,11 @@ def _names(graph: fx.Graph) -> set[str]:
 
 
 def test_parameters_cost_nothing() -> None:
-    """A value that costs as much as the parameter it comes from is computed again from the parameter."""
+    """A value that costs as much as the parameter it comes from is computed again from the parameter; from another
+    input it is not, as of that a copy would be kept."""
     joint = joint_of(lambda x, w: (x * w.exp()).sum(), torch.randn(5), r(5))
     assert names(partition.min_cut(joint, parameters=[1])) == ["primals_1", "primals_2"]
-    assert names(partition.min_cut(joint)) == ["primals_1", "primals_2"]
+    assert names(partition.min_cut(joint)) == ["primals_1", "exp"]
     joint = joint_of(lambda x, w: (x.sin() * w[:, :1]).sum(), torch.randn(5, 1), r(5, 100))
     assert partition.min_cut(joint).plan.gradients == (1,)
 
@@ -245,3 +247,59 @@ def test_logs_say_what_is_saved_and_why() -> None:
 def test_a_graph_without_differentiable_results_has_no_backward() -> None:
     halves = partition.min_cut(joint_of(lambda x: x.detach() * 2, r(3)))
     assert halves.backward is None and not halves.plan.saved and not halves.plan.tangents
+
+
+def _an_input(x: Any, y: Any) -> Any:
+    return y, x * y.clamp(-3, 2)
+
+
+def _an_input_that_is_small(x: Any, y: Any) -> Any:
+    return y, x * (y[:1, :1] + torch.zeros(20, 20)).tanh()
+
+
+def _a_result(x: Any, y: Any) -> Any:
+    z = x * 2
+    return z, z.tanh() * y
+
+
+def _a_view_of_a_result(x: Any, y: Any) -> Any:
+    z = x * 2
+    return z[1:], z.tanh() * y
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize(
+    "function", [_an_input, _an_input_that_is_small, _a_result, _a_view_of_a_result], ids=lambda each: each.__name__
+)
+def test_what_eager_does_not_keep_may_be_written_before_backward(function: Callable[..., Any], backend: str) -> None:
+    """The backward computed something again from what the program had written since, and PyTorch refused that."""
+
+    def gradient(call: Callable[..., Any]) -> torch.Tensor | None:
+        x, y = torch.arange(400.0).reshape(20, 20).requires_grad_(), torch.ones(20, 20)
+        written, result = call(x, y)
+        with torch.no_grad():
+            written.add_(1)
+        result.sum().backward()
+        return x.grad
+
+    torch.testing.assert_close(gradient(smelt.compile(function, backend=backend)), gradient(function))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_an_input_with_a_history_may_be_written_before_backward(backend: str) -> None:
+    def function(x: Any, y: Any) -> Any:
+        return x * (y + torch.zeros(20, 20)).tanh()
+
+    def gradients(call: Callable[..., Any], twice: bool) -> list[torch.Tensor]:
+        x, leaf = torch.arange(400.0).reshape(20, 20).requires_grad_(), torch.full((1,), 0.5, requires_grad=True)
+        y = leaf * 1
+        result = call(x, y)
+        if not twice:
+            with torch.no_grad():
+                y.add_(1)
+        first = torch.autograd.grad(result.sum(), [x, leaf], create_graph=twice)
+        return [*first, *torch.autograd.grad(first[1].sum(), [x, leaf])] if twice else list(first)
+
+    compiled = smelt.compile(function, backend=backend)
+    for twice in (False, True):
+        torch.testing.assert_close(gradients(compiled, twice), gradients(function, twice))

@@ -460,8 +460,8 @@ def test_it_is_compiled(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_input_that_is_computed_from_again_may_not_be_written(backend: str) -> None:
-    """Eager keeps `sin(w)`, which costs memory; computing it again takes `w`, which costs none but must not change."""
+def test_an_input_that_eager_does_not_keep_may_be_written(backend: str) -> None:
+    """Eager keeps `sin(w)`. Computing it again takes `w`, which costs no memory but may change meanwhile."""
 
     def function(x: Any, w: Any) -> Any:
         return x * w.sin()
@@ -471,12 +471,8 @@ def test_an_input_that_is_computed_from_again_may_not_be_written(backend: str) -
         compiled = smelt.compile(function, backend=backend, options={"recompute": recompute})
         out, kept = compiled(x, w).sum(), w.sin()
         w.add_(1)
-        if recompute:
-            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-                out.backward()
-        else:
-            out.backward()
-            torch.testing.assert_close(x.grad, kept)
+        out.backward()
+        torch.testing.assert_close(x.grad, kept)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

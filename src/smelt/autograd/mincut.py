@@ -14,14 +14,14 @@ from functools import cached_property
 
 from torch import fx
 
-from smelt.autograd.aliasing import is_view
+from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.joint import Joint
 from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import recomputable
 from smelt.base.varying import typical
 from smelt.ir.graph import outputs, placeholders
 from smelt.ir.joint import Phase, Wish, phase_of, wish_of
-from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 # Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
 PER_BYTE = 8
@@ -75,7 +75,16 @@ class Problem:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
             return INFINITE
-        return typical(spec.nbytes) * PER_BYTE + (1 if node in self.living else 2)
+        return typical(spec.nbytes) * PER_BYTE + (3 if node in self.passing else 1 if node in self.living else 2)
+
+    @cached_property
+    def passing(self) -> frozenset[fx.Node]:
+        """Inputs and results that eager does not keep: the program may write them before the backward runs. Of these,
+        copies are saved."""
+        plan, graph = self.joint.plan, self.joint.traced.graph
+        inputs, values = placeholders(graph)[: plan.inputs], outputs(graph)[: plan.results]
+        held = {*inputs, *(view_root(value) for value in values if isinstance(value, fx.Node))}
+        return frozenset(held.difference(kept_by_eager(self.joint), self.free))
 
     def fewest_bytes(self) -> list[fx.Node]:
         """The fewest bytes from which cheap operators yield all that the backward reads."""
@@ -106,6 +115,25 @@ class Problem:
 def why_not_again(node: fx.Node) -> str | None:
     """None if the backward may compute an early value for next to nothing, or was to compute it anyway."""
     return recomputable(node) if phase_of(node) is Phase.FORWARD else None
+
+
+def kept_by_eager(joint: Joint) -> list[fx.Node]:
+    """Every early value that the backward's own formulas read.
+
+    What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
+    """
+    graph, late = joint.traced.graph, depending_on(tangents_of(joint))
+    own = {
+        node
+        for node in graph.nodes
+        if node in late
+        or phase_of(node) is not Phase.FORWARD
+        or is_view(node)
+        or isinstance(spec_of(node), NumberSpec)
+        or (wish_of(node) is Wish.AGAIN and recomputable(node) is None)
+    }
+    needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
+    return [node for node in graph.nodes if node in needed and node not in own and node.op != "get_attr"]
 
 
 def tangents_of(joint: Joint) -> list[fx.Node]:

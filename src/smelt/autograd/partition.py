@@ -19,20 +19,19 @@ from typing import overload
 import torch
 from torch import fx
 
-from smelt.autograd.aliasing import is_view
 from smelt.autograd.budget import Choice, Fitting, choices, fit
 from smelt.autograd.costs import bytes_of, work_of
 from smelt.autograd.joint import Eager, Joint
-from smelt.autograd.mincut import Problem, depending_on, gradients_of, needed_for, tangents_of
+from smelt.autograd.mincut import Problem, depending_on, gradients_of, kept_by_eager, needed_for, tangents_of
 from smelt.autograd.partial import for_the_loss
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.ir.effects import VALUES, why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
-from smelt.ir.joint import Phase, Plan, Replay, Saved, Wish, phase_of, wish_of
+from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
 from smelt.ir.peak import Peak, graph_peak
-from smelt.ir.tensorspec import NumberSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
 from smelt.runtime.scratch import scratch_of
 
 _CLONE = torch.ops.aten.clone.default
@@ -72,20 +71,7 @@ def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_out
     """
     if isinstance(joint, fx.GraphModule):
         return _modules(default(_joint_of(joint, num_fwd_outputs)))
-    traced = joint.traced
-    late = depending_on(tangents_of(joint))
-    # What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
-    own = {
-        node
-        for node in traced.graph.nodes
-        if node in late
-        or phase_of(node) is not Phase.FORWARD
-        or is_view(node)
-        or isinstance(spec_of(node), NumberSpec)
-    }
-    own |= {node for node in traced.graph.nodes if wish_of(node) is Wish.AGAIN and recomputable(node) is None}
-    needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
-    saved = [node for node in traced.graph.nodes if node in needed and node not in own and node.op != "get_attr"]
+    saved = kept_by_eager(joint)
     return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
 
 
@@ -131,7 +117,7 @@ def min_cut(
     if memory_budget is not None and joint.plan.tangents:
         return _within(problem, memory_budget, measure or _run_by_operator)
     saved = problem.fewest_bytes()
-    return split(joint, saved, {node: _why_saved(node) for node in saved})
+    return split(joint, saved, _reasons(problem, saved), copied=problem.passing)
 
 
 def _run_by_operator(halves: Halves) -> Sequence[Peak]:
@@ -143,7 +129,7 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
     """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
 
     def halves_of(choice: Choice) -> Halves:
-        return _halves(problem.joint, choice.saved, {node: _why_saved(node) for node in choice.saved})
+        return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.passing)
 
     fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
     if fitting.peak.step > fitting.allowed:
@@ -156,6 +142,11 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
     halves = replace(halves_of(fitting.choice), fitting=fitting)
     _report(halves)
     return halves
+
+
+def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
+    copied = "; as eager does not keep it, a copy where the program may write it"
+    return {node: _why_saved(node) + (copied if node in problem.passing else "") for node in saved}
 
 
 def _why_saved(node: fx.Node) -> str:
@@ -174,14 +165,22 @@ def _heavy_behind(node: fx.Node) -> list[fx.Node]:
     return sorted((value for value in found if recomputable(value)), key=lambda value: (-bytes_of(value), value.name))
 
 
-def split(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) -> Halves:
-    """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph."""
-    halves = _halves(joint, saved, why)
+def split(
+    joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], *, copied: Collection[fx.Node] = ()
+) -> Halves:
+    """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph.
+
+    Of those that are `copied`, and of inputs that the graph itself writes, copies are saved; of leaves, which nobody
+    writes before the backward runs, they are not.
+    """
+    halves = _halves(joint, saved, why, copied)
     _report(halves)
     return halves
 
 
-def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) -> Halves:
+def _halves(
+    joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], copied: Collection[fx.Node] = ()
+) -> Halves:
     plan = joint.plan
     if not plan.tangents:
         saved = ()
@@ -189,7 +188,10 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
     primals = placeholders(joint.traced.graph)[: plan.inputs]
     number = {node: index for index, node in enumerate(primals)}
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
-    written = {primals[index] for index in plan.lost}
+    # Most inputs with gradients are leaves. What they are is known when the graph runs: the runtime copies the others.
+    mine = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
+    passing = tuple(index for index in mine if index not in plan.written)
+    copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in passing)
     late = depending_on(tangents_of(joint))
     kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _stays(node)]
     forward = _extract(
@@ -197,7 +199,7 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
         primals,
         [*forward_values, *saved],
         also=[node for node in kept if node not in late],
-        copied=written,
+        copied=copied,
         first_copied=plan.forward_outputs,
     )
     backward = None
@@ -207,10 +209,10 @@ def _halves(joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str]) 
         given = [*saved, *tangents_of(joint)]
         backward = _extract(joint.traced, given, gradients_of(joint), also=also, when_needed=frozenset(again))
     records = tuple(
-        Saved(node.name, tensor_spec(node), None if node in written else number.get(node), why[node]) for node in saved
+        Saved(node.name, tensor_spec(node), None if node in copied else number.get(node), why[node]) for node in saved
     )
     forward = replace(forward, writes=plan.new_values)
-    return Halves(forward, backward, replace(plan, saved=records), joint.eager, joint.replay)
+    return Halves(forward, backward, replace(plan, saved=records, passing=passing), joint.eager, joint.replay)
 
 
 def _stays(node: fx.Node) -> bool:

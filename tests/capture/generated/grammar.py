@@ -13,6 +13,10 @@ for each alternative taken. A line that is `$block` alone becomes a block of sta
 
     for i$u in $Is:            for i3 in range(n % 4):
         $loop             →        x = (y + x)
+
+Left out: `.data` of a tensor that a backward may still read. Eager takes the new data where a formula keeps the tensor
+itself, and the old where it keeps what was computed from it, which a compiled backward may compute again. Of a view
+whose base was written, even eager's gradient depends on whether somebody looked at its `grad_fn` before.
 """
 
 import dataclasses
