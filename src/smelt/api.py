@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,7 +20,7 @@ import torch
 from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
-from smelt.base.options import Options
+from smelt.base.options import MODES, Options
 from smelt.capture import CompiledRegion
 from smelt.ir import ghost
 from smelt.ir.graph import GraphCompiler
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from smelt.explain.explanation import Explanation
     from smelt.explain.verify import Verification
     from smelt.pipeline.compiled_autograd import ModuleCompiler
-
-MODES = (None, "default", "max-speed")
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
 _settings: "weakref.WeakKeyDictionary[CompiledRegion, Compiling]" = weakref.WeakKeyDictionary()
@@ -57,7 +56,8 @@ def compile(
     - `dynamic`: `None` makes a size a symbol once it has changed, `True` makes all sizes symbols from the start,
       `False` compiles a version for each.
     - `backend` is a name of `smelt.list_backends()`, or a callable `(fx.GraphModule, example_inputs) -> callable`.
-    - `mode` is `None`, `"default"` or `"max-speed"`.
+    - `mode="max-speed"` tries alternatives for each graph by timing them at its first call, and remembers on disk
+      which was fastest; `None` and `"default"` never time anything.
     - `options` are the fields of `smelt.Options`, by name.
     - `disable=True` returns the model as it is.
     """
@@ -78,7 +78,7 @@ def compile(
             hint="pass the function itself, not the result of calling it",
         )
     _check_flags(fullgraph, dynamic, mode, disable)
-    checked = Options.from_user(options)
+    checked = _chosen(options, mode)
     compiler = resolve_backend(backend, checked)
     if disable:
         return model
@@ -126,7 +126,7 @@ def backward_compilers(
     if not isinstance(compiler, Compiling) or compiler.settings.get("disable"):
         return None, compiler, compiler
     settings = compiler.settings
-    options = Options.from_user(settings.get("options"))
+    options = _chosen(settings.get("options"), settings.get("mode"))
     sized = Compiling(**{**settings, "dynamic": True})
     return resolve_backend(settings.get("backend", "llvm"), options), compiler, sized
 
@@ -134,6 +134,11 @@ def backward_compilers(
 def settings_of_region(native: object) -> Compiling | None:
     """The settings of the compiled function whose region this is."""
     return next((_settings[region] for region in list(_regions) if region.native is native), None) if native else None
+
+
+def _chosen(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+    checked = Options.from_user(options)
+    return replace(checked, tune=True) if mode == "max-speed" else checked
 
 
 def _original(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +158,7 @@ def _check_flags(fullgraph: object, dynamic: object, mode: object, disable: obje
             raise SmeltError("SM003", f"{name} must be True or False, not {value!r}")
     if dynamic is not None and not isinstance(dynamic, bool):
         raise SmeltError("SM003", f"dynamic must be None, True or False, not {dynamic!r}")
-    if mode not in MODES:
+    if mode is not None and mode not in MODES:
         raise SmeltError("SM003", f"unknown mode {mode!r}", hint="choose from " + ", ".join(map(repr, MODES)))
 
 

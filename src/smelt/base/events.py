@@ -30,6 +30,7 @@ CHANNELS: dict[str, str] = {
     "compiled_autograd": "the backward as the autograd engine runs it",
     "sizes": "what code for sizes that vary relies on, and why some graph has no such code",
     "cache": "what the disk cache gave, took and refused, and why",
+    "tuning": "which alternatives `mode=\"max-speed\"` has timed, and what it took",
     "timing": "how long each stage of each compilation took",
 }
 
@@ -56,6 +57,7 @@ COUNTERS: dict[str, str] = {
     "cache_misses": "those not found there",
     "cache_writes": "those written there",
     "cache_unstorable": "those that cannot be kept there",
+    "tuned_graphs": "graphs whose alternatives were timed, for `mode=\"max-speed\"`",
 }
 
 counters: Counter[str] = Counter()

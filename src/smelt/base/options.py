@@ -34,6 +34,16 @@ def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
         raise SmeltError("SM003", f"unknown {owner} {name!r}", hint="choose from " + ", ".join(sorted(known)))
 
 
+MODES = {
+    "default": "as suits the processor; nothing is ever timed",
+    "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, without "
+    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` settles. They run by "
+    "turns on numbers drawn for the purpose; what is clearly faster is kept, and remembered on disk with the graph. "
+    "Graphs whose sizes vary are compiled as by default",
+}
+CONVOLUTIONS = ("auto", "library", "products", "channels_last")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Settings of one compilation. `Options.from_user({...})` checks names and types."""
@@ -51,6 +61,17 @@ class Options:
     eager_random: bool = option(
         False, "draw the random numbers eager draws, bit for bit; else at least of the same distribution", in_key=True
     )
+    tune: bool = option(
+        False,
+        "try alternatives for each graph by timing them, and keep the fastest; `mode=\"max-speed\"` switches it on",
+        in_key=False,
+    )
+    convolutions: str = option(
+        "auto",
+        "how convolutions are computed: by the `library`, as matrix `products`, by the library with channels last "
+        "(`channels_last`), or `auto`: as suits the processor",
+        in_key=True,
+    )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod
@@ -64,6 +85,10 @@ class Options:
         budget = given.get("memory_budget")
         if budget is not None and not (budget >= 0 and (isinstance(budget, int) or budget <= 1)):
             raise SmeltError("SM003", f"memory_budget is bytes (an int) or a part from 0.0 to 1.0, not {budget!r}")
+        convolutions = given.get("convolutions", "auto")
+        if convolutions not in CONVOLUTIONS:
+            hint = "choose from " + ", ".join(CONVOLUTIONS)
+            raise SmeltError("SM003", f"unknown convolutions {convolutions!r}", hint=hint)
         return cls(**given)
 
 

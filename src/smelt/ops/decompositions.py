@@ -10,6 +10,7 @@ Operators that the kernels compute at a point anyway (`relu`, `silu`, `clamp`, `
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from smelt.base.options import Options
 from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
     convolutions,
@@ -23,3 +24,9 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = _TABLE
+
+
+def decompositions(options: Options) -> Mapping[Any, Callable[..., Any]]:
+    """The table for one compilation: with convolutions as the options want them."""
+    how = options.convolutions
+    return DECOMPOSITIONS if how == "auto" else {**DECOMPOSITIONS, **convolutions.convolutions_by(how)}

@@ -33,7 +33,7 @@ from smelt.ir.peak import Peak, graph_peak, program_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ir.text import format_program
-from smelt.ops.decompositions import DECOMPOSITIONS
+from smelt.ops.decompositions import decompositions as decompositions_for
 from smelt.pipeline.backwards import Backwards, Lower
 from smelt.pipeline.cached import CacheEntry
 from smelt.pipeline.sized import SizedGraph, Trace, is_sized
@@ -246,7 +246,7 @@ def compile_llvm(
         if (bound := in_symbols()) is not None:
             parts = _bound_parts(bound, traced, options, bind_to_sizes)
         else:
-            parts = _compile_static(traced, options, lower, DECOMPOSITIONS, _why_not_generate)
+            parts = _compile_static(traced, options, lower, decompositions_for(options), _why_not_generate)
         if entry is None or parts.plan is None:
             return parts.joined()
         reason = parts.replay if isinstance(parts.replay, str) else None
@@ -254,7 +254,7 @@ def compile_llvm(
         return with_stored_backwards(parts, entry, options, arenas).joined()
 
     def trace(traced: Traced, world: World) -> Tracing:
-        return _trace_in_symbols(traced, world, options, DECOMPOSITIONS, _why_not_generate, generate)
+        return _trace_in_symbols(traced, world, options, decompositions_for(options), _why_not_generate, generate)
 
     return _compile(traced, compile_static, trace)
 
@@ -266,7 +266,8 @@ def beside_stored(
     source = Source.of_graph(traced)
 
     def trace() -> Halves | None:
-        again = _trace_static(traced, Context(options, "", Fuel(options.fuel), DECOMPOSITIONS), _why_not_generate)
+        context = Context(options, "", Fuel(options.fuel), decompositions_for(options))
+        again = _trace_static(traced, context, _why_not_generate)
         return again if isinstance(again, Halves) else None
 
     backwards = Backwards(trace, plan, _lowering(options, Fuel(options.fuel), arenas), options, name, ambient)

@@ -71,6 +71,10 @@ def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
 
 def compile_llvm(traced: Traced, options: Options) -> Flat:
     """One torch-level graph, as an earlier process has left it or through the stages."""
+    if options.tune:
+        from smelt.pipeline.tuning import tuned
+
+        options = tuned(traced, options, compile_llvm)
     looked_up = look_up(traced, options, Arenas()) if _is_fixed(traced) else None
     if looked_up is not None and looked_up[1] is not None:
         return looked_up[1].joined()

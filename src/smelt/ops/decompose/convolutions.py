@@ -7,15 +7,17 @@
 The last is so few operations that it fuses with what stands round it. `smelt.device.library` says where which holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from smelt.base.sizes import product
 from smelt.device.library import slow_convolutions, slow_narrow_convolutions
+from smelt.ir.specrules.layout import is_channels_last
 from smelt.ops.decompose.products import on_host, widened
-from smelt.ops.decompose.table import decomposes, widen
+from smelt.ops.decompose.table import checked, decomposes, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -37,21 +39,26 @@ def convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
+    *,
+    how: str = "auto",
 ) -> Any:
     if not on_host(x):
         return NotImplemented
     steps = (stride, padding, dilation)
     result = NotImplemented
-    if slow_convolutions() and x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps):
+    plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
+    if _as_products(how) and plane:
         result = _convolved(widen(x).contiguous(), widen(weight).contiguous(), steps, groups)
     if result is not NotImplemented:
         if bias is not None:
             result = result + aten.view.default(widen(bias), [bias.shape[0], 1, 1])
         return result.to(x.dtype)
-    if not slow_narrow_convolutions(x.dtype):
+    rest = (*steps, transposed, output_padding, groups)
+    if slow_narrow_convolutions(x.dtype):
+        return widened(aten.convolution.default, x, weight, bias, *rest).to(x.dtype)
+    if how != "channels_last" or not plane or is_channels_last(tuple(x.shape), x.stride()):
         return NotImplemented
-    how = (*steps, transposed, output_padding, groups)
-    return widened(aten.convolution.default, x, weight, bias, *how).to(x.dtype)
+    return aten.convolution.default(_channels_last(x), _channels_last(weight), bias, *rest)
 
 
 @decomposes(aten.convolution_backward.default)
@@ -67,28 +74,52 @@ def convolution_backward(
     output_padding: Sequence[int],
     groups: int,
     mask: Sequence[bool],
+    *,
+    how: str = "auto",
 ) -> Any:
-    if not on_host(x) or not (slow_convolutions() or slow_narrow_convolutions(x.dtype)):
+    products = _as_products(how)
+    if not on_host(x) or not (products or slow_narrow_convolutions(x.dtype) or how == "channels_last"):
         return NotImplemented
-    wide = (widen(grad), widen(x), widen(weight))
     steps = (stride, padding, dilation)
+    plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
+    wide = (widen(grad), widen(x), widen(weight))
     to_x = to_weight = None
-    if transposed or x.dim() != 4 or not slow_convolutions() or any(len(step) != 2 for step in steps):
-        how = (bias_sizes, *steps, transposed, output_padding, groups, mask)
-        made = aten.convolution_backward.default(*wide, *how) if wide[0] is not grad else NotImplemented
-        return made if made is NotImplemented else tuple(one if one is None else one.to(x.dtype) for one in made)
+    if not products or not plane:
+        if wide[0] is grad and (how != "channels_last" or not plane or is_channels_last(tuple(x.shape), x.stride())):
+            return NotImplemented
+        wide = (_channels_last(wide[0]), _channels_last(wide[1]), _channels_last(wide[2])) if wide[0] is grad else wide
+        made = aten.convolution_backward.default(*wide, bias_sizes, *steps, transposed, output_padding, groups, mask)
+        return tuple(one if one is None else one.to(x.dtype) for one in made)
     wide = (wide[0].contiguous(), wide[1].contiguous(), wide[2].contiguous())
     if mask[1]:
         to_weight = _to_weight(*wide, steps, groups)
     if mask[0]:
         to_x = _to_image(*wide, steps, groups)
         if to_x is NotImplemented and mask[1] and to_weight is not NotImplemented:
-            how = (bias_sizes, *steps, transposed, output_padding, groups, [True, False, False])
-            to_x = aten.convolution_backward.default(*wide, *how)[0]
+            rest = (bias_sizes, *steps, transposed, output_padding, groups, [True, False, False])
+            to_x = aten.convolution_backward.default(*wide, *rest)[0]
     if to_x is NotImplemented or to_weight is NotImplemented:
         return NotImplemented
     to_bias = torch.sum(wide[0], [0, 2, 3]) if mask[2] else None
     return tuple(None if one is None else one.to(x.dtype) for one in (to_x, to_weight, to_bias))
+
+
+@cache
+def convolutions_by(how: str) -> Mapping[Any, Callable[..., Any]]:
+    """The two decompositions where somebody has chosen: `how` as the option `convolutions` has it."""
+    forward: Callable[..., Any] = partial(convolution, how=how)
+    backward: Callable[..., Any] = partial(convolution_backward, how=how)
+    table = {aten.convolution.default: forward, aten.convolution_backward.default: backward}
+    return {op: checked(op, function) for op, function in table.items()}
+
+
+def _as_products(how: str) -> bool:
+    return slow_convolutions() if how == "auto" else how == "products"
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    found: Tensor = aten.clone.default(x, memory_format=torch.channels_last)
+    return found
 
 
 def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:

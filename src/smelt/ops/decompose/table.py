@@ -30,7 +30,7 @@ def decomposes(*ops: Any) -> Callable[[Function], Function]:
 
     def enter(function: Function) -> Function:
         for op in ops:
-            DECOMPOSITIONS[op] = _checked(op, function)
+            DECOMPOSITIONS[op] = checked(op, function)
         return function
 
     return enter
@@ -47,7 +47,9 @@ def rewrites(*ops: Any) -> Callable[[Function], Function]:
     return enter
 
 
-def _checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as an entry of the table: its results have the operator's own layout, or the call is left whole."""
+
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         if _whole.get() is op:
             return NotImplemented

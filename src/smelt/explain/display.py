@@ -1,0 +1,109 @@
+"""An explanation on a terminal, by `rich`: counts, breaks and recompiles with their ways out, a table of the graphs.
+
+    rich.print(smelt.explain(model)(x))        or  smelt.explain(model)(x).show(), or  smelt explain train.py:example
+
+`rich` is imported here and only when something is shown. Without a terminal, `show` prints the plain text.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from smelt.base.terminal import is_colored
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from smelt.explain.explanation import Explanation
+
+
+def show(explanation: "Explanation") -> None:
+    """Print it: in colours and tables on a terminal, as plain text elsewhere or where there is no `rich`."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(explanation)
+        return
+    if not sys.stdout.isatty():
+        print(explanation)
+        return
+    Console(no_color=not is_colored(sys.stdout)).print(explanation)
+
+
+def parts(explanation: "Explanation") -> Iterator[Any]:
+    """What `rich` is to print, one thing below the other."""
+    from rich.padding import Padding
+    from rich.rule import Rule
+    from rich.text import Text
+
+    yield Rule("smelt", style="dim", align="left")
+    yield _counts(explanation)
+    for title, records in (("Break", explanation.break_reasons), ("Recompile", explanation.recompile_reasons)):
+        for number, (reason, where, hint) in enumerate(_distinct(records), 1):
+            head = Text.assemble((f"{title} {number}: ", "bold red"), reason)
+            way_out = Text.assemble(("hint: ", "bold green"), hint)
+            yield Padding(Text("\n").join([head, Text(where, style="cyan"), way_out]), (1, 0, 0, 0))
+    for text in explanation.left_to_python:
+        yield Padding(Text.assemble(("Left to Python: ", "bold red"), text), (1, 0, 0, 0))
+    yield Padding(_graphs(explanation), (1, 0, 0, 0))
+    yield Padding(_times(explanation), (1, 0, 0, 0))
+    hints = {each.where for each in explanation.break_reasons} | {each.where for each in explanation.recompile_reasons}
+    for line in explanation.advice:
+        if not any(line.startswith(f"{where}: ") for where in hints):  # those stand above
+            yield Padding(Text.assemble(("change: ", "bold green"), line), (1, 0, 0, 0))
+
+
+def _distinct(records: Iterable[Any]) -> list[tuple[str, str, str]]:
+    """Each once, though several versions of a function report it."""
+    return list(dict.fromkeys((record.reason, record.where, record.hint) for record in records))
+
+
+def _counts(explanation: "Explanation") -> "Table":
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 3))
+    counts = {
+        "graphs": explanation.graph_count,
+        "breaks": explanation.graph_break_count,
+        "recompiles": len(explanation.recompile_reasons),
+        "operators": explanation.op_count,
+        "kernels": explanation.kernel_count,
+    }
+    table.add_row(*(f"[bold]{count}[/] [dim]{name}[/]" for name, count in counts.items()))
+    return table
+
+
+def _graphs(explanation: "Explanation") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("graph", "function", "lines"):
+        table.add_column(name, overflow="fold")
+    for name in ("operators", "kernels", "library calls", "saved"):
+        table.add_column(name, justify="right")
+    for number, story in enumerate(explanation.stories, 1):
+        lines = [f"{os.path.basename(file)}:{_span(covered)}" for file, covered in story.lines.items()]
+        shown = ", ".join(lines[:3]) + (" …" if len(lines) > 3 else "")
+        counts = (len(story.ops), len(story.kernels), len(story.library_calls))
+        saved = f"{story.saved_bytes / 1e6:.2f} MB" if story.saved_bytes else "–"
+        table.add_row(str(number), story.record.function, shown, *map(str, counts), saved)
+    return table
+
+
+def _span(lines: list[int]) -> str:
+    return str(lines[0]) if lines[0] == lines[-1] else f"{lines[0]}-{lines[-1]}"
+
+
+def _times(explanation: "Explanation") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("stage")
+    table.add_column("time", justify="right")
+    table.add_column("")
+    ordered = sorted(explanation.compile_times, key=lambda each: -each[1])
+    most = max((seconds for _, seconds in ordered), default=0.0) or 1.0
+    for stage, seconds in ordered[:8]:
+        table.add_row(stage, f"{seconds * 1000:.1f} ms", f"[blue]{'━' * max(1, round(24 * seconds / most))}[/]")
+    return table
