@@ -152,3 +152,29 @@ def test_wide_numbers_wrap_into_narrow_integers() -> None:
         got = torch.zeros(5, dtype=dtype)
         call(compile_kernels([kernel], Options())["wrap"], [x, got])
         assert got.tolist() == x.to(torch.int64).to(dtype).tolist()
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    kernel = kernel_of("conversion", "cast", [x.dtype], dtype, x.numel())
+    got = torch.empty(x.shape, dtype=dtype)
+    call(compile_kernels([kernel], Options())[kernel.name], [x, got])
+    return got
+
+
+def test_every_bfloat16_and_what_lies_between_two_of_them() -> None:
+    """Ties go to the even one, what is above the largest to infinity; signs of zeros stay."""
+    halves = torch.arange(65536).view(-1, 1) << 16
+    between = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    x = (halves + between).view(-1).to(torch.int32).view(torch.float32)
+    got, want = _cast(x, torch.bfloat16), x.bfloat16()
+    assert torch.equal(got.isnan(), want.isnan())
+    kept = ~want.isnan()
+    assert torch.equal(got.view(torch.int16)[kept], want.view(torch.int16)[kept])
+    assert torch.equal(_cast(want, torch.float32).view(torch.int32)[kept], want.float().view(torch.int32)[kept])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
+def test_few_bfloat16(size: int) -> None:
+    x = torch.randn(size)
+    assert torch.equal(_cast(x, torch.bfloat16), x.bfloat16())
+    assert torch.equal(_cast(x.bfloat16(), torch.float32), x.bfloat16().float())

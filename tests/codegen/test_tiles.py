@@ -1,5 +1,7 @@
 """Reads along another axis than the writes: turned round in tiles, whatever the dtype, the sizes and the axes."""
 
+from dataclasses import replace
+
 import pytest
 
 from smelt.codegen import schedule
@@ -62,6 +64,9 @@ def test_several_reads_and_one_straight(busy: None) -> None:
         " p = position 50*i + j\n q = cast p : f32\n r = add h, q : f32\n store o[50*i + j] = r"
     )
     assert split_of(kernel) is Split.TILES
+    ahead = schedule.plan(kernel, replace(find("cpu"), fetches_ahead=True))
+    assert [load.buffer for load in ahead.fetched] == ["x"]  # what is read straight; w is the same for all rows
+    assert not schedule.plan(kernel, replace(find("cpu"), fetches_ahead=False)).fetched
     same_as_reference(kernel)
 
 

@@ -246,10 +246,11 @@ class Body:
     def _hold_next_row(self, stage: Stage) -> None:
         """In the last loop of a row, where each read lies that the next row begins with."""
         last = [each for each in self.plan.kernel.stages if each.loop][-1]
-        self.next_row = [
-            self._row_address(load.buffer, load.index, self.plan.kernel.rows[-1].name)
-            for load in (self.plan.fetched if stage is last else ())
-        ]
+        self.next_row = []
+        for load in self.plan.fetched if stage is last else ():
+            further = load.index.stride(self.plan.kernel.rows[-1].name) * self.plan.fetched_rows
+            here = self._row_address(load.buffer, load.index)
+            self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self._number(further)))
 
     def _fetch(self, column: Value) -> None:
         for load, start in zip(self.plan.fetched, self.next_row, strict=False):
@@ -469,11 +470,8 @@ class Body:
     def _col_offset(self, index: Index) -> Value | None:
         return self._terms(index, self.plan.kernel.cols)
 
-    def _row_address(self, array: str, index: Index, after: str = "") -> str:
-        """Where the row's part of `index` lies; one further along `after`, if said."""
-        if after:
-            here, kind = self._row_address(array, index), self.layout.kinds[array]
-            return self.b.element(here, kind, self._number(index.stride(after)))
+    def _row_address(self, array: str, index: Index) -> str:
+        """Where the row's part of `index` lies."""
         key = (array, index)
         if key not in self.rows_at:
             kind = self.layout.kinds[array]

@@ -407,6 +407,13 @@ class Builder:
             found.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
         return found[0], found[1]
 
+    def above_zeros(self, value: Value) -> Value:
+        """i16 → i32, each in the upper half of its lane, where the lower half comes first in memory."""
+        halves = self.interleaved(self.const("i16", 0, value.lanes), value)
+        wide = type_text("i32", value.lanes // 2)
+        low, high = (self.op(f"bitcast {half} to {wide}", "i32", value.lanes // 2) for half in halves)
+        return self.op(f"shufflevector {low}, {high}, {self.ramp('i32', range(value.lanes))}", "i32", value.lanes)
+
     def backwards(self, value: Value) -> Value:
         """The lanes, last first."""
         order = self.ramp("i32", range(value.lanes - 1, -1, -1))

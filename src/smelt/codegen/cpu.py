@@ -37,6 +37,7 @@ def describe_host() -> Target:
         fetches_ahead=arm,
         fetch_distance=512 if arm else 0,
         pairs_rows=arm,
+        interleaves_well=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
         tile_bytes=(512, 512),

@@ -274,6 +274,8 @@ def _vector_name(kind: str, lanes: int) -> str:
 def _widen(b: Builder, value: Value, source: torch.dtype) -> Value:
     if source is torch.float16:
         return b.convert("fpext", value, "f32")
+    if b.target.interleaves_well and value.lanes > 2:
+        return b.from_bits(b.above_zeros(value))
     return b.from_bits(b.shl(b.convert("zext", value, "i32"), 16))
 
 
@@ -281,8 +283,8 @@ def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     if dtype is torch.float16:
         return b.convert("fptrunc", value, "f16")
     bits = b.bits(value)
-    # Half an ulp, and a little less where that would round an even number up.
-    bias = b.add(b.and_(b.lshr(bits, 16), 1), 0x7FFF)
-    rounded = b.lshr(b.add(bits, bias), 16)
-    kept = b.select(b.fcmp("uno", value, value), 0x7FC0, rounded)
-    return b.convert("trunc", kept, "i16")
+    # Half an ulp is added; where that was a tie, the even one of two neighbours is the one below or the one reached.
+    up = b.convert("trunc", b.lshr(b.add(bits, 0x8000), 16), "i16")
+    tie = b.icmp("eq", b.convert("trunc", bits, "i16"), -0x8000)
+    rounded = b.and_(up, b.not_(b.convert("zext", tie, "i16")))
+    return b.select(b.fcmp("uno", value, value), 0x7FC0, rounded)

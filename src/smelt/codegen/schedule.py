@@ -45,6 +45,8 @@ _UNITS_ENOUGH = 16
 _BLOCK_WORTH = 32
 # Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
+# Rows of a tile are read in pieces too short for the processor to guess the next; by then it is a few rows away.
+_TILE_ROWS_AHEAD = 3
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
@@ -99,7 +101,8 @@ class Plan:
     accumulators: tuple[Accumulator, ...]
     tile: Tile | None = None
     otherwise: "Plan | None" = None
-    fetched: tuple[Load, ...] = ()  # what the last loop of a row asks memory for, for the row after it
+    fetched: tuple[Load, ...] = ()  # what the last loop of a row asks memory for, for a row after it
+    fetched_rows: int = 1  # which row that is
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -166,7 +169,9 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     made = _or_otherwise(planned, lambda made: replace(made, lanes=1, fetched=()))
     if turned is None:
         return made
-    return _or_otherwise(Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1]), lambda _: made)
+    across = tuple(_streams(turned[0], turned[0].instructions())) if target.fetches_ahead else ()
+    in_tiles = Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1], None, across, _TILE_ROWS_AHEAD)
+    return _or_otherwise(in_tiles, lambda _: made)
 
 
 def _or_otherwise(made: Plan, otherwise: Callable[[Plan], Plan]) -> Plan:
