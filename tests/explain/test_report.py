@@ -142,7 +142,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "{{" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)
     assert "<title>smelt: a &lt;net> &amp; more</title>" in page
-    assert "smelt: 2 graphs, 1 breaks" in told._repr_html_() and "<details>" in told._repr_html_()
+    assert "smelt: 2 graphs, 1 break," in told._repr_html_() and "<details>" in told._repr_html_()
 
 
 def test_marks_of_the_template_in_a_program_are_left_alone(tmp_path: Path) -> None:

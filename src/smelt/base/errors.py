@@ -6,6 +6,9 @@
 `CODES` is the one list of codes; `docs/errors.md` explains each, and a test holds the two together.
 """
 
+import sys
+import warnings
+
 CODES: dict[str, str] = {
     "SM001": "the thing to compile is not callable",
     "SM002": "unknown backend, or a backend that is not callable",
@@ -55,3 +58,11 @@ class UnexpectedResult(SmeltError):
 
 class SmeltWarning(UserWarning):
     """Something was not compiled and runs eagerly instead; said once each."""
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the user's program that led here: the innermost that is neither smelt's nor PyTorch's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("smelt", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, SmeltWarning, stacklevel=level)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from smelt.base import terminal
 from smelt.base.errors import SmeltError
 
 CHANNELS: dict[str, str] = {
@@ -123,7 +124,8 @@ def emit(channel: str, words: str | Callable[[], str], subject: object = None) -
     for sink in _sinks.lists:
         sink.append(event)
     if channel in _printed:
-        print(f"[smelt {channel}] {event.text}", file=sys.stderr, flush=True)
+        mark = terminal.painted(f"[smelt {channel}]", "cyan", sys.stderr)
+        print(f"{mark} {event.text}", file=sys.stderr, flush=True)
 
 
 def count(name: str, amount: int = 1) -> None:
@@ -152,16 +154,21 @@ class Timing:
 
 
 @contextlib.contextmanager
-def timed(stage: str) -> Iterator[None]:
-    """Report how long the block took, on the "timing" channel."""
-    if not wanted("timing"):
+def timed(stage: str, what: str = "") -> Iterator[None]:
+    """Report how long the block took, on the "timing" channel, and to who watches it; `what` is compiled in it."""
+    is_watched = terminal.is_watched()
+    if not is_watched and not wanted("timing"):
         yield
         return
     inside, _sinks.inside = _sinks.inside, 0.0
+    is_first = is_watched and terminal.begin(stage, what)
     start = time.perf_counter()
     try:
         yield
     finally:
         seconds = time.perf_counter() - start
         own, _sinks.inside = seconds - _sinks.inside, inside + seconds
-    emit("timing", f"{stage}: {seconds * 1000:.1f} ms", Timing(stage, seconds, own))
+        if is_watched:
+            terminal.end(is_first)
+    if wanted("timing"):
+        emit("timing", f"{stage}: {seconds * 1000:.1f} ms", Timing(stage, seconds, own))

@@ -113,6 +113,9 @@ class Config:
     disk_cache_limit: int = option(
         1 << 30, "how many bytes the disk cache may take; beyond, what was not used longest is deleted", in_key=False
     )
+    progress: bool = option(
+        True, "say on a terminal what is being compiled once it takes longer than a second; never in CI", in_key=False
+    )
     compiled_autograd: bool = option(
         False, "capture and compile every backward as the autograd engine runs it, hooks included", in_key=False
     )

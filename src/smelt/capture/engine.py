@@ -7,7 +7,6 @@ then capture, within `cache_size_limit` and under one lock, so that each version
 import threading
 import traceback
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from smelt import _native
 from smelt.base.collector import paused
-from smelt.base.errors import GraphBreakError, SmeltWarning
+from smelt.base.errors import GraphBreakError, warn
 from smelt.base.events import count, counters, emit, timed
 from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
@@ -192,7 +191,7 @@ class Engine:
                 )
                 return None
         try:
-            with paused(), timed("capture and compile"):
+            with paused(), timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
                 captured = capture(
                     frames,
@@ -247,7 +246,7 @@ class Engine:
 
     def _give_up(self, key: Any, text: str) -> None:
         self._settled.add(key)
-        warnings.warn(text, SmeltWarning, stacklevel=2)
+        warn(text)
 
 
 def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

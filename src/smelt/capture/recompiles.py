@@ -62,6 +62,7 @@ def _sizes(name: str, before: list[str], now: list[str]) -> str:
 # The first that matches says what to do.
 _HINTS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"^expected .*\bshape\b", lambda found: "which way the program takes depends on these sizes: decide it outside"),
+    (r"^stack\[", lambda found: "it is what the break at this line yields: mend that"),
     (r"expected no key .*, found one|expected nothing under|expected it unbound",
      lambda found: "it came to be after the first call, as an optimizer's state does: once it is there, this is over"),
     (r"^grad mode: ", lambda found: "call it in one grad mode, or compile one function to train and one for the rest"),

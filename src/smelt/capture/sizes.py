@@ -7,13 +7,12 @@ is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the fir
     x: f32[7, 4], last time f32[5, 4]   →   ghost f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
 """
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt.base.errors import SmeltWarning
+from smelt.base.errors import warn
 from smelt.base.symbols import SMALLEST, Atom, Expression, Fact, Symbol, World
 from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.marks import DYNAMIC
@@ -151,7 +150,7 @@ class Sizes:
             settled = self.world.simplest(Expression.of(symbol)).constant
             if settled is not None:
                 text = f"SM013: {symbol.text} is marked dynamic, but the code relies on its being {settled}"
-                warnings.warn(text, SmeltWarning, stacklevel=2)
+                warn(text)
         one = Expression.of(1)
         facts = [Fact(">", Expression.of(symbol) - one) for symbol in self.world.symbols]
         facts += [Fact("==", Expression.of(stride) - step) for stride, step in self._strides]

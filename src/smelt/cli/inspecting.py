@@ -22,12 +22,17 @@ def add_explain(commands: Commands) -> None:
     )
     add_target(parser)
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
+    parser.add_argument("--full", action="store_true", help="all of it, on a terminal too: operators and guards as well")
     parser.set_defaults(do=_explain)
 
 
 def _explain(given: argparse.Namespace) -> int:
     target = load(given.target)
-    print(smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs))
+    told = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
+    if given.full:
+        print(told)
+    else:
+        told.show()
     return 0
 
 

@@ -14,7 +14,7 @@ import html
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,7 +116,7 @@ class GraphStory:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """What one run compiled. Fields are plain lists; `str()` gives the whole story, `to_dict()` the same as data."""
 
@@ -169,7 +169,7 @@ class Explanation:
         if saved > 1 << 20:
             size = f"{saved / 1e6:.1f} MB"
             found.append(f"{size} are saved for the backward: options={{'memory_budget': 0.5}} keeps half of them")
-        return found
+        return list(dict.fromkeys(found))  # versions of one function say the same
 
     def __str__(self) -> str:
         lines = [
@@ -238,6 +238,25 @@ class Explanation:
             "advice": self.advice,
         }  # fmt: skip
 
+    def show(self) -> None:
+        """Print it for people: in tables and colours on a terminal, else as `print()` does."""
+        from smelt.explain.display import show
+
+        show(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """How `rich` prints it."""
+        from smelt.explain.display import parts
+
+        yield from parts(self)
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {self._in_short()}; print() tells all>"
+
+    def _in_short(self) -> str:
+        counts = ((self.graph_count, "graph"), (self.graph_break_count, "break"), (self.kernel_count, "kernel"))
+        return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+
     def to_html(self, path: str | os.PathLike[str], title: str = "explanation") -> None:
         """Write all of it as one page that opens from disk: source, graphs, kernels, memory, guards, times."""
         from smelt.explain.report import write
@@ -246,8 +265,8 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """For notebooks: the counts, and the whole story folded away."""
-        counts = f"{self.graph_count} graphs, {self.graph_break_count} breaks, {self.kernel_count} kernels"
-        return f"<details><summary>smelt: {counts}</summary><pre>{html.escape(str(self))}</pre></details>"
+        text = html.escape(str(self))
+        return f"<details><summary>smelt: {self._in_short()}</summary><pre>{text}</pre></details>"
 
     def graph_text(self) -> str:
         """Every captured graph as text."""

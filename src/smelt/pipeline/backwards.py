@@ -7,7 +7,6 @@ A model that returns its loss and its logits is trained by the loss alone: a bac
 nothing, as would any where no gradients are asked for in the end. What the forward saves serves them all.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import torch
 from smelt.autograd.partial import given_only
 from smelt.autograd.partition import Halves
 from smelt.base import events
-from smelt.base.errors import SmeltError, SmeltWarning
+from smelt.base.errors import SmeltError, warn
 from smelt.base.options import Options, config
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.graph import Traced
@@ -74,7 +73,7 @@ class Backwards:
             if whole is None:
                 raise
             text = f"SM020: {self.name} could not be compiled, and PyTorch runs its operators one by one"
-            warnings.warn(f"{text}. {type(error).__name__}: {error}", SmeltWarning, stacklevel=2)
+            warn(f"{text}. {type(error).__name__}: {error}")
             return whole.to_consuming()
 
     def _graph(self, arrived: int) -> Traced | None:

@@ -10,7 +10,6 @@ one warning.
 
 import itertools
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.trace import CannotTrace
-from smelt.base.errors import SmeltWarning
+from smelt.base.errors import warn
 from smelt.base.events import count, emit, timed
 from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
 from smelt.base.symint import Formula, apply, as_number, is_symbolic, meaning
@@ -167,7 +166,7 @@ class SizedGraph:
         if not self._fits_symbols(values) and len(self._versions) - len(self._cheap) >= LIMIT:
             return None
         grad = torch.is_grad_enabled()
-        with timed("compile for new sizes"), torch.inference_mode(False):
+        with timed("compile for new sizes", "a graph for new sizes"), torch.inference_mode(False):
             torch._C._set_grad_enabled(grad)
             run = self._versions[key] = self._compile(self._at(values), lambda: self._in_symbols(values))
         if not self._fits_symbols(values):
@@ -182,11 +181,9 @@ class SizedGraph:
 
     def _by_pytorch(self) -> Flat:
         if self._plain is None:
-            warnings.warn(
+            warn(
                 f"SM012: a graph was compiled for {LIMIT} combinations of sizes; for others PyTorch runs it. "
-                "Pad inputs to fewer sizes.",
-                SmeltWarning,
-                stacklevel=2,
+                "Pad inputs to fewer sizes."
             )
         return self._plainly()
 

@@ -184,7 +184,7 @@ def run_passes(value: Any, passes: tuple[Pass, ...], context: Context) -> Any:
     """Send a value through passes in order, checking each form on request."""
     for step in passes:
         context.fuel.stage = f"{context.name}: {step.name}"
-        with events.timed(step.name):
+        with events.timed(step.name, context.name):
             value = step.run(value, context)
         if context.check_specs:
             _check(value, step)

@@ -82,7 +82,7 @@ function layOut(stage) {
       graph.setDefaultEdgeLabel(() => ({}));
       for (const [id, width] of band) graph.setNode(id, { width, height: 38 });
       for (const [from, to] of input.edges) if (here.has(from) && here.has(to)) graph.setEdge(from, to);
-      dagre.layout(graph);
+      dagre.layout(graph, { disableOptimalOrderHeuristic: input.bands.length > 2 });
       let above = 0, below = 0, count = 0; // so that what flows from band to band flows straight down
       for (const [from, to] of input.edges) if (here.has(to) && placed.has(from)) { above += placed.get(from)[0]; below += graph.node(to).x; count++; }
       const shift = count ? (above - below) / count : -graph.graph().width / 2;
