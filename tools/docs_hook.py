@@ -48,7 +48,7 @@ def page_of(path: Path) -> str:
     source = path.read_text(encoding="utf-8")
     opening = ast.get_docstring(ast.parse(source)) or ""
     rest = source.split('"""', 2)[2].strip()
-    title = path.stem.replace("_", " ").capitalize()
+    title = " ".join(opening.split("\n\n")[0].split()).split(":")[0].rstrip(".")
     return f"# {title}\n\n{opening}\n\n`examples/{path.name}`:\n\n```python\n{rest}\n```\n"
 
 

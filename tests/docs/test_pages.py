@@ -46,6 +46,16 @@ def test_nothing_on_a_page_escapes_the_tests(page: Path) -> None:
     assert not indented, f"{page.name}: code that is only indented is not run: {indented}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_whole(page: Path) -> None:
+    """Each begins with a head and a rule, and each row has as many cells as the head."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        rows = [re.sub(r"`[^`]*`|\\\|", "", row) for row in table.splitlines()]
+        assert len(rows) > 2 and re.fullmatch(r"[|:-]+", rows[1]), f"{page.name}: {rows[0]}"
+        assert {row.count("|") for row in rows} == {rows[0].count("|")}, f"{page.name}: {rows[0]}"
+
+
 def test_what_is_typed_is_there() -> None:
     """Targets of make that pages speak of."""
     targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))
