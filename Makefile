@@ -7,7 +7,8 @@
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
 # make test-optim  every optimizer with every combination of its flags, whole steps against eager: a quarter of an hour
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
-# make test-programs  50,000 generated programs against plain Python, an hour or so (ARGS="--start 7 --count 1000")
+# make test-programs  50,000 generated programs against plain Python, as many at a time as there are cores: an hour or so
+#              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy

@@ -1,24 +1,30 @@
 """Many generated programs against plain Python: `make test-programs`, or
 
-    python -m tests.capture.generated.campaign --count 50000 --start 7 --keep failures/
+    python -m tests.capture.generated.campaign --count 50000 --start 7 --jobs 2 --keep failures/
 
 Programs are numbered; a campaign without `--start` begins at a number of its own and prints it, and every report says
-how to go on from there. A worker process runs them, so that a crash or a hang is a failure with a number too. For each
-failure a stand-alone script is printed, made small, and with `--keep` also saved.
+how to go on from there. Worker processes run them, one per core unless `--jobs` says otherwise, so that a crash or a
+hang is a failure with a number too. For each failure a stand-alone script is printed, made small, and with `--keep`
+also saved.
 """
 
 import argparse
 import json
+import os
+import queue
 import random
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from smelt.base.options import config
 from tests.capture.generated.grammar import Program, program_of
@@ -77,6 +83,7 @@ def report(program: Program, failure: str, name: str) -> str:
 def work(start: int, count: int) -> None:
     """The worker: a line before each program and one after it."""
     config.suppress_errors = False
+    torch.set_num_threads(1)  # the other cores have workers of their own
     for seed in range(start, start + count):
         print(json.dumps({"seed": seed}), flush=True)
         program = program_of(seed)
@@ -91,14 +98,35 @@ def work(start: int, count: int) -> None:
         print(json.dumps(found), flush=True)
 
 
-def outcomes(start: int, count: int) -> Iterator[dict[str, Any]]:
-    """What workers say of the programs, in order."""
-    seed, end = start, start + count
-    while seed < end:
-        shift = min(_SHIFT, end - seed)
-        for found in _shift(seed, shift):
-            yield found
-            seed = found["seed"] + 1
+def outcomes(start: int, count: int, jobs: int) -> Iterator[dict[str, Any]]:
+    """What `jobs` workers at a time say of the programs, as they say it."""
+    length = max(1, min(_SHIFT, -(-count // jobs)))
+    shifts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for first in range(start, start + count, length):
+        shifts.put(first)
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def employ() -> None:
+        try:
+            while not shifts.empty():
+                seed = shifts.get_nowait()
+                end = min(seed + length, start + count)
+                while seed < end:
+                    for each in _shift(seed, end - seed):
+                        found.put(each)
+                        seed = each["seed"] + 1
+        except queue.Empty:  # another took the last
+            pass
+        except BaseException as error:
+            found.put(error)
+
+    for _ in range(jobs):
+        threading.Thread(target=employ, daemon=True).start()
+    for _ in range(count):
+        each = found.get()
+        if isinstance(each, BaseException):
+            raise each
+        yield each
 
 
 def _shift(start: int, count: int) -> Iterator[dict[str, Any]]:
@@ -127,6 +155,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="generated programs against plain Python")
     parser.add_argument("--count", type=int, default=50_000)
     parser.add_argument("--start", type=int, default=random.SystemRandom().randrange(2**40), help="the first number")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=cores, help="so many programs at a time; one per core by itself")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts of failures")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -134,9 +164,13 @@ def main() -> int:
         work(given.start, given.count)
         return 0
     totals: Counter[str] = Counter()
-    began = time.monotonic()
-    print(f"{given.count} programs from {given.start}", flush=True)
-    for done, found in enumerate(outcomes(given.start, given.count), 1):
+    began, first, later = time.monotonic(), given.start, set[int]()
+    print(f"{given.count} programs from {given.start}, {given.jobs} at a time", flush=True)
+    for done, found in enumerate(outcomes(given.start, given.count, given.jobs), 1):
+        later.add(found["seed"])
+        while first in later:  # all before it have run
+            later.remove(first)
+            first += 1
         totals.update({name: found.get(name, 0) for name in ("calls", "graphs", "breaks", "recompiles")})
         if found["failure"]:
             totals["failures"] += 1
@@ -147,7 +181,8 @@ def main() -> int:
         if done % 1000 == 0 or done == given.count:
             counted = ", ".join(f"{totals[name]} {name}" for name in ("calls", "graphs", "breaks", "recompiles"))
             went = f"{done} programs ({counted}) in {time.monotonic() - began:.0f} s: {totals['failures']} failed"
-            print(f"{went}; go on with --start {found['seed'] + 1} --count {given.count - done}", flush=True)
+            rest = given.start + given.count - first
+            print(f"{went}; go on with --start {first} --count {rest}", flush=True)
     return 1 if totals["failures"] else 0
 
 
