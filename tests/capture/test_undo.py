@@ -92,6 +92,26 @@ def test_histories_of_what_was_written_before_an_error(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_written_without_gradients_keeps_its_history(backend: str) -> None:
+    def written(x: torch.Tensor, i: torch.Tensor, into: torch.Tensor) -> Any:
+        with torch.no_grad():
+            into += 1
+        try:
+            return x[i] * into
+        except IndexError:
+            return into * 2
+
+    def seen(call: Callable[..., Any]) -> Any:
+        leaf = torch.ones(3, requires_grad=True)
+        into = leaf * 3
+        call(X, OUT, into).sum().backward()
+        assert leaf.grad is not None
+        return into.requires_grad, into.tolist(), leaf.grad.tolist()
+
+    assert seen(smelt.compile(written, backend=backend)) == seen(written)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_in_inference_mode(backend: str) -> None:
     def run(call: Callable[..., Any]) -> Any:
         with torch.inference_mode():

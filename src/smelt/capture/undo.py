@@ -78,12 +78,12 @@ def undoing_writes(run: GraphRun, rebased: list[int], at_risk: list[int]) -> Gra
     def undoing(*inputs: Any) -> Any:
         if any(inputs[place]._is_view() and not inputs[place].requires_grad for place in for_good):
             raise Unwritten(RuntimeError("a view comes to have gradients before something may raise"))
-        kept = [(inputs[place], _version(inputs[place]), _copy(inputs[place], place in rebased)) for place in at_risk]
+        kept = [(place, _version(inputs[place]), _copy(inputs[place], place in rebased)) for place in at_risk]
         try:
             return run(*inputs)
         except Exception:
-            for tensor, version, copy in kept:
-                _restore(tensor, version, copy)
+            for place, version, copy in kept:
+                _restore(inputs[place], version, copy, place in rebased)
             raise
 
     return undoing
@@ -114,12 +114,12 @@ def _copy(tensor: torch.Tensor, rebased: bool) -> torch.Tensor:
         return tensor.clone()
 
 
-def _restore(tensor: torch.Tensor, version: int | None, copy: torch.Tensor) -> None:
+def _restore(tensor: torch.Tensor, version: int | None, copy: torch.Tensor, rebased: bool) -> None:
     if copy.requires_grad:  # gradients go where they went, by way of the copy
         with torch.enable_grad():
             tensor.copy_(copy)
     else:
-        if tensor.requires_grad and not tensor.is_leaf:
+        if rebased and tensor.requires_grad:
             tensor.detach_()
         tensor.data.copy_(copy)
     if version is not None:
