@@ -113,6 +113,31 @@ def test_a_graph_that_cannot_run_on_drawn_numbers_is_compiled_as_by_default(
     assert smelt.counters["tuned_graphs"] == 0
 
 
+def test_what_is_not_pytorchs_own_is_not_run_on_drawn_numbers(cache: Path) -> None:
+    seen: list[float] = []
+
+    with torch.library._scoped_library("smelt_tuning_test", "FRAGMENT") as library:
+        library.define("noted(Tensor x) -> Tensor")
+
+        def noted(x: torch.Tensor) -> torch.Tensor:
+            seen.append(float(x.sum()))
+            return x + 1
+
+        library.impl("noted", noted, "CPU")
+        library.impl("noted", lambda x: torch.empty_like(x), "Meta")
+        x = torch.ones(3, requires_grad=True)  # so that there is a choice, however many threads there are
+        compiled = smelt.compile(lambda x: torch.ops.smelt_tuning_test.noted(x).sin(), mode="max-speed")
+        torch.testing.assert_close(compiled(x).detach(), torch.full((3,), 2.0).sin())
+    assert seen == [3.0]
+    assert smelt.counters["tuned_graphs"] == 0
+
+
+def test_explaining_shows_one_way_and_times_nothing(cache: Path) -> None:
+    explained = smelt.explain(Net(), mode="max-speed")(torch.randn(2, 3, 12, 12))
+    assert explained.graph_count == 1
+    assert smelt.counters["tuned_graphs"] == 0
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -4,8 +4,9 @@
 
 A choice is a field of `Options` and the values it may take. Choices are gone through in order: each value is compiled
 with what was chosen before it, runs on numbers drawn for the purpose, forward and backward, and takes turns with the
-best so far. A value that does not win clearly is left. Nothing of the program is touched: its tensors are not used, and
-random numbers are put back where they were. Without `tune` nothing is ever timed.
+best so far. A value that does not win clearly is left. Nothing of the program is touched: its tensors are not used,
+random numbers are put back where they were, and a graph that calls anything that is not PyTorch's is not run at all.
+Without `tune` nothing is ever timed.
 """
 
 import json
@@ -21,7 +22,8 @@ from smelt.base.options import Options
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.pipeline.cached import CacheEntry
+from smelt.pipeline.keys import Unstorable, key_of
+from smelt.runtime.cache import Store, open_store
 from smelt.runtime.wrap import Flat
 
 Compile = Callable[[Traced, Options], Flat]
@@ -69,11 +71,15 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
     if any(not isinstance(spec, TensorSpec) or spec.varies for spec in _inputs(traced)):
         events.emit("tuning", "a graph whose sizes vary is compiled as by default: no one size speaks for all")
         return options
-    entry = None if events.collecting() else CacheEntry.of(traced, options)
-    key = "" if entry is None else f"{entry.key}\nchosen on {torch.get_num_threads()} threads"
-    known = _read(entry, key)
-    if known is not None:
-        return replace(options, **known)
+    try:
+        key = f"{key_of(traced, options)}\nchosen on {torch.get_num_threads()} threads"
+    except Unstorable as reason:  # what is not PyTorch's own may do more than compute
+        events.emit("tuning", f"nothing was tried: {reason}")
+        return options
+    store = open_store()
+    known = None if store is None else _read(store, key)
+    if known is not None or events.collecting():  # whoever collects events wants to see one way, not all of them
+        return replace(options, **(known or {}))
     try:
         with events.timed("tuning"), torch.random.fork_rng(devices=[]), without_caller_hooks():
             found = _search(traced, options, choices, compile_graph)
@@ -82,8 +88,8 @@ def tuned(traced: Traced, options: Options, compile_graph: Compile) -> Options:
         return options
     chosen = {choice.name: getattr(found, choice.name) for choice in choices}
     events.count("tuned_graphs")
-    if entry is not None:
-        entry.store.put(key, [json.dumps(chosen).encode()])
+    if store is not None:
+        store.put(key, [json.dumps(chosen).encode()])
     return found
 
 
@@ -95,9 +101,9 @@ def _is_open(choice: Choice, options: Options) -> bool:
     return bool(getattr(options, choice.name) == default)
 
 
-def _read(entry: CacheEntry | None, key: str) -> Mapping[str, Any] | None:
+def _read(store: Store, key: str) -> Mapping[str, Any] | None:
     """What was chosen before; None if there is nothing, or nothing that could have been chosen."""
-    parts = None if entry is None else entry.store.get(key)
+    parts = store.get(key)
     if not parts:
         return None
     allowed = {choice.name: choice for choice in CHOICES}
