@@ -86,6 +86,32 @@ CASES: dict[str, Case] = {
         _entropy,
         lambda: (_of(4, 20, 64, 64).requires_grad_(), _rows(20, 4, 64, 64)),
     ),
+    "average pooling 3 by 2, 8×32×56×56": (lambda x: F.avg_pool2d(x, 3, 2), lambda: (_of(8, 32, 56, 56),)),
+    "average pooling 2 with gradient 8×32×56×56": (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda: (_of(8, 32, 56, 56).requires_grad_(),),
+    ),
+    "average pooling 2, channels last, 8×32×56×56": (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda: (_of(8, 32, 56, 56).to(memory_format=torch.channels_last),),
+    ),
+    "max pooling 2, 8×32×56×56": (lambda x: F.max_pool2d(x, 2), lambda: (_of(8, 32, 56, 56),)),
+    "max pooling 3 by 2 with edges, 8×32×56×56": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: (_of(8, 32, 56, 56),)),
+    "max pooling 2 with gradient 8×32×56×56": (
+        lambda x: F.max_pool2d(x, 2),
+        lambda: (_of(8, 32, 56, 56).requires_grad_(),),
+    ),
+    "max pooling 3 by 2 with edges and gradient": (
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda: (_of(8, 32, 56, 56).requires_grad_(),),
+    ),
+    "nearest twice 8×32×28×28": (lambda x: F.interpolate(x, scale_factor=2), lambda: (_of(8, 32, 28, 28),)),
+    "nearest twice with gradient 8×32×28×28": (
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda: (_of(8, 32, 28, 28).requires_grad_(),),
+    ),
+    "repeat 4 heads 16×64×256": (lambda x: x.repeat(1, 4, 1), lambda: (_of(16, 64, 256),)),
+    "repeat along the last 16×64×64": (lambda x: x.repeat(1, 1, 4), lambda: (_of(16, 64, 64),)),
     "index by one of one, times 2, 64": (lambda x, i: x[i] * 2, lambda: (_of(64), _rows(64, 64))),
 }
 

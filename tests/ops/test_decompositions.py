@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt.ops.decompose import images
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.ops_db.accuracy import Change, eager_errors
 from tests.ops_db.comparing import changed, difference
@@ -419,6 +420,7 @@ def test_views_by_another_name(op: Any) -> None:
             assert torch.equal(ours, theirs)
 
 
+IMAGES = {name for name, value in vars(images).items() if getattr(value, "__module__", "") == images.__name__}
 LISTS = [op for op in DECOMPOSITIONS if op._schema.name.startswith("aten::_foreach_")]
 _OF_LISTS: dict[str, Callable[[], Any]] = {
     "List[Tensor]": lambda: [torch.rand(3) + 0.1, torch.rand(2, 2) + 0.1],
@@ -442,6 +444,7 @@ def test_every_entry_is_tested() -> None:
     elsewhere = {aten.mm.default, aten.bmm.default, aten.convolution.default, aten.convolution_backward.default}
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu.default)  # test_products.py
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+    elsewhere.update(op for op, rule in DECOMPOSITIONS.items() if rule.__name__ in IMAGES)  # test_images.py
     elsewhere.update(LISTS)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
 

@@ -15,6 +15,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     activations,
     convolutions,
     foreach,
+    images,
     losses,
     norms,
     products,

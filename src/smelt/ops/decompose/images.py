@@ -1,0 +1,194 @@
+"""Pooling and enlarging of images where every window is the same arithmetic, and tensors repeated.
+
+    avg_pool2d(x, 2)                 → (x[…, ::2, ::2] + x[…, ::2, 1::2] + x[…, 1::2, ::2] + x[…, 1::2, 1::2]) / 4
+    upsample_nearest2d(x, twice)     → x as [n, c, h, 1, w, 1], spread over [n, c, h, 2, w, 2]
+
+What is read then is a sum of strides, so that it fuses with what comes before and after. Windows that reach over the
+edge, or are large, stay library calls.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.sizes import product
+from smelt.ops.decompose.table import choose, decomposes, widen
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_MOST = 9  # elements of a window: each is a read of its own
+_TIMES = (1, 2, 4, 8)  # as a fraction each is exact, so that places are what PyTorch computes
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    return (sizes[0], sizes[-1])
+
+
+def _windows(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Extents of windows and the steps between them; None where one reaches over the edge, or is large."""
+    size = _pair(kernel)
+    step = _pair(stride) if stride else size
+    if x.dim() != 4 or any(padding) or product(size) > _MOST:
+        return None
+    # Rounding up makes a difference only where something is left over.
+    if ceil and any((extent - k) % s for extent, k, s in zip(x.shape[2:], size, step, strict=True)):
+        return None
+    return size, step
+
+
+@decomposes(aten.avg_pool2d.default)
+def avg_pool2d(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil: bool = False,
+    count_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    above, before = _pair(padding)
+    if above or before:
+        if not count_pad and divisor is None:
+            return NotImplemented
+        x = aten.constant_pad_nd.default(x, [before, before, above, above], 0.0)
+    found = _windows(x, kernel, stride, (), ceil)
+    if found is None or not x.dtype.is_floating_point:
+        return NotImplemented
+    parts = [widen(part) for _, _, part in _parts(x, *found)]
+    return (sum(parts[1:], parts[0]) / (divisor or product(found[0]))).to(x.dtype)
+
+
+@decomposes(aten.avg_pool2d_backward.default)
+def avg_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil: bool,
+    count_pad: bool,
+    divisor: int | None,
+) -> Any:
+    found = _windows(x, kernel, stride, padding, ceil)
+    if found is None or found[0] != found[1] or any(e % k for e, k in zip(x.shape[2:], found[0], strict=True)):
+        return NotImplemented
+    return _spread(widen(grad) / (divisor or product(found[0])), found[0]).to(x.dtype)
+
+
+def _spread(x: Tensor, times: tuple[int, int]) -> Tensor:
+    """Each element of an image as a block of so many rows and columns."""
+    n, c, h, w = x.shape
+    blocks = x.view(n, c, h, 1, w, 1) if x.is_contiguous() else x.unsqueeze(4).unsqueeze(3)
+    return blocks.expand(n, c, h, times[0], w, times[1]).reshape(n, c, h * times[0], w * times[1])
+
+
+def _times(small: Sequence[int], large: Sequence[int], scales: Sequence[float | None]) -> tuple[int, int] | None:
+    """How often each row and column is repeated; None where that is no whole number, or a scale says otherwise."""
+    times = tuple(big // little for little, big in zip(small, large, strict=True))
+    for little, big, number, scale in zip(small, large, times, scales, strict=True):
+        if number not in _TIMES or little * number != big or scale not in (None, number):
+            return None
+    return times[0], times[1]
+
+
+@decomposes(aten.upsample_nearest2d.default)
+def upsample_nearest2d(
+    x: Tensor, size: Sequence[int], down: float | None = None, along: float | None = None
+) -> Any:
+    times = _times(x.shape[2:], size, (down, along))
+    return NotImplemented if times is None else _spread(x, times)
+
+
+@decomposes(aten.upsample_nearest2d_backward.default)
+def upsample_nearest2d_backward(
+    grad: Tensor, size: Sequence[int], whole: Sequence[int], down: float | None = None, along: float | None = None
+) -> Any:
+    times = _times(whole[2:], size, (down, along))
+    if times is None or product(times) > _MOST:
+        return NotImplemented
+    parts = [widen(grad[:, :, i :: times[0], j :: times[1]]) for i in range(times[0]) for j in range(times[1])]
+    return sum(parts[1:], parts[0]).to(grad.dtype)
+
+
+@decomposes(aten.repeat.default)
+def repeat(x: Tensor, times: Sequence[int]) -> Any:
+    if any(number < 1 for number in times):
+        return NotImplemented
+    shape = [1] * (len(times) - x.dim()) + list(x.shape)
+    apart = x.view(shape) if len(shape) == x.dim() else x[(None,) * (len(times) - x.dim())]
+    for dim in reversed(range(len(times))):
+        apart = apart.unsqueeze(dim)  # how often, before where
+    pairs = [number for pair in zip(times, shape, strict=True) for number in pair]
+    return apart.expand(pairs).reshape([number * size for number, size in zip(times, shape, strict=True)])
+
+
+@decomposes(aten.max_pool2d_with_indices.default)
+def max_pool2d_with_indices(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil: bool = False,
+) -> Any:
+    """The greatest of each window, the first of equals, and where in the image it stands. NaN is greater than all."""
+    above, before = _pair(padding)
+    padded = aten.constant_pad_nd.default(x, [before, before, above, above], -math.inf) if above or before else x
+    found = _windows(padded, kernel, stride, (), ceil)
+    if found is None or any(number != 1 for number in dilation) or not x.dtype.is_floating_point:
+        return NotImplemented
+    best: Any = None
+    down: Any = None  # from the window's first row
+    along: Any = None
+    for i, j, part in _parts(padded, *found):
+        i, j = (aten.full.default([], number, dtype=torch.int32, device=x.device) for number in (i, j))
+        better = (part > best) | (part != part) if best is not None else None
+        best, down, along = (
+            new if better is None else torch.where(better, new, old)
+            for new, old in ((part, best), (i, down), (j, along))
+        )
+    starts = zip(best.shape[2:], found[1], (above, before), strict=True)
+    rows, cols = (_ramp(count, step, x) - edge for count, step, edge in starts)
+    # Where all is -inf, what stands beyond the edge is first: PyTorch begins with the first element within.
+    places = ((rows[:, None] + down, above), (cols + along, before))
+    row, col = (place.clamp_min(0) if edge else place for place, edge in places)
+    return best.clone() if product(found[0]) == 1 else best, (row * x.shape[3] + col).expand(best.shape).clone()
+
+
+def _parts(x: Tensor, size: tuple[int, int], step: tuple[int, int]) -> Iterator[tuple[int, int, Tensor]]:
+    """The elements of all windows, one of each at a time, with its place there."""
+    rows, cols = ((extent - k) // s for extent, k, s in zip(x.shape[2:], size, step, strict=True))
+    for i in range(size[0]):
+        for j in range(size[1]):
+            yield i, j, x[:, :, i : i + rows * step[0] + 1 : step[0], j : j + cols * step[1] + 1 : step[1]]
+
+
+def _ramp(count: int, step: int, like: Tensor) -> Tensor:
+    made: Tensor = aten.arange.start_step(0, count * step, step, dtype=torch.int64, device=like.device)
+    return made
+
+
+@decomposes(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_with_indices_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil: bool,
+    indices: Tensor,
+) -> Any:
+    """Every element belongs to one window, and gets its gradient if it is the one that was chosen there."""
+    found = _windows(x, kernel, stride, padding, ceil)
+    if found is None or found[0] != found[1] or any(number != 1 for number in dilation):
+        return NotImplemented
+    if any(e % k for e, k in zip(x.shape[2:], found[0], strict=True)):
+        return NotImplemented
+    here = _ramp(x.shape[2], x.shape[3], x).unsqueeze(1) + _ramp(x.shape[3], 1, x)
+    return choose(_spread(indices, found[0]) == here, _spread(grad, found[0]), 0.0)
