@@ -38,12 +38,19 @@ def _index(value: Any, indices: Sequence[Any]) -> Any:
     layouts = [(shape, steps)]
     for each in chosen:
         ones = (*[1] * len(before), *taken, *[1] * len(after))
-        spread = strides_of_view(taken, each.expand(taken).stride(), ones) or contiguous_stride(ones)
+        spread = strides_of_view(taken, _expanded(each, taken), ones) or contiguous_stride(ones)
         layouts.append((ones, tuple(spread)))
     stride = iterator_stride(shape, layouts)
     if 1 in shape and stride != contiguous_stride(shape):
         return NotImplemented  # where dimensions change places, PyTorch is asked about the stride of single elements
     return TensorSpec(shape, stride, value.dtype, CPU)
+
+
+def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The stride of `value.expand(shape)`, told without a call: that one makes PyTorch load what is heavy."""
+    new = len(shape) - value.dim()
+    own = zip(value.shape, value.stride(), shape[new:], strict=True)
+    return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))
 
 
 RULES: dict[Any, Any] = {aten.index.Tensor: _index, aten._unsafe_index.Tensor: _index}
