@@ -1,5 +1,7 @@
 """Numbers and sizes that change, where Python is particular: what raises, signs of zero, names that occur twice."""
 
+import bisect
+import collections
 import copy
 import math
 import warnings
@@ -150,3 +152,42 @@ def test_numbers_that_guards_cannot_compute_with() -> None:
         warnings.filterwarnings("error", message="SM020")
         follow(f, [(torch.ones(2), number) for number in numbers[:7]])
         follow(f, [(torch.ones(2), number) for number in (2**40, 2**41, 5, 6, *numbers[6:])])
+
+
+def test_branches_on_floats_do_not_compile_the_numbers_in() -> None:
+    def f(x: torch.Tensor, n: float) -> Any:
+        return x * n if n != 0 and n / 2 < 1.5 else x - n
+
+    floats = [0.5, 0.75, 1.0, 2.0, 2.5, -1.0, 0.0, 3.5, 4.0, 5.0, math.nan, 0.25, math.inf, -math.inf, 7.0]
+    graphs, _ = follow(f, [(torch.ones(2), number) for number in floats])
+    assert graphs <= 4, "one before it was seen to change, and one for each way: below, at zero, above"
+    # One that is no float any more, or of which what is computed raises, is another version's.
+    follow(f, [(torch.ones(2), number) for number in (0.5, 0.75, 1, True, 0.5, "a", None, 0.25)])
+    follow(lambda x, n: x * (2 if 1 / n > 0.5 else 3), [(torch.ones(2), n) for n in (0.5, 0.25, 0.0, 4.0, 0.5)])
+
+
+def test_floats_rounded_to_integers_do_not_compile_the_numbers_in() -> None:
+    def f(x: torch.Tensor, n: int) -> Any:
+        return x * math.floor(1 + n / 10), math.ceil(n / 8), int(n / 9), round(n / 7), math.floor(n)
+
+    graphs, _ = follow(f, [(torch.ones(2), number) for number in (2, 3, 4, 5, 6, 7, 3, 5, 30, 31, 2)])
+    assert graphs <= 8
+
+
+@pytest.mark.parametrize("kind", [dict, set, frozenset, collections.Counter, list])
+def test_a_number_looked_for_among_few(kind: Any) -> None:
+    held: Any = kind([(20, 1), (30, 2)]) if kind is dict else kind([20, 30])
+    follow_in = lambda x, n: x * 2 if n in held else x * 3  # noqa: E731
+    numbers = (2, 3, 4, 5, 6, 7, 20, 8, 9, 30, 10, 11, 20)
+    graphs, _ = follow(follow_in, [(torch.ones(2), number) for number in numbers])
+    assert graphs == 4, "at first, for any other number, and for each of the two"
+
+
+def test_places_in_sorted_lists() -> None:
+    def f(x: torch.Tensor, n: int) -> Any:
+        places = bisect.bisect_right([3, 6, 9], n), bisect.bisect_left([3, 6, 9], n), bisect.bisect([1, 2], 2)
+        return x * places[0], places, bisect.bisect_left([1, 4, 9], n, key=lambda item: -item, lo=1)
+
+    assert follow(f, [(torch.ones(2), number) for number in (4, 5, 4, 5)])[0] == 2
+    follow(f, [(torch.ones(2), number) for number in (0, 3, 6, 9, 10, 20, 21)])
+    follow(lambda x: x * bisect.bisect([1, 2], 1, lo=-1), [(torch.ones(2),)])

@@ -1,5 +1,6 @@
 """A whole training step in one compiled function: zero_grad, forward, backward, clipping and update, in one graph."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import lr_scheduler
 
 import smelt
+from smelt.base.errors import SmeltWarning
 from smelt.base.events import collect
 from smelt.ir.program import Program
 
@@ -234,6 +237,50 @@ def test_a_scheduler_and_an_average_are_part_of_the_step() -> None:
     assert smelt.counters["graphs"] <= 3
 
 
+_SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda opt: lr_scheduler.StepLR(opt, 4),
+    "MultiStepLR": lambda opt: lr_scheduler.MultiStepLR(opt, [3, 8]),
+    "LinearLR": lambda opt: lr_scheduler.LinearLR(opt, total_iters=6),
+    "PolynomialLR": lambda opt: lr_scheduler.PolynomialLR(opt, 12),
+    "CosineAnnealingWarmRestarts": lambda opt: lr_scheduler.CosineAnnealingWarmRestarts(opt, 5),
+    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(opt, 0.1, total_steps=14),
+    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(opt, 0.01, 0.1, step_size_up=5),
+    "LambdaLR": lambda opt: lr_scheduler.LambdaLR(opt, lambda epoch: 0.9**epoch),
+    "SequentialLR": lambda opt: lr_scheduler.SequentialLR(
+        opt, [lr_scheduler.ConstantLR(opt, 0.1, 3), lr_scheduler.ExponentialLR(opt, 0.9)], [5]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SCHEDULES)
+def test_schedulers_are_part_of_the_step(name: str) -> None:
+    """They count, compare and round numbers that are others at each step: none of that is compiled in."""
+
+    def train(compiled: bool) -> tuple[Any, ...]:
+        model = _model()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = _SCHEDULES[name](opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            schedule.step()
+            return loss
+
+        run = smelt.compile(step, fullgraph=True, backend="aot_eager") if compiled else step
+        losses = [run(*_batch(number)) for number in range(13)]
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in opt.param_groups]
+        return losses, list(model.parameters()), settings, schedule.get_last_lr(), schedule.last_epoch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # SequentialLR warns of itself
+        warnings.simplefilter("error", SmeltWarning)
+        _same(train(True), train(False))
+    assert smelt.counters["graphs"] < 8, "for what the schedule does differently, not for each step"
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_a_scaler_skips_steps_with_infinite_gradients(kind: Any) -> None:
     def train(compiled: bool) -> tuple[Any, ...]:
@@ -303,3 +350,16 @@ def test_a_hook_on_a_parameter_is_run() -> None:
     next(iter(model.parameters())).register_hook(lambda gradient: seen.append(gradient.numel()))
     compiled(model, opt, *_batch(2))
     assert seen == [128], "the hook that was there by then ran once"
+
+
+def test_beyond_the_limit_of_versions_a_step_runs_in_python() -> None:
+    """What the compiler does when the backward of a part comes is not taken for the program's, which may not break."""
+
+    def gradients(model: nn.Module, x: torch.Tensor) -> Any:
+        return torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+
+    compiled = smelt.compile(gradients, fullgraph=True)
+    with pytest.warns(SmeltWarning, match="SM011"):
+        for number in range(smelt.config.cache_size_limit + 2):
+            model, (x, _) = _model(), _batch(number)
+            _same(compiled(model, x), gradients(model, x))

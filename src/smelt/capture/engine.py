@@ -60,6 +60,7 @@ class Engine:
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
         self._histories: dict[Any, History] = {}
+        self._loose = False  # something was given up, and said so: what is called there may break
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -92,6 +93,7 @@ class Engine:
             self._idle.clear()
             self._raised.clear()
             self._histories.clear()
+            self._loose = False
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
@@ -196,7 +198,7 @@ class Engine:
                 captured = capture(
                     frames,
                     self.compile_graph,
-                    fullgraph=self.fullgraph,
+                    fullgraph=self.fullgraph and not self._loose,
                     dynamic=self.dynamic,
                     history=history,
                     follow_loops=follow_loops,
@@ -246,6 +248,7 @@ class Engine:
 
     def _give_up(self, key: Any, text: str) -> None:
         self._settled.add(key)
+        self._loose = True
         warn(text)
 
 

@@ -4,7 +4,8 @@
                                                               again at each call, of a copy
 
 Optimizers count their steps in tensors, and some do otherwise after the first few. What leads from the input to the
-number is run, then and now, as PyTorch runs it.
+number is run, then and now, as PyTorch runs it. So it is with floats that one number from outside decides, as in
+schedulers: `math.floor(1 + epoch / 20)` is asked again at each call, and not the epoch itself.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from smelt.base.symbols import Expression
 from smelt.base.symint import Formula, meaning
 from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
+from smelt.capture.sizes import read_size
 from smelt.capture.tape import Tape
 from smelt.capture.values import Number, Value
 
@@ -53,6 +56,44 @@ def foretell(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Val
     is_same.__qualname__ = "the way a number decided that is computed from it"
     source.check(("predicate", is_same))
     return now
+
+
+def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Any:
+    """What a function yields of floats that one number from outside decides. It is relied on, and that number is not;
+    NotImplemented where several decide, and for integers, of which guards can say more."""
+    sides = [_meaning(each) or interp.plain(each) for each in values]
+    integers = all(isinstance(side, int | Expression) for side in sides)
+    leaves = {leaf for side in sides if isinstance(side, Formula | Expression) for leaf in _leaves(side)}
+    if integers or len(leaves) != 1:
+        return NotImplemented
+    (leaf,) = leaves
+    if not isinstance(leaf.origin, tuple):
+        return NotImplemented
+    source, read = leaf.origin[0], read_size(leaf.origin)
+
+    def answer(number: Any) -> Any:
+        given = [each.evaluate(lambda _: number) if isinstance(each, Formula | Expression) else each for each in sides]
+        return function(*given)
+
+    try:
+        now = answer(leaf.example)
+    except Exception:
+        return NotImplemented
+
+    def is_same(holder: Any) -> bool:
+        try:
+            found = answer(read(holder))
+        except Exception:
+            return False
+        return type(found) is type(now) and bool(found == now)
+
+    is_same.__qualname__ = "the way a number decided that is computed from it"
+    source.check(("predicate", is_same))
+    return now
+
+
+def _leaves(side: Formula | Expression) -> set[Any]:
+    return side.leaves() if isinstance(side, Formula) else side.symbols()
 
 
 def _meaning(value: Value) -> Any:

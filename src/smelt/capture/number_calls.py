@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from smelt.capture.foretell import decided
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain
-from smelt.capture.operators import binary, float_of, holds_symbols
+from smelt.capture.operators import binary, float_of, holds_symbols, is_computed
 from smelt.capture.values import Constant, Number, Sequence, Value, python_type
 
 # Functions of one number that yield a float, and mean the same for whatever number comes.
@@ -32,8 +33,16 @@ def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: d
     return None
 
 
-def _int(interp: Interpreter, args: list[Value]) -> Value | None:
-    return args[0] if len(args) == 1 and python_type(args[0]) is int else None
+def _whole(function: Callable[[Any], int]) -> Callable[[Interpreter, list[Value]], Value | None]:
+    """A function that makes an integer of a number, and yields integers as they are."""
+
+    def rule(interp: Interpreter, args: list[Value]) -> Value | None:
+        if len(args) != 1 or python_type(args[0]) is int:
+            return args[0] if len(args) == 1 else None
+        found = NotImplemented if is_computed(args[0]) else decided(interp, function, args[0])
+        return None if found is NotImplemented else Constant(found)
+
+    return rule
 
 
 def _float(interp: Interpreter, args: list[Value]) -> Value | None:
@@ -64,7 +73,7 @@ def _size(interp: Interpreter, args: list[Value]) -> Value | None:
 
 
 _RULES: dict[Any, Callable[[Interpreter, list[Value]], Value | None]] = {
-    int: _int,
+    **{function: _whole(function) for function in (int, math.floor, math.ceil, math.trunc, round)},
     float: _float,
     divmod: _divmod,
     math.prod: _prod,

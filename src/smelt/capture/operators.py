@@ -13,7 +13,7 @@ import torch
 from smelt.base.symint import Formula, apply, meaning
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.foretell import foretell
+from smelt.capture.foretell import decided, foretell
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import TYPES, Interpreter, make_sequence
 from smelt.capture.iterate import drain
@@ -207,7 +207,8 @@ def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
         return float_of(interp, operator.pow, base, exponent) if certain else _power_here(interp, base, exponent)
     if isinstance(base, Number) and python_type(base) is int and whole and exponent.value >= 0:
         return of_number(base.symbolic**exponent.value)
-    if floating and (whole or counted):  # a fraction of a negative number would be complex
+    # A fraction of a negative number would be complex.
+    if floating and (whole or counted or decided(interp, operator.ge, base, Constant(0)) is True):
         return float_of(interp, operator.pow, base, exponent)
     return _power_here(interp, base, exponent)
 
@@ -281,6 +282,9 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
     if _in_symbols(left, right):
         if is_computed(left) or is_computed(right):
             return Constant(foretell(interp, COMPARE[symbol], left, right))
+        found = decided(interp, COMPARE[symbol], left, right)
+        if found is not NotImplemented:
+            return Constant(found)
         return _on_numbers(interp, COMPARE[symbol], left, right)
     plain = interp.is_plain(left) and interp.is_plain(right)
     if plain and not (holds_symbols(left) or holds_symbols(right)):
@@ -444,10 +448,17 @@ def length(interp: Interpreter, value: Value) -> int:
     raise Unsupported("B008", f"len of {describe(value)}")
 
 
+_FEW_KEYS = 32
+
+
 def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     """`item in container`."""
     if isinstance(container, DictView) and container.part == "keys":
         container = container.mapping
+    if isinstance(container, Mapping | Set) and holds_symbols(item) and _can_be_compared(container):
+        if isinstance(container, Mapping):
+            interp.outside.complete(container)
+        return any(_same(interp, item, Constant(key)) for key in container.items if type(key) is int)
     if isinstance(container, Mapping):
         return interp.outside.present(container, hashable(interp, item))
     if isinstance(container, Set):
@@ -460,6 +471,11 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
         method = attribute_now(interp, container, "__contains__")
         return truth(interp, interp.now(interp.call(method, [item])))
     raise Unsupported("B008", f"in {describe(container)}")
+
+
+def _can_be_compared(container: Mapping | Set) -> bool:
+    """Whether its keys are few and plain, so that a number that differs from call to call is not compiled in."""
+    return len(container.items) <= _FEW_KEYS and all(type(key) in (int, str) for key in container.items)
 
 
 def _same(interp: Interpreter, left: Value, right: Value) -> bool:

@@ -7,6 +7,7 @@ again and lets Python call the original.
     itertools.chain(a, b)   →   chain(a, b), whose `yield from` the interpreter follows
 """
 
+import bisect
 import collections
 import functools
 import inspect
@@ -44,6 +45,27 @@ def fromkeys(kind: type, iterable: Iterable[Any], value: Any = None, /) -> Any:
 def count_elements(mapping: Any, iterable: Iterable[Any]) -> None:
     for item in iterable:
         mapping[item] = mapping.get(item, 0) + 1
+
+
+def bisect_left(items: Any, item: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> int:
+    return _bisected(items, lo, hi, lambda other: (other if key is None else key(other)) < item)
+
+
+def bisect_right(items: Any, item: Any, lo: int = 0, hi: int | None = None, *, key: Any = None) -> int:
+    return _bisected(items, lo, hi, lambda other: not item < (other if key is None else key(other)))
+
+
+def _bisected(items: Any, low: int, high: int | None, is_before: Callable[[Any], bool]) -> int:
+    if low < 0:
+        raise ValueError("lo must be non-negative")
+    high = len(items) if high is None else high
+    while low < high:
+        middle = (low + high) // 2
+        if is_before(items[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
@@ -369,6 +391,8 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,
     dict.__dict__["fromkeys"]: fromkeys,
     collections._count_elements: count_elements,  # type: ignore[attr-defined]
+    bisect.bisect_left: bisect_left,
+    bisect.bisect_right: bisect_right,
     itertools.product: product,
     itertools.islice: islice,
     itertools.count: count,

@@ -193,9 +193,12 @@ class _Differentiable:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
         found = self.made.get(arrived)
         if found is None:
-            with self.making, paused():
-                found = self.made.get(arrived) or _native.suspended(self._make, arrived)
+            found = _native.suspended(self._make_once, arrived)  # what is done there is not the program's
         return found
+
+    def _make_once(self, arrived: int) -> tuple[Flat, bool]:
+        with self.making, paused():
+            return self.made.get(arrived) or self._make(arrived)
 
     def _make(self, arrived: int) -> tuple[Flat, bool]:
         run, zeros = self.backwards(arrived), False
