@@ -217,7 +217,7 @@ class Body:
         self.lanes = self.plan.lanes
         self._hold_addresses(inside)
         self._hold_next_row(stage)
-        self.ahead = [] if self.next_row or not self.b.target.fetch_distance else ahead(self.plan.kernel, stage)
+        self.ahead = ahead(self.plan, stage) if self.b.target.fetch_distance else []
         started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
@@ -557,12 +557,14 @@ class Body:
     def _accumulate(self, instruction: Accumulate) -> None:
         accumulator = self._accumulator(instruction)
         array, dtype = accumulator.arrays[-1]
-        value = self._counted(self._vector(instruction.value), instruction.op, accumulator.value_dtype)
-        if accumulator.index.stride(self._vector_axis) == 0:
-            value = folds.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
-        value = cast(self.b, value, accumulator.value_dtype, dtype)
         old = from_memory(self.b, self._load_raw(array, accumulator.index), dtype)
-        new = folds.combine(self.b, instruction.op, dtype, old, value)
+        if accumulator.index.stride(self._vector_axis) and dtype is accumulator.value_dtype:
+            new = self._folded(instruction, dtype, old)
+        else:
+            value = self._counted(self._vector(instruction.value), instruction.op, accumulator.value_dtype)
+            if accumulator.index.stride(self._vector_axis) == 0:
+                value = folds.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
+            new = folds.combine(self.b, instruction.op, dtype, old, cast(self.b, value, accumulator.value_dtype, dtype))
         mask, self.mask = self.mask, None
         self._store(array, accumulator.index, to_memory(self.b, new, dtype))
         self.mask = mask

@@ -348,7 +348,7 @@ def _lanes(kernel: Kernel, target: Target) -> int:
         widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate)]
         math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
-    registers = 4 if math == 0 or (math == 1 and target.vector_registers >= 32) else 2
+    registers = 4 if not math or target.vector_registers >= 32 else 2
     most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
     if is_varying(size):
@@ -401,13 +401,13 @@ def _only_reads(body: Iterable[Instruction]) -> bool:
     return not any(isinstance(i, Store) for i in body)
 
 
-def ahead(kernel: Kernel, stage: Stage) -> list[Load]:
-    """What a loop that does nothing but read one array asks memory for before it comes there.
+def ahead(made: Plan, stage: Stage) -> list[Load]:
+    """What a loop that reads one array asks memory for before it comes there, unless the row before it did.
 
-    With writes in between, or a second array, what the processor guesses by itself is as good or better.
+    With a second array, what the processor guesses by itself is as good or better.
     """
-    found = _streams(kernel, stage.body)
-    return found if _only_reads(stage.body) and len({load.buffer for load in found}) == 1 else []
+    found = [] if made.fetched else _streams(made.kernel, stage.body)
+    return found if len({load.buffer for load in found}) == 1 else []
 
 
 def _total_cost(kernel: Kernel) -> Size:
