@@ -86,6 +86,12 @@ CASES: dict[str, Case] = {
         _entropy,
         lambda: (_of(4, 20, 64, 64).requires_grad_(), _rows(20, 4, 64, 64)),
     ),
+    "one-hot 8192×64": (lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0), lambda: (_of(8192, 64), _rows(64, 8192, 1))),
+    "scatter one a row 4096×1000": (lambda x, i: x.scatter(1, i, 1.0), lambda: (_of(4096, 1000), _rows(1000, 4096, 1))),
+    "gather one a row with gradient 4096×1000": (
+        lambda x, i: x.log_softmax(1).gather(1, i),
+        lambda: (_of(4096, 1000).requires_grad_(), _rows(1000, 4096, 1)),
+    ),
     "average pooling 3 by 2, 8×32×56×56": (lambda x: F.avg_pool2d(x, 3, 2), lambda: (_of(8, 32, 56, 56),)),
     "average pooling 2 with gradient 8×32×56×56": (
         lambda x: F.avg_pool2d(x, 2),

@@ -445,6 +445,7 @@ def test_every_entry_is_tested() -> None:
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu.default)  # test_products.py
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
     elsewhere.update(op for op, rule in DECOMPOSITIONS.items() if rule.__name__ in IMAGES)  # test_images.py
+    elsewhere |= {aten.scatter.src, aten.scatter.value, aten.scatter_add.default}  # test_lookups.py
     elsewhere.update(LISTS)
     assert set(DECOMPOSITIONS) == set(SAMPLES) | set(VIEWS) | identities | {aten.native_dropout.default} | elsewhere
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.ir.program import Launch, Library
+from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, fused
 
 Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
@@ -152,3 +153,43 @@ def test_gradients_and_sizes_that_vary() -> None:
         torch.testing.assert_close(mine, theirs)
         with pytest.raises(IndexError, match="index out of range in self"):
             compiled(table, index + rows)
+
+
+SCATTERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "one-hot": lambda i, x: torch.zeros_like(x).scatter(1, i, 1.0),
+    "a number": lambda i, x: x.scatter(1, i, 2),
+    "elements": lambda i, x: x.scatter(-1, i, x[:, :1] * 3),
+    "added": lambda i, x: x.scatter_add(1, i, x[:, 1:2]),
+    "rows": lambda i, x: x.t().scatter_add(0, i.t(), x[:, 1:2].t()),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_one_index_a_row_is_compared_into_place(name: str) -> None:
+    scatter, index, x = SCATTERS[name], torch.tensor([[1], [5], [0], [5]]), _x(4, 6)
+    program = fused(lambda i, x: scatter(i, x) * 2, index, x, decompositions=DECOMPOSITIONS)
+    assert not [step for step in program.steps if isinstance(step, Library) and step.unless is None]
+    compiled = smelt.compile(lambda i, x: scatter(i, x) * 2, fullgraph=True)
+    assert torch.equal(compiled(index, x), scatter(index, x) * 2)
+    for wrong in (6, -1, 2**40 + 1):
+        bad = index.clone()
+        bad[2] = wrong
+        with pytest.raises(RuntimeError) as eager:
+            scatter(bad, x)
+        with pytest.raises(RuntimeError) as mine:
+            compiled(bad, x)
+        assert str(mine.value) == str(eager.value)
+
+
+def test_several_indices_a_row_are_scattered_by_the_library() -> None:
+    index, x = torch.tensor([[1, 1], [5, 0], [0, 0], [5, 2]]), _x(4, 6)
+    for scatter in (lambda i, x: x.scatter(1, i, 1.0), lambda i, x: x.scatter_add(1, i, x[:, :2])):
+        torch.testing.assert_close(smelt.compile(scatter)(index, x), scatter(index, x))
+
+
+def test_the_gradient_of_one_a_row() -> None:
+    index, x = torch.tensor([[1], [5], [0], [5]]), _x(4, 6).requires_grad_()
+    for function in (lambda i, x: x.gather(1, i) * 2, lambda i, x: x.scatter(1, i, x[:, :1] * 3).exp()):
+        found, expected = smelt.compile(function)(index, x), function(index, x)
+        mine, theirs = (torch.autograd.grad(each.sum(), x)[0] for each in (found, expected))
+        torch.testing.assert_close(mine, theirs)

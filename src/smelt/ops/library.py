@@ -71,7 +71,20 @@ def _is_class(node: fx.Node) -> tuple[Demand, ...]:
     return (Demand(target, shape[min(1, len(shape) - 1)], besides=ignored),)
 
 
-_DEMANDS = {aten.nll_loss_forward.default: _is_class, aten.nll_loss2d_forward.default: _is_class}
+def _is_place(node: fx.Node) -> tuple[Demand, ...]:
+    """Of a scatter: each index is a place along the dim."""
+    x, dim, index = node.args[:3]
+    assert isinstance(x, fx.Node) and isinstance(dim, int) and isinstance(index, fx.Node)
+    return (Demand(index, tensor_spec(x).shape[dim]),)
+
+
+_DEMANDS = {
+    aten.nll_loss_forward.default: _is_class,
+    aten.nll_loss2d_forward.default: _is_class,
+    aten.scatter.src: _is_place,
+    aten.scatter.value: _is_place,
+    aten.scatter_add.default: _is_place,
+}
 
 
 def _operator(name: str) -> torch._ops.OpOverload:
