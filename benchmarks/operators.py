@@ -86,7 +86,10 @@ CASES: dict[str, Case] = {
         _entropy,
         lambda: (_of(4, 20, 64, 64).requires_grad_(), _rows(20, 4, 64, 64)),
     ),
-    "one-hot 8192×64": (lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0), lambda: (_of(8192, 64), _rows(64, 8192, 1))),
+    "one-hot 8192×64": (
+        lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0),
+        lambda: (_of(8192, 64), _rows(64, 8192, 1)),
+    ),
     "scatter one a row 4096×1000": (lambda x, i: x.scatter(1, i, 1.0), lambda: (_of(4096, 1000), _rows(1000, 4096, 1))),
     "gather one a row with gradient 4096×1000": (
         lambda x, i: x.log_softmax(1).gather(1, i),
