@@ -80,6 +80,15 @@ def test_each_cause_of_a_recompile_is_named_with_its_line(told: Explanation) -> 
         assert f"Reason: {record.reason}\n    Hint: {record.hint}\n    Function: {__file__}:{FIRST} in troubled" in text
 
 
+def test_what_to_change_leaves_out_what_goes_with_the_breaks(told: Explanation) -> None:
+    assert any(record.resumed for record in told.recompile_reasons)
+    assert len(told.advice) == 5 + 3
+    resumed = {record.where for record in told.recompile_reasons if record.resumed}
+    breaks = {record.where for record in told.break_reasons}
+    assert {line.rsplit(": ", 2)[0].split(": ")[0] for line in told.advice} == {*breaks, f"{__file__}:{FIRST}"}
+    assert resumed - breaks  # parts behind breaks that begin at lines of their own
+
+
 def test_following_the_hints_leaves_none() -> None:
     explaining = smelt.explain(mended)
     for x, scale in CALLS:

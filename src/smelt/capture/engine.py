@@ -183,7 +183,8 @@ class Engine:
             count("recompiles")
             frame = frames[-1]
             place = frame.info.code.co_firstlineno if frame.index == 0 else frame.instruction.line
-            record = RecompileRecord(name, reason, frame.info.code.co_filename, place, len(known) + 1)
+            file, resumed = frame.info.code.co_filename, len(frames) > 1 or frame.index != 0
+            record = RecompileRecord(name, reason, file, place, len(known) + 1, resumed)
             emit("recompiles", str(record), record)
             if len(known) >= config.cache_size_limit:
                 self._give_up(

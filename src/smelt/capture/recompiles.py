@@ -22,6 +22,7 @@ class RecompileRecord:
     file: str
     line: int
     version: int  # how many there are with this one
+    resumed: bool = False  # whether it is the part behind a break that was compiled again
 
     @property
     def where(self) -> str:
@@ -37,6 +38,8 @@ class RecompileRecord:
 
 def hint_for(reason: str) -> str:
     """What to change so that this guard does not fail again."""
+    if reason.startswith("stack["):
+        return "it is what the break at this line yields: mend that"
     shapes = _SHAPES.match(reason)
     if shapes is not None:
         return _sizes(shapes["name"], _numbers(shapes["before"]), _numbers(shapes["now"]))
@@ -62,7 +65,6 @@ def _sizes(name: str, before: list[str], now: list[str]) -> str:
 # The first that matches says what to do.
 _HINTS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"^expected .*\bshape\b", lambda found: "which way the program takes depends on these sizes: decide it outside"),
-    (r"^stack\[", lambda found: "it is what the break at this line yields: mend that"),
     (r"expected no key .*, found one|expected nothing under|expected it unbound",
      lambda found: "it came to be after the first call, as an optimizer's state does: once it is there, this is over"),
     (r"^grad mode: ", lambda found: "call it in one grad mode, or compile one function to train and one for the rest"),

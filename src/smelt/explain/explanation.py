@@ -164,7 +164,8 @@ class Explanation:
         """What to change to get fewer breaks, recompiles and bytes."""
         found = [f"{record.where}: {record.hint} ({record.reason})" for record in self.break_reasons]
         found += [f"{record.where}: {record.hint} ({record.function} was compiled again: {record.reason})"
-                  for record in self.recompile_reasons]  # fmt: skip
+                  for record in self.recompile_reasons
+                  if not (record.resumed and self.break_reasons)]  # those go with the breaks  # fmt: skip
         saved = sum(story.saved_bytes for story in self.stories)
         if saved > 1 << 20:
             size = f"{saved / 1e6:.1f} MB"

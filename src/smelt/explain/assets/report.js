@@ -14,6 +14,12 @@ const make = (tag, attributes = {}, ...children) => {
 };
 const link = (text, onclick, attributes = {}) => make("button", { class: "link", type: "button", onclick, ...attributes }, text);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour of the page with a part of another in it.
+const mixed = (one, other, part) => {
+  const numbers = (name) => { const text = color(name).slice(1), step = text.length / 3; return [0, 1, 2].map((at) => parseInt(text.slice(at * step, (at + 1) * step).repeat(3 - step), 16)); };
+  const [a, b] = [numbers(one), numbers(other)];
+  return `rgb(${a.map((each, at) => Math.round(each * (1 - part) + b[at] * part)).join(",")})`;
+};
 const bytes = (count) => {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
     if (count >= size) return (count / size).toFixed(count >= 10 * size ? 0 : 1) + " " + unit;
@@ -26,6 +32,9 @@ const duration = (nanoseconds) => {
 };
 const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 const short = (path) => path.split("/").slice(-2).join("/");
+const sentence = (text) => /^[a-z]+[ ,]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text; // code stays
+// Versions of one function break at the same place: once is enough.
+const distinct = (breaks) => [...new Map(breaks.map((each) => [`${each.file}:${each.line}:${each.reason}`, each])).values()];
 const none = () => make("p", { class: "quiet" }, "none");
 
 const views = {
@@ -72,6 +81,12 @@ const lineText = (file, line) => data.files[file].lines[line - data.files[file].
 // The same with what stands there.
 const quoted = (file, line) => make("li", {}, place(file, line), make("code", { class: "quote" }, (lineText(file, line) ?? "").trim()));
 
+// A text that begins with a place, as advice does, with a link instead.
+function withPlace(text) {
+  const found = /^(.*?):(\d+): /.exec(text), file = found ? data.files.findIndex((each) => each.path === found[1]) : -1;
+  return file < 0 ? text : make("span", {}, place(file, Number(found[2])), " " + sentence(text.slice(found[0].length)));
+}
+
 const most = (points) => points.reduce((high, [, size]) => Math.max(high, size), 0);
 function meter(rows) {
   const high = Math.max(1, ...rows.map(([, size]) => size));
@@ -81,13 +96,13 @@ function meter(rows) {
 
 function drawOverview(view) {
   view.append(make("h2", {}, "What to change"));
-  view.append(data.advice.length ? make("ul", {}, ...data.advice.map((text) => make("li", {}, text))) : make("p", { class: "quiet" }, "Nothing: no break, no recompile, and little is saved for the backward."));
+  view.append(data.advice.length ? make("ul", {}, ...data.advice.map((text) => make("li", {}, withPlace(text)))) : make("p", { class: "quiet" }, "Nothing: no break, no recompile, and little is saved for the backward."));
   view.append(make("h2", {}, "The way of the program"));
   if (!data.graphs.length) view.append(none());
   data.graphs.forEach((graph, number) => view.append(card(graph, number)));
   view.append(make("h2", {}, "Breaks"));
   if (!data.breaks.length) view.append(none());
-  for (const each of data.breaks)
+  for (const each of distinct(data.breaks))
     view.append(make("p", {}, make("b", { class: "warn" }, each.code + " "), each.reason + " ", place(each.file, each.line), make("br"), make("span", { class: "quiet" }, each.hint)));
   if (data.left.length) view.append(make("h2", {}, "Left to Python"), make("ul", {}, ...data.left.map((text) => make("li", {}, text))));
   view.append(make("h2", {}, "Recompiles"), recompiles());
@@ -139,7 +154,7 @@ function drawSource(view) {
 
 // The lines of a file, those far from anything captured folded away.
 function sourceRows(file, number, inside) {
-  const rows = new Map(), text = make("div", { class: "source code" }), breaks = data.breaks.filter((each) => each.file === number);
+  const rows = new Map(), text = make("div", { class: "source code" }), breaks = distinct(data.breaks).filter((each) => each.file === number);
   const marked = new Set(breaks.map((each) => each.line));
   file.lines.forEach((line, at) => { if (inside.has(number + ":" + (file.first + at))) marked.add(file.first + at); });
   const near = (at) => { for (let other = at - 6; other <= at + 4; other++) if (marked.has(other)) return true; return false; };
@@ -157,7 +172,7 @@ function sourceRows(file, number, inside) {
       folded.firstChild.textContent = many(++count, "line");
     }
     for (const each of broken)
-      text.append(make("div", { class: "broken" }, make("span", { class: "number" }), make("span", { class: "why" }, `${each.code}: ${each.reason}. ${each.hint}.`)));
+      text.append(make("div", { class: "broken" }, make("span", { class: "number" }), make("span", { class: "why" }, `${each.code}: ${each.reason}. ${sentence(each.hint)}.`)));
   });
   return { rows, text };
 }

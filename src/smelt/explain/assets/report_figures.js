@@ -142,8 +142,11 @@ function drawGuards(view) {
     view.append(make("h2", {}, `Graph ${number + 1}: ${graph.function} is used again while`));
     const parts = new Map(), list = make("ul");
     for (const text of graph.guards) { const owner = /^`([\w]+)[.[]/.exec(text)?.[1] ?? ""; parts.set(owner, [...(parts.get(owner) || []), text]); }
+    const process = (parts.get("") ?? []).filter((text) => !text.includes("`") && !text.startsWith("modules"));
+    parts.set("", (parts.get("") ?? []).filter((text) => !process.includes(text)));
+    if (process.length) parts.set(" ", [process.join("; ")]);
     for (const [owner, items] of parts)
-      if (owner === "" || items.length <= 8) list.append(...items.map(line));
+      if (owner.trim() === "" || items.length <= 8) list.append(...items.map(line));
       else {
         const tensors = items.filter((text) => / of shape /.test(text)).length;
         list.append(make("li", {}, make("details", { class: "plain" }, make("summary", {}, make("code", {}, owner), ` must keep ${many(tensors, "tensor")} and ${many(items.length - tensors, "other value")} as they are`), make("ul", {}, ...items.map(line)))));

@@ -74,20 +74,28 @@ function layOut(stage) {
     edges: edges.filter(([from, to]) => depth.get(to) - depth.get(from) <= 8),
   };
   const work = function (input) {
-    const placed = new Map();
-    let top = 0;
-    for (const band of input.bands) {
+    const laid = input.bands.map((band) => {
       const graph = new dagre.graphlib.Graph(), here = new Set(band.map(([id]) => id));
       graph.setGraph({ nodesep: 18, ranksep: 30, ranker: "tight-tree" });
       graph.setDefaultEdgeLabel(() => ({}));
       for (const [id, width] of band) graph.setNode(id, { width, height: 38 });
       for (const [from, to] of input.edges) if (here.has(from) && here.has(to)) graph.setEdge(from, to);
       dagre.layout(graph, { disableOptimalOrderHeuristic: input.bands.length > 2 });
+      return { graph, band, here, width: graph.graph().width, height: graph.graph().height + 44 };
+    });
+    // Columns, read like those of a newspaper, so that all of it fits a screen.
+    const tall = laid.reduce((sum, each) => sum + each.height, 0), wide = laid.reduce((sum, each) => sum + each.width, 0) / Math.max(1, laid.length);
+    const columns = laid.length > 3 ? Math.max(1, Math.round(Math.sqrt(1.4 * tall / (wide + 300)))) : 1;
+    const placed = new Map();
+    let top = 0, left = 0, right = 0, column = new Map();
+    for (const { graph, band, here, width, height } of laid) {
+      if (top > 0 && columns > 1 && top + height / 2 > tall / columns) { top = 0; left = right + 260; column = new Map(); }
       let above = 0, below = 0, count = 0; // so that what flows from band to band flows straight down
-      for (const [from, to] of input.edges) if (here.has(to) && placed.has(from)) { above += placed.get(from)[0]; below += graph.node(to).x; count++; }
-      const shift = count ? (above - below) / count : -graph.graph().width / 2;
-      for (const [id, width] of band) { const node = graph.node(id); placed.set(id, [node.x + shift, top + node.y, width]); }
-      top += graph.graph().height + 44;
+      for (const [from, to] of input.edges) if (here.has(to) && column.has(from)) { above += column.get(from); below += graph.node(to).x; count++; }
+      const shift = Math.max(left, count ? (above - below) / count : left);
+      for (const [id, size] of band) { const node = graph.node(id); placed.set(id, [node.x + shift, top + node.y, size]); column.set(id, node.x + shift); }
+      right = Math.max(right, shift + width);
+      top += height;
     }
     return [...placed].map(([id, [x, y, width]]) => [id, x, y, width]);
   };
@@ -124,10 +132,8 @@ function inputs(stage) {
 const graphStyle = () => [
   { selector: "node", style: { label: "data(text)", "text-wrap": "wrap", "text-valign": "center", "font-size": 11, "font-family": "system-ui, sans-serif", shape: "round-rectangle", width: "data(width)", height: 36, color: color("--text"), "background-color": color("--soft"), "border-width": 1, "border-color": color("--line") } },
   { selector: ".placeholder, .output", style: { height: 16, "font-size": 9, color: color("--quiet"), "background-opacity": 0.25, "border-style": "dashed" } },
-  { selector: ".kernel", style: { "border-color": color("--one"), "border-width": 2 } },
-  { selector: ".library", style: { "border-color": color("--three"), "border-width": 2 } },
-  { selector: ".again", style: { "border-color": color("--four"), "border-width": 2 } },
-  { selector: ".saved", style: { "border-color": color("--two"), "border-width": 3 } },
+  ...[["kernel", "--one"], ["library", "--three"], ["again", "--four"], ["saved", "--two"]].map(([kind, name]) => (
+    { selector: "." + kind, style: { "border-color": color(name), "border-width": 2, "background-color": mixed("--panel", name, 0.16) } })),
   { selector: "edge", style: { width: 1.2, "line-color": color("--edge"), "target-arrow-color": color("--edge"), "target-arrow-shape": "triangle", "arrow-scale": 0.7, "curve-style": "straight" } },
   { selector: "edge.long", style: { opacity: 0.22 } },
   { selector: ".match", style: { "background-color": color("--two"), "background-opacity": 0.35 } },
