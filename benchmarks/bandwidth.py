@@ -2,10 +2,12 @@
 
 Each line is one function of tensors that are `MiB` big (64 unless said), compiled by smelt, run by eager PyTorch and,
 with `--peer`, by its compiler, which takes a minute a line to compile. They take turns with a plain copy of the same
-tensor on the same threads, and the best of many turns counts, so a busy machine slows all alike. On one thread
-(`OMP_NUM_THREADS=1`) that thread's own time is taken, which others' work on the same cores does not enter.
+tensor on the same threads, a few calls each, and the best call of each counts: what others do on the same machine and
+in the same cache hits them all alike, and none for ever. On one thread (`OMP_NUM_THREADS=1`) that thread's own time is
+taken, which others' work on the same cores does not enter.
 
-    share     bytes the function must move (inputs once, results once, nothing between) per second, over the copy's
+    share     bytes the function must move (inputs once, results once, nothing between) per second, over the copy's,
+              which reads each byte and writes it: what a cache fetches or writes besides is counted for neither
     eager     how often smelt goes through the function while eager does so once
     peer      the same against the compiler
 
@@ -22,11 +24,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from benchmarks.measure import interleaved
 
 Tensor = torch.Tensor
 COLS = 1024
-ROUNDS, PER_ROUND = 15, 0.03
+ROUNDS, PER_ROUND = 25, 0.02
 aten = torch.ops.aten
 
 
@@ -107,6 +108,21 @@ def moved(inputs: Sequence[Tensor], results: object) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
 
 
+def best_calls(steps: dict[str, Callable[[], object]], clock: Callable[[], float]) -> dict[str, float]:
+    """The shortest call of each, in seconds: turn by turn, each as often as fits `PER_ROUND`, three times at least."""
+    best = dict.fromkeys(steps, math.inf)
+    for _ in range(ROUNDS):
+        for who, step in steps.items():
+            taken, calls = 0.0, 0
+            while taken < PER_ROUND or calls < 3:
+                began = clock()
+                step()
+                last = clock() - began
+                best[who] = min(best[who], last)
+                taken, calls = taken + last, calls + 1
+    return best
+
+
 def measured(name: str, mebibytes: int, peer: bool) -> dict[str, float]:
     """The best seconds of each contender, and of a copy, with the bytes each of the two must move."""
     function, inputs_of = CASES[name]
@@ -122,8 +138,7 @@ def measured(name: str, mebibytes: int, peer: bool) -> dict[str, float]:
         for _ in range(3):
             steps[who]()
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    best = {who: min(seconds) for who, seconds in interleaved(steps, ROUNDS, PER_ROUND, clock).items()}
-    return best | {"bytes": moved(inputs, function(*inputs)), "copied": 2 * mebibytes * 2**20}
+    return best_calls(steps, clock) | {"bytes": moved(inputs, function(*inputs)), "copied": 2 * mebibytes * 2**20}
 
 
 def main() -> None:
