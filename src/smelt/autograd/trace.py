@@ -26,6 +26,7 @@ from smelt.ir import origin
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostError, GhostTensor, Recorder
+from smelt.ir.gradients import running_backward, set_backward
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, Wish, phase_of, set_phase, set_wish
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
@@ -84,11 +85,13 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
         made = [part for part in parts if part is not None]
-        here = origin.current()
+        here, backward = origin.current(), running_backward()
         for node in made:
             for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
                 set_phase(each, self.phase)
                 origin.set_origin(each, here)
+                if backward is not None:
+                    set_backward(each, backward)
                 if self._wish is not None and self.phase is Phase.FORWARD:
                     set_wish(each, self._wish)
         if key is not None:

@@ -114,7 +114,8 @@ class Groups:
             group.levels[value] = Level.FULL
         group.cuts = needed_cuts(value)
         self.by_id[value.id] = self.by_value[value] = group
-        self._depend(group, [self.group_of(source) for source in self.sources(value)])
+        before = [self.group_of(source) for source in self.sources(value)]
+        self._depend(group, before if value.after is None else [*before, self.by_id[value.after.id]])
         return group
 
     def _depend(self, group: Group, before: "list[Group | None]") -> None:

@@ -3,6 +3,11 @@
     a: steps 0–1, b: steps 1–2, c: steps 2–3, each 1 KiB   →   a@0, b@1024, c@0
 
 Offsets are multiples of 64 bytes. A free gap that fits best is taken, the lowest among equals.
+
+An arena is as large at the end as at its fullest. In a training step it is full when the backward begins; gradients,
+which leave the program and so lie elsewhere, come to be while it empties. So `plan_step` has what is held then
+allocated one by one and let go when it has been read: gradients get that memory. The rest is short-lived and stays in
+the arena, whose pages are there already.
 """
 
 from dataclasses import replace
@@ -12,6 +17,49 @@ from smelt.ir.check_program import arena_bytes, operands_in, reads, writes
 from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step
 
 ALIGNMENT = 64
+_LARGE = 1 << 16  # bytes; an allocation is nothing beside the work on that many
+_SHORT = 8  # steps; what is read that soon is temporary
+_LESS = 0.95  # how much smaller the peak must be to allocate at each call
+
+
+def plan_step(program: Program) -> Program:
+    """The same for a program that holds much and hands out much, at different times."""
+    planned = plan_memory(program)
+    lives = lifetimes(program)
+    sizes = {buffer.name: arena_bytes(buffer) for buffer in program.buffers if buffer.place is Place.ARENA}
+    fullest, _ = _fullest({name: lives[name] for name in sizes if name in lives}, sizes)
+    held = {name for name in sizes if sizes[name] >= _LARGE and name in lives and _spans(lives[name], fullest)}
+    buffers = [replace(each, place=Place.FRESH) if each.name in held else each for each in program.buffers]
+    one_by_one = plan_memory(replace(program, buffers=tuple(buffers)))
+    return one_by_one if peak(one_by_one) < _LESS * peak(planned) else planned
+
+
+def peak(program: Program) -> Size:
+    """The most bytes that are in use at one step: the arena, and what is allocated by then and still needed."""
+    leaving = {operand.buffer for operand in operands_in(program.outputs)}
+    sizes = {each.name: arena_bytes(each) for each in program.buffers if each.place in (Place.FRESH, Place.LIBRARY)}
+    lives = {name: life for name, life in lifetimes(program).items() if name in sizes}
+    lives |= {name: (lives[name][0], len(program.steps)) for name in leaving if name in lives}
+    return program.arena_bytes + _fullest(lives, sizes)[1]
+
+
+def _fullest(lives: dict[str, tuple[int, int]], sizes: dict[str, Size]) -> tuple[int, Size]:
+    """The step at which most is in use, and how much that is."""
+    change: dict[int, Size] = {}
+    for name, (start, end) in lives.items():
+        change[start] = change.get(start, 0) + sizes[name]
+        change[end + 1] = change.get(end + 1, 0) - sizes[name]
+    now: Size = 0
+    most: tuple[int, Size] = (0, 0)
+    for step in sorted(change):
+        now += change[step]
+        if now > most[1]:
+            most = (step, now)
+    return most
+
+
+def _spans(life: tuple[int, int], step: int) -> bool:
+    return life[0] <= step <= life[1] and life[1] - life[0] > _SHORT
 
 
 def plan_memory(program: Program) -> Program:

@@ -14,6 +14,7 @@ from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options
 from smelt.base.sizes import Size
+from smelt.fuse.again import compute_again
 from smelt.fuse.assemble import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
 from smelt.fuse.grouping import form_groups
@@ -21,7 +22,7 @@ from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inplace import reuse_in_place, write_in_place
 from smelt.fuse.limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.order import order
-from smelt.fuse.plan import plan_memory
+from smelt.fuse.plan import plan_memory, plan_step
 from smelt.fuse.pull import pull
 from smelt.fuse.records import Made
 from smelt.fuse.values import Call, Kind, Lowered, Ref, Value, lower, references
@@ -35,8 +36,9 @@ def build_program(
 ) -> Program:
     """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes."""
     fuel = fuel or Fuel(options.fuel)
-    given = fuel.left
     lowered = lower(traced)
+    has_backward = compute_again(lowered, traced.graph, fuel)
+    given = fuel.left
     alone: frozenset[int] = frozenset()
     while True:
         fuel.left = given
@@ -54,7 +56,9 @@ def build_program(
             continue
         program = reuse_in_place(write_in_place(program, traced.writes))
         # Where buffers lie depends on how long they are.
-        return program if any(buffer.spec.varies for buffer in program.buffers) else plan_memory(program)
+        if any(buffer.spec.varies for buffer in program.buffers):
+            return program
+        return plan_step(program) if has_backward else plan_memory(program)
 
 
 class _Failed(Exception):
@@ -194,6 +198,7 @@ def _before(groups: Groups, group: Group) -> set[Group]:
             found.add(groups.group_of(group.call.unless))
     else:
         found = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
+        found |= {groups.by_id[value.after.id] for value in group.members if value.after is not None}
     return {before for before in found if before is not None and before is not group}
 
 

@@ -93,6 +93,7 @@ class Value:
     users: "list[Value]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
     call: "Call | None" = None  # what yields it, for results of library calls
+    after: "Call | None" = None  # a call that must come first: earlier, the value would be in memory for nothing
 
     @property
     def is_computed(self) -> bool:

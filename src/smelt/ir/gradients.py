@@ -4,16 +4,44 @@
                          weight.grad = backward[0]; bias.grad = backward[1]
 
 Whoever runs the graph calls the node's target, and PyTorch's engine runs on whatever tensors there are: real ones, or
-those of a recorder, which then has forward and backward in one graph.
+those of a recorder, which then has forward and backward in one graph and knows of each node which backward it is of.
 """
 
+import itertools
+import threading
 from collections.abc import Sequence
 
 import torch
+from torch import fx
 
 from smelt.base.sizes import is_dense
 
 Tensors = Sequence[torch.Tensor]
+
+_BACKWARD = "smelt_backward"
+_numbers = itertools.count()
+
+
+class _Now(threading.local):
+    backward: int | None = None
+
+
+_now = _Now()
+
+
+def running_backward() -> int | None:
+    """The number of the backward that runs on this thread, inside a graph."""
+    return _now.backward
+
+
+def backward_of(node: fx.Node) -> int | None:
+    """The number of the backward inside the graph that a node was recorded in; they grow in the order of the graph."""
+    found: int | None = node.meta.get(_BACKWARD)
+    return found
+
+
+def set_backward(node: fx.Node, number: int) -> None:
+    node.meta[_BACKWARD] = number
 
 
 def gradients(
@@ -24,9 +52,13 @@ def gradients(
         torch.ones_like(output, memory_format=torch.preserve_format) if tangent is None else tangent
         for output, tangent in zip(outputs, tangents, strict=True)
     )
-    found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
-        tuple(outputs), given, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=False
-    )
+    before, _now.backward = _now.backward, next(_numbers)
+    try:
+        found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+            tuple(outputs), given, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        )
+    finally:
+        _now.backward = before
     return found
 
 

@@ -1,0 +1,179 @@
+"""How much memory a whole step takes, and that what is computed again or let go early changes nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.base.events import collect
+from smelt.fuse.plan import lifetimes, peak
+from smelt.ir.program import Operand, Place, Program
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    smelt.reset()
+    torch.manual_seed(0)
+
+
+class Gated(nn.Module):
+    """Layers of which the backward needs much that is cheap to compute again."""
+
+    def __init__(self, width: int, inner: int, layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.gates = nn.ModuleList(nn.Linear(width, inner) for _ in range(layers))
+        self.ups = nn.ModuleList(nn.Linear(width, inner) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(inner, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for gate, up, down in zip(self.gates, self.ups, self.downs, strict=True):
+            x = x + down(nn.functional.silu(gate(x)) * up(x))
+        return x
+
+
+def _step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+    return loss
+
+
+def _twice(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    first: torch.Tensor = model(x).square().mean()
+    first.backward()
+    second: torch.Tensor = model(x + 1).abs().mean()
+    second.backward()
+    opt.step()
+    return first + second
+
+
+def _alike(make: Callable[[], nn.Module], step: Callable[..., torch.Tensor], x: torch.Tensor) -> list[Program]:
+    """Train two copies; all that remains is equal. Returns the programs."""
+    ours, theirs = make(), make()
+    mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in (ours, theirs))
+    compiled = smelt.compile(step, fullgraph=True)
+    with collect() as events:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(ours, mine, x), step(theirs, plain, x))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+            assert one.grad.untyped_storage().nbytes() == one.nbytes
+    return [event.subject for event in events if isinstance(event.subject, Program)]
+
+
+def test_what_is_cheap_is_computed_again_in_the_backward() -> None:
+    program = _alike(lambda: Gated(32, 512, 4), _step, torch.randn(64, 32))[-1]
+    again = {buffer.name for buffer in program.buffers if buffer.name.endswith("_again")}
+    assert len(again) >= 4
+    lives, inner = lifetimes(program), 64 * 512 * 4
+    middle = len(program.steps) // 3  # the backward is twice the forward
+    held = [b.name for b in program.buffers if b.spec.nbytes == inner and lives[b.name][0] < middle < lives[b.name][1]]
+    assert len(held) <= 2 * 4 + 3  # of each layer what comes out of two products, and a few of the layer at work
+
+
+def test_gradients_get_the_memory_of_what_the_backward_has_read() -> None:
+    program = _alike(lambda: Gated(128, 512, 4), _step, torch.randn(256, 128))[-1]
+    results = sum(b.spec.nbytes for b in program.buffers if b.place is Place.FRESH and b.name not in _dying(program))
+    held = sum(b.spec.nbytes for b in program.buffers if b.name in _dying(program))
+    assert held > 4_000_000
+    assert peak(program) < 0.8 * (results + held + program.arena_bytes)
+
+
+def _dying(program: Program) -> set[str]:
+    returned = {output.buffer for output in program.outputs if isinstance(output, Operand)}
+    return {b.name for b in program.buffers if b.place is Place.FRESH and b.name not in returned}
+
+
+def test_two_backwards_in_one_step() -> None:
+    program = _alike(lambda: Gated(16, 256, 2), _twice, torch.randn(64, 16))[-1]
+    assert sum("_again" in buffer.name for buffer in program.buffers) >= 4
+
+
+def test_masks_are_kept_where_they_are_less_than_what_they_are_of() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Dropout(0.0), nn.Linear(512, 4))
+
+    _alike(make, _step, torch.randn(64, 32))
+
+
+class Odd(nn.Module):
+    """A parameter nobody uses, one of another dtype, and one that is part of a larger tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.unused = nn.Parameter(torch.randn(3))
+        self.wide = nn.Parameter(torch.randn(8, dtype=torch.float64))
+        self.part = nn.Parameter(torch.randn(4, 8)[1:3, ::2])
+        self.inner = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.inner(x * self.wide.float()).sigmoid()
+        return hidden @ self.part.t()
+
+
+def test_odd_parameters() -> None:
+    ours, theirs = Odd(), Odd()
+    mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in (ours, theirs))
+    compiled = smelt.compile(_without_clipping, fullgraph=True)
+    x = torch.randn(16, 8)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(ours, mine, x), _without_clipping(theirs, plain, x))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+        assert (one.grad is None) == (other.grad is None)
+    assert ours.unused.grad is None
+
+
+def _without_clipping(model: Any, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    opt.step()
+    return loss
+
+
+def test_parameters_in_one_block_of_memory() -> None:
+    """Each is written, and none in the memory of another: PyTorch runs such a step, and it is eager's."""
+
+    def make() -> tuple[nn.Module, torch.Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        place = 0
+        for p in model.parameters():
+            p.data = flat[place : place + p.numel()].view(p.shape)
+            place += p.numel()
+        return model, flat
+
+    (ours, flat), (theirs, other) = make(), make()
+    mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in (ours, theirs))
+    compiled = smelt.compile(_step)
+    x = torch.randn(16, 8)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(ours, mine, x), _step(theirs, plain, x))
+    torch.testing.assert_close(flat, other)
+
+
+def test_gradients_that_somebody_keeps_stay_as_they_were() -> None:
+    model = Gated(32, 256, 2)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    compiled = smelt.compile(_step, fullgraph=True)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for number in range(4):
+        compiled(model, opt, torch.randn(64, 32, generator=torch.Generator().manual_seed(number)))
+        kept += [(p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
+    for gradient, then in kept:
+        assert torch.equal(gradient, then)
