@@ -14,12 +14,11 @@ With a memory budget `min_cut` goes on from there: heavy operators are computed 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import fx
 
-from smelt.autograd.budget import Choice, Fitting, choices, fit
 from smelt.autograd.costs import bytes_of, work_of
 from smelt.autograd.joint import Eager, Joint
 from smelt.autograd.mincut import Problem, depending_on, gradients_of, kept_by_eager, needed_for, tangents_of
@@ -34,6 +33,9 @@ from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
 from smelt.runtime.scratch import scratch_of
 
+if TYPE_CHECKING:
+    from smelt.autograd.budget import Choice, Fitting
+
 _CLONE = torch.ops.aten.clone.default
 
 
@@ -46,7 +48,7 @@ class Halves:
     plan: Plan
     eager: Eager
     replay: Replay | str
-    fitting: Fitting | None = None  # how it came to be within a memory budget
+    fitting: "Fitting | None" = None  # how it came to be within a memory budget
 
     @property
     def planned(self) -> bool:
@@ -127,8 +129,9 @@ def _run_by_operator(halves: Halves) -> Sequence[Peak]:
 
 def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
     """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
+    from smelt.autograd.budget import choices, fit  # a fifth of the stage, for those few who give a budget
 
-    def halves_of(choice: Choice) -> Halves:
+    def halves_of(choice: "Choice") -> Halves:
         return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.passing)
 
     fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
