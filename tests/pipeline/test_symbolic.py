@@ -196,3 +196,18 @@ def test_a_backward_varies_though_nothing_that_comes_in_does(backend: str) -> No
         wanted = torch.zeros(rows, 3)
         wanted[0] = 1
         assert x.grad is not None and torch.equal(x.grad, wanted)
+
+
+def test_sizes_that_are_asked_for_apart_and_turn_out_equal_stay_symbols() -> None:
+    """As of words and of their mask in models of language, which were compiled for each length."""
+
+    def function(words: T, mask: T) -> T:
+        places = torch.arange(words.shape[1]) + torch.arange(mask.shape[1])
+        return (words + places).sin() * mask
+
+    smelt.reset()
+    compiled = smelt.compile(function)
+    for length in (5, 6, 7, 9):
+        words, mask = torch.randn(3, length), torch.ones(3, length)
+        torch.testing.assert_close(compiled(words, mask), function(words, mask))
+    assert smelt.counters["sizes_compiled"] == 0 and smelt.counters["sizes_bound"] == 3

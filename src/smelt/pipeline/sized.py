@@ -245,7 +245,8 @@ class SizedGraph:
 
     def _over(self, values: Values) -> tuple[Traced, World]:
         """The graph over symbols of a new world, whose example these sizes are."""
-        world, symbolic = World(), _Values(values)
+        world = World()
+        symbolic = _Values((leaf, values[leaf]) for leaf in self._places)  # not what was worked out for these sizes
         for name, leaf in self._named():
             symbolic[leaf] = as_number(world, Expression.of(world.symbol(name, values[leaf])))
         captured = next(leaf.world for leaf in self._symbols)
