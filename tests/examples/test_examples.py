@@ -93,6 +93,7 @@ def test_fine_tuning_learns_and_compiles_for_all_lengths_at_once(capsys: pytest.
     assert after > before + 20
     match = re.fullmatch(r"(\d+) lengths, (\d+) graphs for training and evaluation, 0 breaks", lines[-1])
     assert match is not None and int(match[1]) > 3 and int(match[2]) <= 4  # a first and a general one, for each mode
+    assert smelt.counters["sizes_compiled"] == 0
 
 
 def test_custom_backends_look_time_and_take_apart(
