@@ -72,6 +72,12 @@ def test_every_graph_is_drawn(page: Page) -> None:
         assert len(set(spots)) > 0.95 * len(spots)  # and they do not lie on each other
 
 
+def test_who_asks_for_several_graphs_at_once_gets_the_last(page: Page) -> None:
+    page.value("Promise.all([openGraph(0, 1), openGraph(0, 0), openGraph(0, 1)]).then(() => 0)")
+    assert page.value("drawing.nodes().length === data.graphs[0].stages[1].nodes.length")
+    assert page.value("document.querySelectorAll('#canvas canvas').length") == 3  # of one drawing
+
+
 def test_search_finds_a_node(page: Page) -> None:
     page.click("#tab-graphs")
     page.wait("Boolean(drawing)")

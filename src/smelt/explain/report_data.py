@@ -184,7 +184,7 @@ class _Graphs:
         records = iter(self._made[len(self._made) - silent.count(False) :])
         steps = []
         for step, is_silent in zip(program.steps, silent, strict=True):
-            record = Made(str(step.op), (), "raises PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
+            record = Made(str(step.op), (), "is made only to raise PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
             described: dict[str, Any] = {"name": record.name, "members": list(record.members)}
             if isinstance(step, Launch):
                 described |= {"kind": "kernel", "code": self._codes.number(step.kernel)}

@@ -1,5 +1,5 @@
 // Graphs: one stage at a time, laid out by dagre in bands of the program's own order and drawn by cytoscape.
-let drawing = null, matches = [], matchAt = -1;
+let drawing = null, turns = 0, matches = [], matchAt = -1;
 const positions = new Map();
 const stageOf = () => data.graphs[by("graph").value].stages[by("stage").value];
 const LEGEND = [["--one", "in a kernel"], ["--three", "library call"], ["--two", "saved for the backward"], ["--four", "computed again"]];
@@ -74,26 +74,41 @@ function layOut(stage) {
     edges: edges.filter(([from, to]) => depth.get(to) - depth.get(from) <= 8),
   };
   const work = function (input) {
-    const laid = input.bands.map((band) => {
-      const graph = new dagre.graphlib.Graph(), here = new Set(band.map(([id]) => id));
+    // What hangs together is laid out by dagre; pieces that do not, as the updates of many parameters, stand in rows.
+    const lay = (nodes, edges) => {
+      const graph = new dagre.graphlib.Graph();
       graph.setGraph({ nodesep: 18, ranksep: 30, ranker: "tight-tree" });
       graph.setDefaultEdgeLabel(() => ({}));
-      for (const [id, width] of band) graph.setNode(id, { width, height: 38 });
-      for (const [from, to] of input.edges) if (here.has(from) && here.has(to)) graph.setEdge(from, to);
+      for (const [id, width] of nodes) graph.setNode(id, { width, height: 38 });
+      for (const [from, to] of edges) graph.setEdge(from, to);
       dagre.layout(graph, { disableOptimalOrderHeuristic: input.bands.length > 2 });
-      return { graph, band, here, width: graph.graph().width, height: graph.graph().height + 44 };
+      return graph;
+    };
+    const laid = input.bands.map((band) => {
+      const parent = new Map(band.map(([id]) => [id, id])), root = (id) => { while (parent.get(id) !== id) id = parent.get(id); return id; };
+      const edges = input.edges.filter(([from, to]) => parent.has(from) && parent.has(to)), pieces = new Map(), where = new Map();
+      for (const [from, to] of edges) parent.set(root(from), root(to));
+      for (const node of band) { const key = root(node[0]); if (!pieces.has(key)) pieces.set(key, []); pieces.get(key).push(node); }
+      let x = 0, y = 0, row = 0, width = 0;
+      for (const [key, nodes] of pieces) {
+        const graph = lay(nodes, edges.filter(([from]) => root(from) === key)), size = graph.graph();
+        if (x > 0 && x + size.width > 1500) { x = 0; y += row + 30; row = 0; }
+        for (const [id] of nodes) where.set(id, [x + graph.node(id).x, y + graph.node(id).y]);
+        x += size.width + 18; row = Math.max(row, size.height); width = Math.max(width, x);
+      }
+      return { band, where, width, height: y + row + 44 };
     });
     // Columns, read like those of a newspaper, so that all of it fits a screen.
     const tall = laid.reduce((sum, each) => sum + each.height, 0), wide = laid.reduce((sum, each) => sum + each.width, 0) / Math.max(1, laid.length);
     const columns = laid.length > 3 ? Math.max(1, Math.round(Math.sqrt(1.4 * tall / (wide + 300)))) : 1;
     const placed = new Map();
     let top = 0, left = 0, right = 0, column = new Map();
-    for (const { graph, band, here, width, height } of laid) {
+    for (const { band, where, width, height } of laid) {
       if (top > 0 && columns > 1 && top + height / 2 > tall / columns) { top = 0; left = right + 260; column = new Map(); }
       let above = 0, below = 0, count = 0; // so that what flows from band to band flows straight down
-      for (const [from, to] of input.edges) if (here.has(to) && column.has(from)) { above += column.get(from); below += graph.node(to).x; count++; }
-      const shift = Math.max(left, count ? (above - below) / count : left);
-      for (const [id, size] of band) { const node = graph.node(id); placed.set(id, [node.x + shift, top + node.y, size]); column.set(id, node.x + shift); }
+      for (const [from, to] of input.edges) if (where.has(to) && column.has(from)) { above += column.get(from); below += where.get(to)[0]; count++; }
+      const shift = Math.min(left + 400, Math.max(left, count ? (above - below) / count : left));
+      for (const [id, size] of band) { const [x, y] = where.get(id); placed.set(id, [x + shift, top + y, size]); column.set(id, x + shift); }
       right = Math.max(right, shift + width);
       top += height;
     }
@@ -150,10 +165,12 @@ async function drawStage() {
   fillNodes(stage); find();
   if (drawing) { drawing.destroy(); drawing = null; }
   by("canvas").textContent = "laying out…";
-  if (!positions.has(stage)) positions.set(stage, await layOut(stage));
-  if (stage !== stageOf()) return;
+  const turn = ++turns;
+  if (!positions.has(stage)) positions.set(stage, layOut(stage)); // a promise: who asks twice waits for one layout
+  const where = await positions.get(stage);
+  if (turn !== turns) return; // somebody has asked for another since
   by("canvas").textContent = "";
-  const where = positions.get(stage), far = (from, to) => Math.hypot(where.get(from).x - where.get(to).x, where.get(from).y - where.get(to).y) > 700;
+  const far = (from, to) => Math.hypot(where.get(from).x - where.get(to).x, where.get(from).y - where.get(to).y) > 700;
   drawing = cytoscape({
     container: by("canvas"), minZoom: 0.02, maxZoom: 3, textureOnViewport: stage.nodes.length > 400, hideEdgesOnViewport: stage.nodes.length > 1500, layout: { name: "preset" }, style: graphStyle(),
     elements: [
