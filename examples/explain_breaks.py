@@ -1,6 +1,8 @@
 """Find a graph break and mend it: what `smelt.explain` says of a training step that prints, and of one that returns.
 
-python examples/explain_breaks.py
+    python examples/explain_breaks.py
+
+Each break comes with its line and a hint; the mended model takes both hints and is one graph.
 """
 
 import torch
