@@ -384,3 +384,19 @@ def test_who_may_be_written_is_the_same_behind_a_break(backend: str, grad: bool,
         return [None if each is None else each.tolist() for each in (z, w.grad, x.grad)]
 
     assert outcome(smelt.compile(f, backend=backend)) == outcome(f)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_what_a_detached_result_becomes_does_not_show_in_views_of_the_same_memory(backend: str) -> None:
+    """The view was one of the detached result, and came to require grad with it."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        view = y[0]
+        return view, y.detach().requires_grad_()
+
+    view, detached = smelt.compile(f, backend=backend)(X)
+    assert not view.requires_grad and view._is_view()
+    assert detached.requires_grad and not detached._is_view()
+    view.zero_()
+    assert not detached[0].any()

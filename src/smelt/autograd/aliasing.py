@@ -111,7 +111,8 @@ def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrang
 
 
 def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
-    """The tensor that all these outputs are, or are views of; one that gradients flow through, if there is one."""
+    """The tensor that all these outputs are, or are views of: one that gradients flow through, if there is one, and one
+    that others are views of. What is done to a tensor later, say that it shall require grad, shows in its views."""
     candidates: list[tuple[torch.Tensor, int, bool]] = []
     several = len({id(outputs[position]) for position in positions}) > 1
     for position in positions:
@@ -120,7 +121,8 @@ def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
         apart = not several and not (output.requires_grad and _made(output) == "MULTI_OUTPUT_NODE")
         base = None if apart or not output._is_view() else output._base
         candidates.append((output, position, False) if base is None else (base, position, True))
-    candidates.sort(key=lambda candidate: (not candidate[0].requires_grad, candidate[2]))
+    bases = {id(tensor) for tensor, _, beneath in candidates if beneath}
+    candidates.sort(key=lambda each: (not each[0].requires_grad, id(each[0]) not in bases, each[2]))
     tensor, position, beneath = candidates[0]
     node = settled(tensor).node
     assert node is not None
