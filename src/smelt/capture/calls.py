@@ -34,7 +34,7 @@ from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
-from smelt.capture.marks import DISABLED, graph_break
+from smelt.capture.marks import DISABLED, afterwards, graph_break, nothing_waits
 from smelt.capture.number_calls import number_call
 from smelt.capture.operators import contains, hashable, subscript
 from smelt.capture.policy import (
@@ -100,6 +100,11 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     real = function.value
     if real is graph_break:
         raise Unsupported("B001")
+    if real is afterwards and isinstance(args[0], Object):
+        interp.outside.later.append((interp.outside.pin(args[0]), args[1:]))
+        return Constant(None)
+    if real is nothing_waits:
+        return Constant(not interp.outside.later)
     if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:

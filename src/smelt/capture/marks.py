@@ -1,6 +1,7 @@
 """Marks that the user's program carries and capture heeds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -13,6 +14,19 @@ DYNAMIC = "_smelt_dynamic"
 
 def graph_break() -> None:
     """Ends the captured graph where it is called; does nothing else."""
+
+
+def afterwards(function: Callable[..., None], *args: Any) -> None:
+    """Calls a function now; captured code calls it when its graph has run and all its writes are done.
+
+    For what depends on what the graph computes and nothing captured looks at any more.
+    """
+    function(*args)
+
+
+def nothing_waits() -> bool:
+    """Whether nothing that has been captured is to be called `afterwards`: in Python, always."""
+    return True
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:

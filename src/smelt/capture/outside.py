@@ -122,6 +122,7 @@ class Outside:
         self.tree = tree
         self.tape = tape
         self.sizes = sizes
+        self.later: list[tuple[Callable[..., None], list[Value]]] = []  # what is to be called after all writes
         self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}

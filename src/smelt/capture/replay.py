@@ -15,11 +15,15 @@ from smelt.capture.rebuild import Rebuilder
 from smelt.capture.values import Cell, Deque, Mapping, Pending, Sequence, Set, Slots, Value
 
 
-def replay(build: Rebuilder, written: Iterable[Value]) -> None:
-    """Add the steps that bring each written container to its final state."""
+def replay(
+    build: Rebuilder, written: Iterable[Value], later: Iterable[tuple[Callable[..., None], Iterable[Value]]]
+) -> None:
+    """Add the steps that bring each written container to its final state, and calls that the program put off."""
     with build.replaying():
         for value in written:
             _WRITERS[type(value)](build, value)
+        for function, args in later:
+            build.step(function, *map(build.operand, args))
 
 
 def given_up(written: Iterable[Value]) -> list[Any]:

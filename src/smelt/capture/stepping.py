@@ -14,7 +14,7 @@ import torch
 from torch.optim import adagrad, adam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from smelt.capture.marks import graph_break
+from smelt.capture.marks import afterwards, graph_break, nothing_waits
 
 _adam: Callable[..., None] = adam._single_tensor_adam
 _adagrad: Callable[..., None] = adagrad._single_tensor_adagrad
@@ -65,26 +65,33 @@ def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def _scaled(update: Callable[[], None], grads: Any, written: Any, grad_scale: Any, found_inf: Any) -> None:
+    """An update as fused kernels do it under a `GradScaler`: by gradients that are divided by its scale, and not at all
+    where some are infinite."""
+    touched = [*written] if grad_scale is None else [*written, *grads]
+    before = [] if found_inf is None else [tensor.clone() for tensor in touched]
+    if grad_scale is not None:
+        for grad in grads:
+            grad.div_(grad_scale)
+    update()
+    if found_inf is not None:
+        for tensor, old in zip(touched, before, strict=True):
+            tensor.copy_(torch.where(found_inf == 1, old, tensor))
+
+
 def fused_adam(
     *lists: Any, decoupled: bool = False, grad_scale: Any = None, found_inf: Any = None, **named: Any
 ) -> None:
-    if grad_scale is not None or found_inf is not None:
-        graph_break()
     *others, steps = lists
     before = [step - 1 for step in steps]  # they are counted already, and will be again
     if named["amsgrad"] is False:
         others[4] = []
-    _adam(
-        *others,
-        before,
-        None,
-        None,
-        has_complex=False,
-        capturable=False,
-        differentiable=False,
-        decoupled_weight_decay=decoupled,
-        **named,
-    )
+    flags = {"has_complex": False, "capturable": False, "differentiable": False}
+
+    def update() -> None:
+        _adam(*others, before, None, None, decoupled_weight_decay=decoupled, **flags, **named)
+
+    _scaled(update, others[1], [*others[0], *others[2], *others[3], *others[4]], grad_scale, found_inf)
 
 
 def fused_adamw(*lists: Any, **named: Any) -> None:
@@ -92,12 +99,14 @@ def fused_adamw(*lists: Any, **named: Any) -> None:
 
 
 def fused_adagrad(*lists: Any, grad_scale: Any = None, found_inf: Any = None, **named: Any) -> None:
-    if grad_scale is not None or found_inf is not None:
-        graph_break()
     *others, steps = lists
     before = [step - 1 for step in steps]
     flags = {"has_sparse_grad": False, "differentiable": False, "has_complex": False}
-    _adagrad(*others, before, None, None, **flags, **named)
+
+    def update() -> None:
+        _adagrad(*others, before, None, None, **flags, **named)
+
+    _scaled(update, others[1], [*others[0], *others[2]], grad_scale, found_inf)
 
 
 def fused_sgd(
@@ -115,20 +124,24 @@ def fused_sgd(
     grad_scale: Any = None,
     found_inf: Any = None,
 ) -> None:
-    if grad_scale is not None or found_inf is not None or isinstance(lr, torch.Tensor):
+    if isinstance(lr, torch.Tensor):
         graph_break()
-    for place, param in enumerate(params):
-        grad = -grads[place] if maximize else grads[place]
-        if weight_decay != 0:
-            grad = grad.add(param, alpha=weight_decay)
-        if momentum != 0:
-            buffer = buffers[place]
-            if is_first_step:
-                buffer.copy_(grad)
-            else:
-                buffer.mul_(momentum).add_(grad, alpha=1 - dampening)
-            grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
-        param.add_(grad, alpha=-lr)
+
+    def update() -> None:
+        for place, param in enumerate(params):
+            grad = -grads[place] if maximize else grads[place]
+            if weight_decay != 0:
+                grad = grad.add(param, alpha=weight_decay)
+            if momentum != 0:
+                buffer = buffers[place]
+                if is_first_step:
+                    buffer.copy_(grad)
+                else:
+                    buffer.mul_(momentum).add_(grad, alpha=1 - dampening)
+                grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
+            param.add_(grad, alpha=-lr)
+
+    _scaled(update, grads, [*params, *buffers] if momentum != 0 else params, grad_scale, found_inf)
 
 
 def unscaled(grads: Any, found_inf: Any, inv_scale: Any) -> None:
@@ -149,23 +162,52 @@ def scale_updated(scale: Any, tracker: Any, found_inf: Any, growth: float, backo
 
 
 def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """The step is made, and undone where it should not have been: what it writes is known before it is made."""
+    """The step is made, and undone where it should not have been: what it writes is known before it is made.
+
+    State that comes to be, and numbers in it, are Python's: those are put back after the graph.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if args or kwargs or hooks or not nothing_waits():
+        graph_break()  # what a closure or a hook does cannot be undone, nor a second step within one graph
     params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     written = list(params)
+    kept: list[Any] = []
     for param in params:
-        kept = optimizer.state.get(param, {})
-        if len(kept) == 0 and optimizer.defaults.get("momentum", 1) != 0:
-            graph_break()  # what the step would make must not be there if it is not made
-        for each in kept.values():
-            if isinstance(each, torch.Tensor):
-                written.append(each)
+        known = optimizer.state.get(param)
+        if known is None:
+            kept.append(None)
+            continue
+        kept.append((list(known), {key: each for key, each in known.items() if not isinstance(each, torch.Tensor)}))
+        written.extend(each for each in known.values() if isinstance(each, torch.Tensor))
     with torch.no_grad():
         infinite = sum(found for found in state["found_inf_per_device"].values()) != 0
         before = [tensor.clone() for tensor in written]
         result = optimizer.step(*args, **kwargs)
         for tensor, old in zip(written, before, strict=True):
             tensor.copy_(torch.where(infinite, old, tensor))
+    if any(_is_other(optimizer.state, param, old) for param, old in zip(params, kept, strict=True)):
+        afterwards(_put_back, infinite, optimizer.state, params, kept)
     return result
+
+
+def _is_other(state: Any, param: Any, old: Any) -> bool:
+    """Whether anything is another now but tensors that were there, and are written in place."""
+    if param not in state:
+        return False
+    return old is None or len(old[1]) > 0 or len(old[0]) != len(state[param])
+
+
+def _put_back(infinite: torch.Tensor, state: Any, params: list[Any], kept: list[Any]) -> None:
+    if not infinite.item():
+        return
+    for param, old in zip(params, kept, strict=True):
+        if old is None:
+            state.pop(param, None)
+            continue
+        keys, others = old
+        for key in [key for key in state[param] if key not in keys]:
+            del state[param][key]
+        state[param].update(others)
 
 
 def healthy(optimizer: Any) -> None:

@@ -334,7 +334,7 @@ class _Closing:
     def _operands(self) -> Any:
         """What must be rebuilt, as operands still to be numbered; writes come first."""
         self.interp.outside.tell_apart()
-        replay(self.build, self.interp.outside.written.values())
+        replay(self.build, self.interp.outside.written.values(), self.interp.outside.later)
         if isinstance(self.ending, Returned):
             return self.build.operand(self.ending.value)
         null = self.build.constant(_native.NULL)
