@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("eager", "smelt", "peer")
-MODES = ("train", "infer")
+MODES = ("train", "infer", "step")
 DTYPES = ("float32", "bfloat16")
 FIRST_RUNS, FIRST_SECONDS = 3, 20.0  # the first step: up to three fresh processes, no further one after 20 s
 
@@ -43,7 +43,8 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is measured: a model, "train" or "infer", and the dtype of its weights."""
+    """What is measured: a model, "train" (forward and backward), "infer" or "step" (the optimizer too), and the dtype
+    of its weights."""
 
     model: str
     mode: str = "train"
@@ -174,6 +175,9 @@ def measure(
         result["steady"] = by_turns(workers, rounds)
         result["error"], result["within"] = _errors(key, folder, list(workers))
     result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in first.items()}
+    if key.mode == "step":
+        say(f"{key}: memory")
+        result["peak"] = _peaks(key, [backend for backend in workers if backend != "peer"])
     for what in ("saved", "breaks"):
         result[what] = {backend: worker.first[what] for backend, worker in workers.items() if what in worker.first}
     return result
@@ -192,6 +196,12 @@ def by_turns(workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15
     return seconds
 
 
+def _peaks(key: Key, backends: Sequence[str]) -> dict[str, float]:
+    """Bytes in use at the peak of a step, by backends that can tell."""
+    found = {b: in_fresh_process(["benchmarks.train_step", key.model, key.dtype, b]) for b in backends}
+    return {backend: answer["peak"] for backend, answer in found.items() if "peak" in answer}
+
+
 def _errors(key: Key, folder: Path, backends: Sequence[str]) -> tuple[dict[str, float], dict[str, bool]]:
     """Errors against float64, and whether the rule holds; nothing for steps that draw random numbers."""
     import torch
@@ -199,7 +209,7 @@ def _errors(key: Key, folder: Path, backends: Sequence[str]) -> tuple[dict[str, 
     from benchmarks.measure import errors
     from benchmarks.models import MODELS
 
-    if "eager" not in backends or (key.mode == "train" and MODELS[key.model].random):
+    if "eager" not in backends or (key.mode != "infer" and MODELS[key.model].random):
         return {}, {}
     try:
         Worker(key, "exact", folder / "exact").close()

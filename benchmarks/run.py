@@ -1,6 +1,6 @@
 """`make bench`: the table of ratios between eager PyTorch, smelt and torch.compile ("peer").
 
-    python -m benchmarks.run [--models gpt2 resnet] [--modes train infer] [--dtypes float32 bfloat16]
+    python -m benchmarks.run [--models gpt2 resnet] [--modes train infer step] [--dtypes float32 bfloat16]
                              [--backends eager smelt peer] [--rounds 15] [--threads 1] [--json FILE]
     python -m benchmarks.run --table FILE     what FILE holds as Markdown, nothing measured
 
@@ -19,6 +19,8 @@ from typing import Any
 
 from benchmarks import harness, table
 from benchmarks.models import MODELS
+
+STEPPED = ("mlp", "gpt2", "llama", "resnet")  # whole training steps are measured of these, unless told otherwise
 
 
 def say(text: str) -> None:
@@ -42,8 +44,8 @@ def keep(path: Path, result: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description="ratios between eager, smelt and torch.compile")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--modes", nargs="+", choices=harness.MODES, default=["train"])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="all (whole steps: four) unless told")
+    parser.add_argument("--modes", nargs="+", choices=harness.MODES, default=["train", "step"])
     parser.add_argument("--dtypes", nargs="+", choices=harness.DTYPES, default=["float32"])
     parser.add_argument("--backends", nargs="+", choices=harness.BACKENDS, default=list(harness.BACKENDS))
     parser.add_argument("--rounds", type=int, default=15)
@@ -62,7 +64,7 @@ def main() -> int:
     results = []
     for dtype in args.dtypes:
         for mode in args.modes:
-            for name in args.models:
+            for name in args.models or (STEPPED if mode == "step" else MODELS):
                 results.append(harness.measure(harness.Key(name, mode, dtype), backends, args.rounds, say))
                 print(table.report(results[-1], backends, args.clock), flush=True)
                 if args.json:

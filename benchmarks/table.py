@@ -12,6 +12,7 @@ from benchmarks.measure import ratio
 from benchmarks.models import MODELS
 
 CLOCKS = ("seconds", "processor")
+STEP_BAR, PEAK_BAR = 1.15, 0.85  # of whole steps: speed against the peer, memory against eager
 FIRST_BAR, STEADY_BAR, PEER_BAR, EAGER_BAR, SAVED_BAR = 20.0, 1.10, 0.95, 1.0, 1.0
 BLANK = "–"
 
@@ -43,6 +44,12 @@ def quotient(figures: dict[str, float], other: str) -> float | None:
     return theirs / mine if mine and theirs else None
 
 
+def memory(result: dict[str, Any]) -> float | None:
+    """The memory of a whole step, as a part of eager's."""
+    found = quotient(result.get("peak", {}), "eager")
+    return None if found is None else 1 / found
+
+
 def _cell(value: float | None, form: str = "{:.2f}") -> str:
     return BLANK if value is None else form.format(value)
 
@@ -60,6 +67,8 @@ def report(result: dict[str, Any], backends: Sequence[str], clock: str) -> str:
     rows = [row("first step, s", result["first"], "{:.2f}"), times]
     if result["saved"]:
         rows.append(row("saved for backward, MB", result["saved"], "{:.2f}", 1e-6))
+    if result.get("peak"):
+        rows.append(row("memory at the peak, MB", result["peak"], "{:.1f}", 1e-6))
     if result["error"]:
         rows.append(row("error against float64", result["error"], "{:.1e}"))
     title = f"\n{result['model']}, {result['mode']}, {result['dtype']}: {MODELS[result['model']].what}"
@@ -95,6 +104,7 @@ def markdown(results: Sequence[dict[str, Any]], clock: str) -> str:
         training = mode == "train"
         head = f"| {mode}, {dtype} | first step, s: smelt | peer | peer/smelt | step, ms: eager | smelt | peer "
         head += "| eager/smelt | peer/smelt |" + (" saved, MB: eager | smelt | peer |" if training else "")
+        head += " peak, MB: eager | smelt | smelt/eager |" if mode == "step" else ""
         lines = [head, "|---" * (head.count("|") - 1) + "|"]
         for r in these:
             cells = [r["model"], _cell(r["first"].get("smelt")), _cell(r["first"].get("peer"))]
@@ -105,12 +115,18 @@ def markdown(results: Sequence[dict[str, Any]], clock: str) -> str:
             if training:
                 saved = [r["saved"].get(b) for b in ("eager", "smelt", "peer")]
                 cells += [_cell(None if s is None else s / 1e6, "{:.1f}") for s in saved]
+            if mode == "step":
+                peaks = [r["peak"].get(b) for b in ("eager", "smelt")]
+                cells += [_cell(None if p is None else p / 1e6, "{:.1f}") for p in peaks]
+                cells.append(_cell(memory(r)))
             lines.append("| " + " | ".join(cells) + " |")
         means = [_cell(mean(quotient(r["first"], "peer") for r in these), "{:.0f}×"), "", "", ""]
         means += [_cell(mean(speed(r, clock, b) for r in these), "{:.2f}×") for b in ("eager", "peer")]
         if training:
             means += ["", _cell(mean(quotient(r["saved"], "eager") for r in these), "{:.2f}× less")]
             means += [_cell(mean(quotient(r["saved"], "peer") for r in these), "{:.2f}× less")]
+        if mode == "step":
+            means += ["", "", _cell(mean(map(memory, these)))]
         lines.append("| geometric mean | | | " + " | ".join(means) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in bars(results, clock))])
@@ -122,12 +138,20 @@ def bars(results: Sequence[dict[str, Any]], clock: str) -> list[str]:
     for mode, dtype, these in _kinds(results):
         means = (
             ("first step against the peer", mean(quotient(r["first"], "peer") for r in these), FIRST_BAR),
-            ("speed against the peer", mean(speed(r, clock, "peer") for r in these), STEADY_BAR),
+            (
+                "speed against the peer",
+                mean(speed(r, clock, "peer") for r in these),
+                STEP_BAR if mode == "step" else STEADY_BAR,
+            ),
         )
         for what, found, bar in means:
             if found is not None:
                 verdict = "holds" if found >= bar else "missed"
                 lines.append(f"{mode}, {dtype}: {what} {found:.2f}×, geometric mean; {bar:.2f}× asked: {verdict}")
+        used = mean(map(memory, these))
+        if used is not None:
+            verdict = "holds" if used <= PEAK_BAR else "missed"
+            lines.append(f"{mode}, {dtype}: memory against eager {used:.2f}, {PEAK_BAR:.2f} asked: {verdict}")
         for r in these:
             single = (
                 ("speed against the peer", speed(r, clock, "peer"), PEER_BAR),

@@ -6,7 +6,8 @@ It answers in lines of JSON: first {"seconds": the first step, "saved": bytes, "
 line it reads, a number of steps, {"seconds": one of those, "processor": the same in processor time}. The first step is
 timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
 end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
-step; "exact" as backend is eager in float64.
+step; "exact" as backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first:
+the second finds the optimizer's state made, which compiles it again.
 """
 
 import json
@@ -20,6 +21,7 @@ import torch
 from benchmarks.harness import compiled_by
 from benchmarks.measure import saved_bytes
 from benchmarks.models import MODELS, Case
+from benchmarks.train_step import stepped, whole_step
 
 
 def _training(case: Case, model: Callable[..., Any]) -> Callable[[], object]:
@@ -67,23 +69,35 @@ def _results(case: Case, model: Callable[..., Any], mode: str) -> list[torch.Ten
     return [*(x.detach() for x in tensors_in(output)), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
+def _found(case: Case, loss: object) -> list[torch.Tensor]:
+    """The loss of a whole step and the gradients it left. They are kept until the next step, and no longer."""
+    grads = [p.grad for p in case.module.parameters() if p.grad is not None]
+    return [x.detach().clone() for x in (*tensors_in(loss), *grads)]
+
+
 def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, answer: Callable[[Any], None]) -> None:
     """The whole life of a worker."""
     if backend == "smelt":
         import smelt  # before the clock starts, as a user's program has it
-    case = MODELS[name].build(torch.float64 if backend == "exact" else getattr(torch, dtype))
+    make = stepped if mode == "step" else lambda name, dtype: MODELS[name].build(dtype)
+    case = make(name, torch.float64 if backend == "exact" else getattr(torch, dtype))
     case = case.inferring() if mode == "infer" else case
     began = time.perf_counter()
-    model = compiled_by(backend, case.module)
-    step = (_training if mode == "train" else _inferring)(case, model)
-    step()
+    if mode == "step":
+        step: Callable[[], object] = whole_step(case, backend)
+        found = _found(case, step()) if results else []
+        step()
+    else:
+        model = compiled_by(backend, case.module)
+        step = (_training if mode == "train" else _inferring)(case, model)
+        step()
     first: dict[str, Any] = {"seconds": time.perf_counter() - began}
     if backend == "smelt":
         first["breaks"] = smelt.counters["graph_breaks"]
     if mode == "train":
         first["saved"] = saved_bytes(case.loss(case.call(model)), case.module.parameters())
     if results:
-        torch.save(_results(case, model, mode), results)
+        torch.save(found if mode == "step" else _results(case, model, mode), results)
     answer(first)
     for line in sys.stdin:
         count, began, busy = int(line), time.perf_counter(), time.process_time()
