@@ -11,7 +11,6 @@ which cheap operators (`recompute.recomputable`) yield all of that, by a minimum
 With a memory budget `min_cut` goes on from there: heavy operators are computed again too, as few as make the step fit.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
@@ -25,7 +24,7 @@ from smelt.autograd.mincut import Problem, depending_on, gradients_of, kept_by_e
 from smelt.autograd.partial import for_the_loss
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
-from smelt.base.errors import SmeltError, SmeltWarning
+from smelt.base.errors import SmeltError, warn
 from smelt.ir.effects import VALUES, why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
@@ -136,11 +135,9 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
 
     fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
     if fitting.peak.step > fitting.allowed:
-        warnings.warn(
+        warn(
             f"memory_budget={budget!r} allows {fitting.allowed} bytes at the peak of a training step, and the "
-            f"least that is needed is {fitting.peak.step}; that is what is taken",
-            SmeltWarning,
-            stacklevel=2,
+            f"least that is needed is {fitting.peak.step}; that is what is taken"
         )
     halves = replace(halves_of(fitting.choice), fitting=fitting)
     _report(halves)

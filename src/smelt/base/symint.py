@@ -54,7 +54,6 @@ class Formula:
                 found |= each.leaves()
         return found
 
-
     @property
     def is_computed(self) -> bool:
         """Whether it depends on what a graph computes."""
