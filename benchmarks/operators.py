@@ -119,8 +119,6 @@ CASES: dict[str, Case] = {
         lambda x: F.interpolate(x, scale_factor=2),
         lambda: (_of(8, 32, 28, 28).requires_grad_(),),
     ),
-    "repeat 4 heads 16×64×256": (lambda x: x.repeat(1, 4, 1), lambda: (_of(16, 64, 256),)),
-    "repeat along the last 16×64×64": (lambda x: x.repeat(1, 1, 4), lambda: (_of(16, 64, 64),)),
     "index by one of one, times 2, 64": (lambda x, i: x[i] * 2, lambda: (_of(64), _rows(64, 64))),
 }
 

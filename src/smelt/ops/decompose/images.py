@@ -1,4 +1,4 @@
-"""Pooling and enlarging of images where every window is the same arithmetic, and tensors repeated.
+"""Pooling and enlarging of images where every window is the same arithmetic.
 
     avg_pool2d(x, 2)                 → (x[…, ::2, ::2] + x[…, ::2, 1::2] + x[…, 1::2, ::2] + x[…, 1::2, 1::2]) / 4
     upsample_nearest2d(x, twice)     → x as [n, c, h, 1, w, 1], spread over [n, c, h, 2, w, 2]
@@ -113,18 +113,6 @@ def upsample_nearest2d_backward(
         return NotImplemented
     parts = [widen(grad[:, :, i :: times[0], j :: times[1]]) for i in range(times[0]) for j in range(times[1])]
     return sum(parts[1:], parts[0]).to(grad.dtype)
-
-
-@decomposes(aten.repeat.default)
-def repeat(x: Tensor, times: Sequence[int]) -> Any:
-    if any(number < 1 for number in times):
-        return NotImplemented
-    shape = [1] * (len(times) - x.dim()) + list(x.shape)
-    apart = x.view(shape) if len(shape) == x.dim() else x[(None,) * (len(times) - x.dim())]
-    for dim in reversed(range(len(times))):
-        apart = apart.unsqueeze(dim)  # how often, before where
-    pairs = [number for pair in zip(times, shape, strict=True) for number in pair]
-    return apart.expand(pairs).reshape([number * size for number, size in zip(times, shape, strict=True)])
 
 
 @decomposes(aten.max_pool2d_with_indices.default)
