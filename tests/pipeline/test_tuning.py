@@ -125,9 +125,9 @@ def test_what_is_not_pytorchs_own_is_not_run_on_drawn_numbers(cache: Path) -> No
 
         library.impl("noted", noted, "CPU")
         library.impl("noted", lambda x: torch.empty_like(x), "Meta")
-        x = torch.ones(3, requires_grad=True)  # so that there is a choice, however many threads there are
-        compiled = smelt.compile(lambda x: torch.ops.smelt_tuning_test.noted(x).sin(), mode="max-speed")
-        torch.testing.assert_close(compiled(x).detach(), torch.full((3,), 2.0).sin())
+        weight = torch.ones(3, requires_grad=True)  # so that there is a choice, however many threads there are
+        compiled = smelt.compile(lambda x, w: torch.ops.smelt_tuning_test.noted(x).sin() * w, mode="max-speed")
+        torch.testing.assert_close(compiled(torch.ones(3), weight).detach(), torch.full((3,), 2.0).sin())
     assert seen == [3.0]
     assert smelt.counters["tuned_graphs"] == 0
 
