@@ -140,6 +140,12 @@ def test_operators_on_lists_become_kernels(kind: Any) -> None:
     assert counters["graphs"] == 2 and counters.get("eager_graphs", 0) == 0
 
 
+def test_a_share_that_the_graph_computes() -> None:
+    """Adafactor averages by a share that depends on its count of steps, which is a tensor."""
+    counters = train_alike(lambda parameters: torch.optim.Adafactor(parameters, lr=0.01), "llvm")
+    assert counters["graphs"] == 2 and counters.get("eager_graphs", 0) == 0
+
+
 def _accumulating(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     opt.zero_grad()
     total = torch.zeros(())

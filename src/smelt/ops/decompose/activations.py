@@ -179,6 +179,8 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
 @decomposes(aten.lerp.Scalar)
 def lerp_number(start: Tensor, end: Tensor, weight: float) -> Tensor:
     low, high = widen(start), widen(end)
+    if isinstance(weight, torch.SymFloat):  # which of the two it is turns out when the number is there
+        return lerp(start, end, constant(1.0, low) * weight)
     if abs(weight) < 0.5:
         return torch.add(low, high - low, alpha=float(weight)).to(start.dtype)
     return torch.sub(high, high - low, alpha=1.0 - float(weight)).to(start.dtype)
