@@ -700,8 +700,16 @@ def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
 def _own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
     owned = list(values)
     for index in copied:
-        owned[index] = owned[index].clone()
+        owned[index] = _alike(owned[index])
     return owned
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, which kernels rely on: a clone of one with gaps has none."""
+    made = tensor.clone()
+    if made.stride() == tensor.stride():
+        return made
+    return torch.empty_strided(made.shape, tensor.stride(), dtype=made.dtype, device=made.device).copy_(made)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -746,7 +754,7 @@ def _with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) ->
     given = list(inputs)
     with torch.enable_grad():
         for index in recalled:
-            given[index] = given[index].clone()
+            given[index] = _alike(given[index])
     return given
 
 
