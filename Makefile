@@ -13,7 +13,7 @@
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk
-# make bench   the benchmark table       (ARGS="--models mlp --modes train infer --json out.json" to choose)
+# make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose)
 #
 # Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
 
