@@ -195,7 +195,7 @@ class Launcher:
 #       results  for each None or (value, sizes, strides, dtype, name), which `fit` sees to; is_one: the call yields its
 #                one result, not a sequence of them. No results: what the call yields is not looked at
 #       native   None or (name in the C interface, tensors, numbers): the same call without Python
-#       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made only if it is false
+#       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made if it is false
 #   ("drop", values)                                            nobody needs these any more
 RunnerStep = tuple[Any, ...]
 

@@ -74,6 +74,13 @@ def _casts(x: torch.Tensor) -> Any:
     return aten.exp.default(wide), aten.exp.default(aten._to_copy.default(back, dtype=torch.bfloat16))
 
 
+def _joins(x: torch.Tensor, nothing: torch.Tensor) -> Any:
+    alone = aten.cat.default([nothing, x], 1)
+    turned = aten.cat.default([nothing, aten.permute.default(x, [1, 0]), nothing], -2)
+    two = aten.cat.default([x, nothing, x], -1)
+    return aten.exp.default(alone), turned, two
+
+
 def _views(x: torch.Tensor) -> Any:
     turned = aten.permute.default(aten.permute.default(x, [1, 0]), [1, 0])
     flat = aten.view.default(aten.view.default(turned, [2, 2, 6]), [24])
@@ -105,6 +112,7 @@ def _dead(x: torch.Tensor) -> Any:
 CASES: dict[str, tuple[Callable[[Traced, Fuel], Traced], Function, tuple[torch.Tensor, ...]]] = {
     "identities": (fold_identities, _identities, (ODD,)),
     "casts": (fold_identities, _casts, (ODD.bfloat16(),)),
+    "joins": (fold_identities, _joins, (torch.randn(4, 6), torch.empty(0))),
     "views": (compose_views, _views, (torch.randn(4, 6),)),
     "common": (share_common, _common, (torch.randn(3), torch.randn(3))),
     "constants": (fold_constants, _constants, (torch.randn(2, 3),)),
@@ -132,6 +140,14 @@ def test_zero_is_not_nothing() -> None:
     after = simplified(copied(before))
     assert targets(after).count(aten.add.Tensor) == 2 and aten.sub.Tensor in targets(after)
     assert_same(before, after, ODD)
+
+
+def test_nothing_that_decides_the_dtype_stays() -> None:
+    inputs = torch.randn(2, 3), torch.empty(0, dtype=torch.float64)
+    before = recorded(lambda x, nothing: aten.cat.default([nothing, x], 1), *inputs)
+    after = simplified(copied(before))
+    assert aten.cat.default in targets(after)
+    assert_same(before, after, *inputs)
 
 
 def test_integers_have_one_zero() -> None:

@@ -22,7 +22,7 @@ def add_explain(commands: Commands) -> None:
     )
     add_target(parser)
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
-    parser.add_argument("--full", action="store_true", help="all of it, on a terminal too: operators and guards as well")
+    parser.add_argument("--full", action="store_true", help="all of it on a terminal too: operators and guards as well")
     parser.set_defaults(do=_explain)
 
 

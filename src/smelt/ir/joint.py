@@ -149,7 +149,7 @@ class Plan:
     writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
     rebased: tuple[int, ...] = ()  # those of them whose new value gradients flow through
     recalled: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
-    passing: tuple[int, ...] = ()  # inputs that are saved and eager does not keep: of those the program computed, copies
+    passing: tuple[int, ...] = ()  # saved inputs that eager does not keep: of what the program computed, copies
     needed: tuple[int, ...] = ()  # inputs that gradients depend on by their value
     random: bool = False  # whether the forward draws random numbers
     # Results, and behind them new values, that gradients arrive for, in the order of the tangents.

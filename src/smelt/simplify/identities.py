@@ -2,6 +2,7 @@
 
     mul(x, 1) → x       sub(x, 0.0) → x         neg(neg(x)) → x         _to_copy(x, dtype=its own) → x
     detach(x) → x       add(x, -0.0) → x        _to_copy(_to_copy(f16, f32), f64) → _to_copy(f16, f64)
+    cat([empty, x]) → cat([x]) → clone(x)
 
 `add(x, 0.0)` stays: it turns -0.0 into 0.0. Nothing is folded that would change a dtype, a stride, or who owns memory.
 """
@@ -46,6 +47,8 @@ _LOSSLESS = frozenset(
 def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
     memory = Memory(traced.graph)
     for node in list(traced.graph.nodes):
+        if node.target is aten.cat.default:
+            _leave_out_nothing(node, fuel)
         rule = _RULES.get(node.target)
         if rule is None:
             continue
@@ -120,6 +123,30 @@ def _join_casts(node: fx.Node, fuel: Fuel) -> None:
         return
     if fuel.take(node):
         node.args = (source,)
+
+
+def _leave_out_nothing(node: fx.Node, fuel: Fuel) -> None:
+    """A tensor without elements adds none: an empty cache of keys, say."""
+    tensors, *rest = node.args
+    assert isinstance(tensors, list | tuple)
+    kept = [tensor for tensor in tensors if _has_elements(tensor)]
+    if not 0 < len(kept) < len(tensors) or not fits(node, node.target, (kept, *rest), dict(node.kwargs)):
+        return
+    if not fuel.take(node):
+        return
+    node.args = (kept, *rest)
+
+
+    if len(kept) == 1 and fits(node, aten.clone.default, (kept[0],), _CONTIGUOUS):
+        node.target, node.args, node.kwargs = aten.clone.default, (kept[0],), _CONTIGUOUS
+
+
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
+
+
+def _has_elements(value: Any) -> bool:
+    spec = spec_of(value) if isinstance(value, fx.Node) else None
+    return not isinstance(spec, TensorSpec) or spec.numel != 0
 
 
 _ALIASES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
