@@ -1,6 +1,7 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
 import copy
+import functools
 import itertools
 import types
 import warnings
@@ -400,3 +401,46 @@ def test_what_a_detached_result_becomes_does_not_show_in_views_of_the_same_memor
     assert detached.requires_grad and not detached._is_view()
     view.zero_()
     assert not detached[0].any()
+
+
+def calls_itself(x: torch.Tensor, y: torch.Tensor, times: int = 2) -> torch.Tensor:
+    if times:
+        return calls_itself(x, y, times - 1) * 2
+    print("innermost")
+    return x + y
+
+
+def handles_itself(x: torch.Tensor, y: torch.Tensor, times: int = 2) -> torch.Tensor:
+    try:
+        if times:
+            return handles_itself(x, y, times - 1)
+        print("innermost")
+        return x + y
+    except RuntimeError as error:
+        raise ValueError("outer") from error
+
+
+def folds_by_lambda(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (lambda t: t + functools.reduce(lambda a, b: a * 2 + b, [x, y]))(x)
+
+
+def calls_lambda_by_lambda(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (lambda f, t: f(t))(lambda t: (print("inner"), t + y), x)
+
+
+def raises_again(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    try:
+        return x + y
+    except RuntimeError:
+        print("passing")
+        raise
+
+
+@pytest.mark.parametrize(
+    "program",
+    [calls_itself, handles_itself, folds_by_lambda, calls_lambda_by_lambda, raises_again],
+    ids=lambda f: f.__name__,
+)
+def test_a_traceback_has_a_line_for_each_frame(program: Any) -> None:
+    """Frames of one code, or of one name and line, were taken for one."""
+    compare(program, X, torch.ones(2, 2))

@@ -12,6 +12,10 @@ _ON_BEHALF = tuple(  # they raise some of Python's own errors for the user
 )
 
 
+_AGAIN = ("RERAISE", "RAISE_VARARGS")  # may raise what has been through the frame already
+_MISSING = object()
+
+
 def is_own(code: types.CodeType) -> bool:
     """Whether the code is smelt's."""
     return code.co_filename.startswith(_HERE)
@@ -39,10 +43,10 @@ def entered_by(frame: LiveFrame, trace: types.TracebackType | None) -> types.Tra
     instruction = frame.running
     if is_own(frame.info.code):
         return trace
-    if trace is not None:
-        first = trace.tb_frame.f_code
-        same = first.co_filename == frame.info.code.co_filename and first.co_name == frame.info.code.co_name
-        if same and (trace.tb_lineno == instruction.line or first is frame.info.code):
-            return trace
+    first = trace.tb_frame.f_code if trace is not None else None
+    if first is frame.info.shims.get(instruction.line, _MISSING):
+        return trace
+    if instruction.name in _AGAIN and (first is frame.info.code or first in frame.info.shims.values()):
+        return trace  # of a call of itself it would be a frame of its own
     made = _native.new_frame(frame.function, instruction.offset)
     return types.TracebackType(trace, made, instruction.offset, instruction.line)
