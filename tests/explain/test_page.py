@@ -193,6 +193,7 @@ def test_it_can_be_used_by_keys_alone(page: Page) -> None:
     page.press("Enter")
     assert page.value("document.querySelector('#node h3') !== null")
     page.value("document.querySelector('#canvas').focus()")
+    page.wait("!drawing.animated()")
     before = page.value("drawing.pan()")
     page.press("ArrowDown")
     assert page.value("drawing.pan()")["y"] == before["y"] - 80

@@ -16,6 +16,7 @@ function drawGraphs() {
     const step = { ArrowLeft: [80, 0], ArrowRight: [-80, 0], ArrowUp: [0, 80], ArrowDown: [0, -80] }[event.key];
     if (!drawing || !(step || "+-0".includes(event.key))) return;
     event.preventDefault();
+    drawing.stop(true, true); // a move still under way would undo this one
     if (step) drawing.panBy({ x: step[0], y: step[1] });
     else if (event.key === "0") drawing.fit(undefined, 20);
     else zoom(event.key === "+" ? 1.3 : 1 / 1.3);
