@@ -344,11 +344,7 @@ def test_hooks_do_what_they_do_in_eager(program: Program, backend: str) -> None:
         torch.testing.assert_close(have, want)
 
 
-# A node inside a compiled graph is no node of its own, so hooks on it are not the same to begin with.
-COMPILED = [program for program in ZOO if program is not pre_and_post_hooks]
-
-
-@pytest.mark.parametrize("program", COMPILED, ids=lambda program: str(program.__name__))
+@pytest.mark.parametrize("program", ZOO, ids=lambda program: str(program.__name__))
 def test_hooks_of_a_compiled_forward_do_what_they_do_in_eager(program: Program) -> None:
     wanted_log, wanted = outcome(program, compiled=None, backend=None)
     for backend in (None, "aot_eager"):

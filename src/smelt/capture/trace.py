@@ -414,7 +414,7 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             with without_default_devices():
-                run = traced.plainly() if self._ends_at_forbidden_write() else self.compile_graph(traced)
+                run = traced.plainly() if self._ends_where_nodes_matter() else self.compile_graph(traced)
             if self.tape.writes_inputs:
                 run = noting_writes(apart(run, traced, written) if len(arguments) > 1 else run, written, rebased)
             if self.tape.draws and self.tape.raises:
@@ -433,11 +433,15 @@ class _Closing:
         inputs = list(enumerate(placeholders(self.tape.graph)))
         return tuple([place for place, node in inputs if node in kind] for kind in kinds)
 
-    def _ends_at_forbidden_write(self) -> bool:
-        """Whether Python is about to raise because a tensor may not be written in place. PyTorch tells by how the
-        tensor came to be (one of several views, say), so PyTorch makes it."""
+    def _ends_where_nodes_matter(self) -> bool:
+        """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be
+        written in place, which PyTorch tells by the node (one of several views, say). So PyTorch makes the nodes."""
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
-        return stop is not None and stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
+        if stop is None:
+            return False
+        if stop.code == "B015":
+            return stop.reason.startswith("Tensor.grad_fn ")
+        return stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
 
     def _plan(
         self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
