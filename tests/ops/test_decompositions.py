@@ -208,7 +208,7 @@ def _by_class(*, pixels: bool, backward: bool) -> Callable[[torch.dtype], Iterat
 
 
 def _vector_norm(dtype: torch.dtype) -> Iterator[Any]:
-    for order in (1, float("inf"), float("-inf")):
+    for order in (1, 2, float("inf"), float("-inf")):
         for dim in (None, [0], [-1]):
             yield (_normal(4, 9, dtype=dtype), order, dim, False), {}
 

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 import smelt
 from smelt.base.errors import SmeltWarning
 from smelt.base.events import collect
-from smelt.ir.program import Program
+from smelt.ir.program import Library, Program
 
 BACKENDS = ["eager", "aot_eager", "llvm"]
 
@@ -138,6 +138,14 @@ def test_a_write_in_place_is_seen_by_autograd() -> None:
 def test_operators_on_lists_become_kernels(kind: Any) -> None:
     counters = train_alike(lambda parameters: kind(parameters, lr=0.01, foreach=True), "llvm")
     assert counters["graphs"] == 2 and counters.get("eager_graphs", 0) == 0
+
+
+def test_norms_of_gradients_are_kernels() -> None:
+    with collect() as events:
+        train_alike(lambda parameters: torch.optim.SGD(parameters, lr=0.1), "llvm", steps=2)
+    programs = [event.subject for event in events if isinstance(event.subject, Program)]
+    calls = {str(step.op) for step in programs[-1].steps if isinstance(step, Library)}
+    assert calls and not any("norm" in call for call in calls)
 
 
 def test_a_share_that_the_graph_computes() -> None:

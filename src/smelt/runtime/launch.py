@@ -61,6 +61,7 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.bmm.out: torch.bmm,
     torch.ops.aten.addmm.out: torch.addmm,
     torch.ops.aten.baddbmm.out: torch.baddbmm,
+    torch.ops.aten.cat.out: torch.cat,
     torch.ops.aten.convolution.default: torch.convolution,
     torch.ops.aten.embedding.default: torch.embedding,
     torch.ops.aten.select_scatter.default: _scatter(torch.select),

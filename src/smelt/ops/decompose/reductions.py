@@ -117,8 +117,10 @@ def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: boo
 def vector_norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """Orders 1 and infinity. Squares of order 2 can overflow where the library's do not, so it is left whole."""
+    """Orders 1, 2 and infinity. Where squares overflow, the library's do too."""
     wide, dims = widen(x), _dims(x, dim)
+    if order == 2:
+        return torch.sqrt(torch.sum(wide * wide, dims, keepdim)).to(x.dtype)
     if order == 1:
         return torch.sum(torch.abs(wide), dims, keepdim).to(x.dtype)
     if order == float("inf"):
