@@ -1,12 +1,15 @@
 """The parts by themselves: where nodes keep things, what kinds of nodes hold, the queue, graphs of any size."""
 
+import ctypes
+import mmap
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from smelt import _native
-from smelt.autograd import nodekinds
+from smelt.autograd import nodekinds, nodelayout
 from smelt.autograd.generalize import generalize, split_numbers, with_numbers
 from smelt.autograd.nodekinds import kind_of
 from smelt.autograd.nodelayout import NodeLayout, find_layout, why_not_read_nodes
@@ -19,6 +22,30 @@ from smelt.ir.backward import Backward, Graph
 def test_the_layout_of_nodes_is_found_and_the_same_each_time() -> None:
     found = find_layout()
     assert isinstance(found, NodeLayout) and found == find_layout()
+
+
+def test_every_place_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodelayout, "_RELEASE", "no_such_symbol")
+    monkeypatch.setattr(nodelayout, "_has_edges", lambda *found: False)
+    assert find_layout() == (
+        "edges: 0 places fit; what needs 'edges' was not looked for; "
+        "how nodes are released: no_such_symbol is not exported"
+    )
+
+
+def test_a_guess_that_leads_nowhere_only_fails() -> None:
+    assert nodelayout._words(8, 2) == [-1, -1]
+    page = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    reserved = ctypes.CDLL(None).mprotect
+    reserved.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page[mmap.PAGESIZE - 8 : mmap.PAGESIZE] = (7).to_bytes(8, sys.byteorder)
+    assert reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+    try:
+        assert nodelayout._words(first + mmap.PAGESIZE - 8, 2) == [7, -1]
+        assert nodelayout._words(first + mmap.PAGESIZE - 4, 1) == [-1]
+    finally:
+        reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 3)
 
 
 def test_hooks_of_a_tensor_that_is_gone_are_seen() -> None:
