@@ -227,3 +227,48 @@ def test_a_generator_left_in_a_try_block_that_minds_nothing() -> None:
         return x
 
     both(with_effects, lambda: {"log": []})
+
+
+def test_a_generator_left_inside_yield_from() -> None:
+    def inner(log: list[str]) -> Any:
+        for number in range(4):
+            yield number
+        log.append("done")
+
+    def outer(log: list[str]) -> Any:
+        result = yield from inner(log)
+        log.append(result)
+
+    def f(x: torch.Tensor, log: list[str]) -> Any:
+        for one, other in zip([1, 2], outer(log), strict=False):
+            x = x * one + other
+        source = outer(log)
+        x = x + next(source) + next(source)
+        source.close()
+        return x
+
+    whole(f, lambda: {"log": []})
+
+
+def test_items_of_a_list_are_removed() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Named) and self.name == other.name
+
+    def f(x: torch.Tensor, words: list[str], named: list[Named]) -> Any:
+        words.remove("b")
+        words.append("b")
+        made = [x, 2, x + 1, 2]
+        made.remove(x)
+        made.remove(2)
+        named.remove(Named("two"))
+        try:
+            words.remove("z")
+        except ValueError as error:
+            return made, str(error), len(named)
+        return None
+
+    whole(f, lambda: {"words": ["a", "b", "c", "b"], "named": [Named("one"), Named("two"), Named("two")]}, calls=2)

@@ -29,7 +29,6 @@ IN_ORDINARY_FUNCTIONS = {  # of what is left to Python, all that the standard li
     "LOAD_BUILD_CLASS",
     "CALL_INTRINSIC_1",
     "CALL_INTRINSIC_2",
-    "CLEANUP_THROW",
     "LOAD_FROM_DICT_OR_DEREF",
     "LOAD_FROM_DICT_OR_GLOBALS",
 }

@@ -8,7 +8,16 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import in_order, unpacked
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
-from smelt.capture.operators import contains, delete_subscript, hashable, item_key, length, store_subscript, subscript
+from smelt.capture.operators import (
+    contains,
+    delete_subscript,
+    hashable,
+    is_same,
+    item_key,
+    length,
+    store_subscript,
+    subscript,
+)
 from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
 
 Method = Callable[[Interpreter, Any, list[Value]], Value]
@@ -86,6 +95,15 @@ def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
         raise Raised.of(IndexError("pop index out of range" if receiver.items else "pop from empty list"))
     interp.touch(receiver)
     return interp.outside.force(receiver.items.pop(position))
+
+
+def _remove(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    for place, item in enumerate(interp.outside.items(receiver)):
+        if is_same(interp, item, args[0]):
+            interp.touch(receiver)
+            del receiver.items[place]
+            return _NONE
+    raise Raised.of(ValueError("list.remove(x): x not in list"))
 
 
 def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
@@ -244,6 +262,7 @@ LIST: dict[str, Method] = TUPLE | {
     "extend": _extend,
     "insert": _insert,
     "pop": _pop,
+    "remove": _remove,
     "clear": _clear,
     "reverse": _reverse,
     "copy": _copy_list,

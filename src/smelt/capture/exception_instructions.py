@@ -106,6 +106,14 @@ def _stop_iteration_error(interp: Interpreter, frame: Frame, instruction: Instru
     frame.stack[-1] = outer
 
 
+@handles("CLEANUP_THROW")
+def _cleanup_throw(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    """What was thrown into a generator inside `yield from`, after it was thrown into what that takes its items from."""
+    if python_type(frame.stack[-1]) is StopIteration:
+        raise Unsupported("B002", "generator.throw inside yield from")
+    raise _again(frame.stack[-1])
+
+
 # with
 
 

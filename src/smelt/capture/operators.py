@@ -325,7 +325,7 @@ def _compare_sequences(interp: Interpreter, symbol: str, left: Sequence, right: 
     if symbol in ("==", "!=") and len(ours) != len(theirs):
         return Constant(symbol == "!=")
     for one, other in zip(ours, theirs, strict=False):
-        if not _same(interp, one, other):
+        if not is_same(interp, one, other):
             return Constant(symbol == "!=") if symbol in ("==", "!=") else compare(interp, symbol, one, other)
     return interp.compute(COMPARE[symbol], len(ours), len(theirs))
 
@@ -337,7 +337,7 @@ def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
     if left.items.keys() != right.items.keys() or (in_order and list(left.items) != list(right.items)):
         return False
     force = interp.outside.force
-    return all(_same(interp, force(item), force(right.items[key])) for key, item in left.items.items())
+    return all(is_same(interp, force(item), force(right.items[key])) for key, item in left.items.items())
 
 
 _SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
@@ -458,7 +458,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Mapping | Set) and holds_symbols(item) and _can_be_compared(container):
         if isinstance(container, Mapping):
             interp.outside.complete(container)
-        return any(_same(interp, item, Constant(key)) for key in container.items if type(key) is int)
+        return any(is_same(interp, item, Constant(key)) for key in container.items if type(key) is int)
     if isinstance(container, Mapping):
         return interp.outside.present(container, hashable(interp, item))
     if isinstance(container, Set):
@@ -466,7 +466,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Constant) and isinstance(container.value, str | range | bytes | enum.Flag):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
     if isinstance(container, Sequence | Deque | DictView):
-        return any(_same(interp, candidate, item) for candidate in drain(interp, container))
+        return any(is_same(interp, candidate, item) for candidate in drain(interp, container))
     if isinstance(container, Object | Instance):
         method = attribute_now(interp, container, "__contains__")
         return truth(interp, interp.now(interp.call(method, [item])))
@@ -478,7 +478,8 @@ def _can_be_compared(container: Mapping | Set) -> bool:
     return len(container.items) <= _FEW_KEYS and all(type(key) in (int, str) for key in container.items)
 
 
-def _same(interp: Interpreter, left: Value, right: Value) -> bool:
+def is_same(interp: Interpreter, left: Value, right: Value) -> bool:
+    """Whether containers take one for the other."""
     if left is right:
         return True
     return truth(interp, compare(interp, "==", left, right))
