@@ -16,7 +16,7 @@ import torch
 from smelt import _native
 from smelt.autograd.nodekinds import Kind, kind_of
 from smelt.autograd.nodelayout import materializes
-from smelt.runtime.wrap import Joined, joined_of
+from smelt.runtime.joined import Joined, joined_of
 
 ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 

@@ -37,7 +37,7 @@ from smelt.ir.ghost import GhostError, GhostTensor, Recorder, without_caller_hoo
 from smelt.ir.graph import Level, Traced, outputs, placeholders
 from smelt.ir.hook_calls import call_hook, call_hook_on_all
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
-from smelt.runtime.wrap import Joined
+from smelt.runtime.joined import Joined
 
 aten = torch.ops.aten
 

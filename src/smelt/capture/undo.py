@@ -16,7 +16,7 @@ import torch
 
 from smelt.capture.plan import GraphRun, Unwritten
 from smelt.ir.graph import Traced
-from smelt.runtime.wrap import forbids_writing
+from smelt.runtime.written import forbids_writing
 
 
 def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:

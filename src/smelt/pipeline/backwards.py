@@ -20,7 +20,7 @@ from smelt.base.options import Options, config
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
-from smelt.runtime.wrap import Flat
+from smelt.runtime.state import Flat
 
 # Takes a graph, a name, whether inputs come in a list to be taken out of it, and whether there may be an arena.
 Lower = Callable[[Traced, str, bool, bool], Flat]

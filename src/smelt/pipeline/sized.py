@@ -26,7 +26,7 @@ from smelt.base.varying import from_symbolic, to_symbolic
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
 from smelt.pipeline.symbolic import VERSIONS, Bound, Tracing, hold
-from smelt.runtime.wrap import Flat
+from smelt.runtime.state import Flat
 
 LIMIT = 64
 """How many combinations of sizes are kept."""

@@ -41,7 +41,7 @@ from smelt.pipeline.symbolic import Bound, Generate, Tracing
 from smelt.pipeline.warm import Built, Parts, bind, look_up, program_of, with_stored_backwards
 from smelt.runtime.launch import Arenas, Executable
 from smelt.runtime.scratch import scratch_of, scratch_of_step
-from smelt.runtime.wrap import Flat
+from smelt.runtime.state import Flat
 from smelt.simplify import PASSES, SimplifyPass, why_not_operands
 
 

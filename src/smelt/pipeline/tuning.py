@@ -24,7 +24,7 @@ from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.pipeline.keys import Unstorable, key_of
 from smelt.runtime.cache import Store, open_store
-from smelt.runtime.wrap import Flat
+from smelt.runtime.state import Flat
 
 Compile = Callable[[Traced, Options], Flat]
 

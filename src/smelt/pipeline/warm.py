@@ -22,7 +22,8 @@ from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.pipeline.cached import CacheEntry, Code, Half
 from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.wrap import Flat, GraphOfBackward, MakeBackward, join
+from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward
+from smelt.runtime.wrap import join
 
 if TYPE_CHECKING:
     from smelt.codegen import CompiledKernel

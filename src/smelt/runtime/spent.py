@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from smelt.runtime.kept import gone
+
 
 class _Spent(torch.autograd.Function):
     """Yields what it is told, as if computed from its argument, which no gradient can reach any more."""
@@ -18,12 +20,7 @@ class _Spent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        raise RuntimeError(  # in the words in which PyTorch says it
-            "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-            "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
-            "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if "
-            "you need to access saved tensors after calling backward."
-        )
+        gone()
 
 
 # `Function.apply` without its preparations for `torch.func`, which is not on here.

@@ -1,0 +1,88 @@
+"""The node of a compiled graph as compiled autograd sees it, which does the engine's work instead of the engine.
+
+    joined_of(loss.grad_fn)   →   Joined: its backward as a graph, what it saved, where its gradients go
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.again import let_go
+from smelt.runtime.kept import Left, from_left, spend
+from smelt.runtime.node import Compiled, without_unfed
+from smelt.runtime.state import Differentiable
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The node of a compiled graph, for whoever does the engine's work instead of it."""
+
+    ctx: Any
+    state: Differentiable
+
+    @property
+    def key(self) -> Any:
+        """What a captured backward depends on."""
+        return self.state, bool(self.ctx.__dict__.get("left"))
+
+    @property
+    def number(self) -> int:
+        return self.state.number
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of what its backward is given besides gradients."""
+        return tuple(saved.spec for saved in self.state.plan.saved)
+
+    @property
+    def tangents(self) -> tuple[TensorSpec, ...]:
+        return self.state.plan.tangents
+
+    def graph(self, arrived: int) -> tuple[Traced, bool]:
+        """The backward for gradients of some results, and whether it takes zeros for the others."""
+        graph_for = self.state.graphs
+        assert graph_for is not None
+        found = graph_for(arrived)
+        if found is not None:
+            return found, False
+        whole = graph_for((1 << len(self.tangents)) - 1)
+        assert whole is not None
+        return whole, True
+
+    def saved(self, arrived: int) -> Sequence[Any]:
+        """What the backward is given, still there and unchanged; else an error, as PyTorch words it."""
+        left: Left | None = self.ctx.__dict__.get("left")
+        saved = from_left(left, arrived)[0] if left else (self.ctx.saved_tensors if self.state.kept else ())
+        return saved[: len(self.state.plan.saved)]
+
+    def spend(self, arrived: int) -> None:
+        """A backward has been that does not retain the graph."""
+        if not arrived:
+            return
+        left: Left | None = self.ctx.__dict__.get("left")
+        saved, spent = from_left(left, arrived) if left else (self.ctx.saved_tensors if self.state.kept else (), 0)
+        others = self.ctx.joined[1] if "joined" in self.ctx.__dict__ else self.ctx.__dict__.get("others")
+        if spend(self.ctx, self.state, arrived, saved, left, spent) and others:
+            let_go(others)
+
+    def placed(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
+        """Per argument of the forward, its gradient."""
+        plan = self.state.plan
+        if plan.fed:
+            gradients = without_unfed(gradients, plan.fed, arrived)
+        placed: list[Any] = [None] * plan.inputs
+        for index, gradient in zip(plan.gradients, gradients, strict=True):
+            placed[index] = gradient
+        handed = self.state.out(placed)
+        return [None, *handed] if "joined" in self.ctx.__dict__ else list(handed)
+
+
+def joined_of(ctx: Any) -> Joined | None:
+    """The compiled graph whose node this is; None for other nodes, and where saving hooks have seen what it keeps."""
+    function = type(ctx)._forward_cls
+    state = getattr(function, "_smelt_state", None)
+    if state is None and function is Compiled and not ctx.joined[2]:
+        state = ctx.joined[0]
+    return None if state is None or state.graphs is None else Joined(ctx, state)

@@ -1,0 +1,138 @@
+"""The one node that a compiled graph is to PyTorch's autograd.
+
+    apply([state, …], *inputs)   →   results whose `grad_fn` runs the compiled backward
+
+What the forward saves goes through `save_for_backward`, so PyTorch's version checks, saved-tensor hooks and freeing
+work as ever. The backward is compiled for the results that gradients arrive for, when they first do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.again import Other, differentiable_backward, let_go, only_replay_is_right, saved_inputs, track
+from smelt.runtime.kept import saved_for
+from smelt.runtime.outputs import own_tensors
+from smelt.runtime.state import Differentiable, Flat
+from smelt.runtime.written import own
+
+
+class Compiled(torch.autograd.Function):
+    """The one node that a compiled graph is to PyTorch's autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
+        state: Differentiable = box[0]
+        plan, inputs = state.plan, state.back(inputs)
+        # The casts autocast asks for are in the graph already.
+        autocast = torch._C._is_any_autocast_enabled()
+        values = without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
+        if plan.copied:
+            values = own(values, plan.copied)
+        hooked = False
+        others = track(state, inputs)
+        if state.kept:
+            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+            hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        ctx.set_materialize_grads(False)
+        ctx.joined = (state, others, hooked, box[1])  # in one: every attribute of a context costs
+        if not state.only_results:
+            box.append([*own_tensors(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
+        return results_of([values[index] for index in plan.differentiable])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        return (None, *ctx.joined[0].out(gradients_of(ctx, tangents, *ctx.joined)))
+
+
+# `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
+apply: Callable[..., Any] = super(torch.autograd.Function, Compiled).apply
+
+
+def gradients_of(
+    ctx: Any,
+    tangents: Sequence[Any],
+    state: Differentiable,
+    others: list[Other] | None = None,
+    hooked: bool = False,
+    random: torch.Tensor | None = None,
+) -> list[Any]:
+    """What flows into each input of the graph."""
+    arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
+    saved, spent = saved_for(ctx, state, arrived)
+    if not arrived:
+        return [None] * state.plan.inputs  # as from any node that a later one had no gradient for
+    if only_replay_is_right(tangents):
+        inputs = saved_inputs(state, saved, others or [])
+        gradients: Sequence[Any] = differentiable_backward(state, inputs, random, tangents)
+    else:
+        given = list(saved)
+        del saved
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
+        if others and spent:
+            let_go(others)
+        if state.recalled:
+            del given[-len(state.recalled) :]
+        if hooked:
+            given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+        backward, zeros = state.backward_for(arrived)
+        for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
+            if tangent is None and not zeros:
+                continue
+            plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
+            given.append(tangent if plain else _fit(tangent, spec))
+        gradients = without_autocast(backward, (given,) if state.consuming else given)
+        if state.plan.fed:
+            gradients = without_unfed(gradients, state.plan.fed, arrived)
+    placed: list[Any] = [None] * state.plan.inputs
+    for index, gradient in zip(state.plan.gradients, gradients, strict=True):
+        placed[index] = gradient
+    return placed
+
+
+def without_unfed(gradients: Sequence[Any], fed: Sequence[int], arrived: int) -> list[Any]:
+    """Gradients that depend on nothing but results nobody used are none at all: an optimizer skips those."""
+    return [
+        None if sources and not sources & arrived else gradient
+        for gradient, sources in zip(gradients, fed, strict=True)
+    ]
+
+
+def results_of(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values as a node may yield them: PyTorch would forbid writes to a view, as it does for those of a multi-output
+    node, and a node has no two results that are one."""
+    seen: set[int] = set()
+    return tuple([value.detach() if value._is_view() or _again(value, seen) else value for value in values])
+
+
+def _again(value: object, seen: set[int]) -> bool:
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    return False
+
+
+def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
+    """The casts autocast asks for are in the graph already."""
+    if torch._C._is_any_autocast_enabled():
+        with torch._C._DisableAutocast():
+            return function(*inputs)
+    return function(*inputs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its values: not sparse, not zeros without memory, nothing left to be done."""
+    lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return tensor.layout is torch.strided and not lazy
+
+
+def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
+    fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    if tensor is None:
+        return fitted.zero_()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return fitted.copy_(tensor)

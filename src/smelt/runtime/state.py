@@ -1,0 +1,106 @@
+"""A compiled forward and backward, and all about them that no call changes.
+
+    Differentiable(forward, backwards, plan, …).backward_for(0b01)   →   the backward for the first result's gradient
+"""
+
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smelt import _native
+from smelt.base.collector import paused
+from smelt.ir.graph import Traced
+from smelt.ir.joint import Plan, Replay
+from smelt.runtime.outputs import finisher
+
+Flat = Callable[..., "tuple[Any, ...]"]
+
+# Makes the backward for gradients that arrive for some results, a bit each; None where only the one for all will do.
+MakeBackward = Callable[[int], "Flat | None"]
+# The same as a graph, for whoever writes it out in a larger one.
+GraphOfBackward = Callable[[int], "Traced | None"]
+
+_numbers = itertools.count()
+
+
+class Differentiable:
+    """A compiled forward and backward."""
+
+    def __init__(
+        self,
+        forward: Flat,
+        backwards: MakeBackward,
+        plan: Plan,
+        replay: Replay | str,
+        eager: Flat | None,
+        consuming: bool,
+        graphs: GraphOfBackward | None,
+    ) -> None:
+        self.forward = forward
+        self.backwards = backwards
+        self.graphs = graphs
+        # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
+        self.made: dict[int, tuple[Flat, bool]] = {}
+        self.making = threading.Lock()
+        self.number = next(_numbers)
+        self.plan = plan
+        self.replay = replay
+        self.eager = eager
+        self.consuming = consuming
+        self.finish = finisher(plan)
+        # Where each saved tensor comes from: an input's number, or a position among the forward's values.
+        self.kept = tuple(
+            (saved.source is not None, plan.forward_outputs + place if saved.source is None else saved.source)
+            for place, saved in enumerate(plan.saved)
+        )
+        saved_inputs = {saved.source for saved in plan.saved}
+        # Old values that only a derivative of higher order needs; PyTorch keeps them with what else is saved.
+        self.recalled = tuple(index for index in plan.recalled if index not in saved_inputs)
+        self.kept += tuple((True, index) for index in self.recalled)
+        saved_inputs.update(self.recalled)
+        self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
+        self.wanted = frozenset(plan.gradients)
+        self.only_results = plan.results == len(plan.differentiable) and not plan.written
+        self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
+        self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
+        # Nothing to be done but to compute: see `_quick`.
+        self.is_simple = self.only_values and self.finish is None and not (plan.copied or plan.recalled or plan.random)
+        # What autograd is handed and what it hands on, from the graph's own order and back; see `Plan.handed`.
+        self.out, self.back = _turned(plan.handed)
+        needed = frozenset(plan.needed).difference(plan.written)
+        self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
+
+    def backward_for(self, arrived: int) -> tuple[Flat, bool]:
+        """The backward for gradients of these results, and whether it takes zeros for the others."""
+        found = self.made.get(arrived)
+        if found is None:
+            found = _native.suspended(self._make_once, arrived)  # what is done there is not the program's
+        return found
+
+    def _make_once(self, arrived: int) -> tuple[Flat, bool]:
+        with self.making, paused():
+            return self.made.get(arrived) or self._make(arrived)
+
+    def _make(self, arrived: int) -> tuple[Flat, bool]:
+        run, zeros = self.backwards(arrived), False
+        if run is None:
+            everything = (1 << len(self.tangents)) - 1
+            if arrived == everything:
+                raise ValueError("a plan with tangents needs a backward")
+            run, zeros = (self.made.get(everything) or self._make(everything))[0], True
+        self.made[arrived] = (run, zeros)
+        return run, zeros
+
+
+def _turned(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """From the graph's order of inputs to the one autograd sees, and back."""
+    if not order:
+        return _as_is, _as_is
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return operator.itemgetter(*order), operator.itemgetter(*places)
+
+
+def _as_is(values: Any) -> Any:
+    return values

@@ -1,0 +1,99 @@
+"""Inputs that a compiled graph writes: where only eager is right, old values, and new values put where they belong.
+
+    write_back(plan, inputs, new_values)   →   each written input holds its new value, as if written in place
+
+An input that is written differentiably gets its new value by `copy_`, which is how PyTorch's autograd learns of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from smelt.ir.joint import Plan
+
+
+def only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
+    if any(forbids_writing(inputs[index]) for index in plan.rebased):
+        return True
+    return bool(plan.written) and _share_memory(plan.written, inputs)
+
+
+def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a written input lies in the memory of another input: then the pure graph is not what eager does."""
+    places = [_memory(tensor) for tensor in inputs]
+    if len(set(places)) == len(places):
+        return False
+    return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
+
+
+def forbids_writing(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch forbids to write this tensor differentiably: a leaf, a view of one, one of several views."""
+    if not tensor._is_view():
+        return tensor.requires_grad and tensor.is_leaf
+    base = tensor._base
+    assert base is not None
+    ordinary = torch._C._autograd.CreationMeta.DEFAULT
+    return (base.requires_grad and base.is_leaf) or torch._C._autograd._get_creation_meta(tensor) != ordinary
+
+
+def with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, those that are about to be written, or may be, as copies that know where they came from."""
+    given = list(inputs)
+    with torch.enable_grad():
+        for index in recalled:
+            given[index] = _alike(given[index])
+    return given
+
+
+def own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
+    owned = list(values)
+    for index in copied:
+        owned[index] = _alike(owned[index])
+    return owned
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, which kernels rely on: a clone of one with gaps has none."""
+    made = tensor.clone()
+    if made.stride() == tensor.stride():
+        return made
+    return torch.empty_strided(made.shape, tensor.stride(), dtype=made.dtype, device=made.device).copy_(made)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def count_writes(tensors: Iterable[torch.Tensor]) -> None:
+    """Let autograd know that these were written, each once."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
+    """Give written inputs their new values; None is one that is there already. A new value that is some input's own
+    memory is copied out first."""
+    places = {_memory(inputs[index]) for index in plan.written}
+    safe = [value.clone() if value is not None and _memory(value) in places else value for value in new_values]
+    tensors = [inputs[index] for index in plan.written]
+    counted = [
+        (tensor, tensor._version + times)  # tensors of inference mode have no version
+        for tensor, times in zip(tensors, plan.writes, strict=True)
+        if times != 1 and not tensor.is_inference()
+    ]
+    with torch.no_grad():
+        for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
+            if index not in plan.rebased and value is not None:
+                tensor.copy_(value)
+    if plan.rebased:
+        with torch.enable_grad():
+            for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
+                if index in plan.rebased and value is not None:
+                    tensor.copy_(value)
+    count_writes([tensor for tensor, value in zip(tensors, safe, strict=True) if value is None])
+    if counted:
+        counters, versions = zip(*counted, strict=True)
+        torch._C._autograd._unsafe_set_version_counter(counters, versions)
