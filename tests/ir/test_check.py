@@ -22,6 +22,7 @@ kernel good rows(i:4) cols(j:8)
   out total: f32[8]
   inout z: f32[32]
   in places: i64[4]
+  inout sums: f32[24]
   scratch e: f32[8]
   loop:
     a = load x[8*i + j]
@@ -40,6 +41,7 @@ kernel good rows(i:4) cols(j:8)
     d = mul c, r : f32
     far = gather x[j] by 8*at below 4
     store y[8*i + j] = d
+    scatter sum sums[j] by 8*at below 3 = d
     old = load z[8*i + j]
     new = add old, d : f32
     store z[8*i + j] = new
@@ -66,6 +68,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "stores apart": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store y[4*i + j] = d"),
     "reduce in loop": ("r = add s, one : f32", "r = add s, one : f32\n    rr = reduce sum s"),
     "fold dtypes": ("s = reduce sum b", "s = reduce sum b\n    q = reduce any b"),
+    "scatters": ("inout sums: f32[24]", "out sums: f32[24]"),
     "accumulate": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store total[0] = d"),
 }
 

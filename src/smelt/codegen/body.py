@@ -15,11 +15,11 @@ import torch
 
 from smelt.base.sizes import Size, product
 from smelt.base.varying import is_varying
-from smelt.codegen import folds, rowfolds, tiles
+from smelt.codegen import folds, rowfolds, scatters, tiles
 from smelt.codegen.builder import Builder, Loop, Value
 from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, repeatable, varying
+from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -36,6 +36,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scatter,
     Stage,
     Store,
 )
@@ -66,6 +67,8 @@ class Layout:
         for fold in plan.accumulators:
             private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
             kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
+        for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
+            private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
         offsets: dict[str, Size] = {}
         size: Size = 0
         for name, dtype, count in private:
@@ -117,13 +120,17 @@ class Body:
         first, last = Value("%first", "i64"), Value("%last", "i64")
         rows = self.plan.kernel.rows
         match self.plan.split:
-            case Split.UNITS if self.plan.accumulators:
+            case Split.UNITS if self.plan.accumulators or self.plan.units < len(rows):
                 self._each(self.plan.unit_axes, first, last, self._unit)
             case Split.COLS:
                 everything = self._number(product(axis.size for axis in rows))
                 self._each(rows, self._number(0), everything, self._row)
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
+            case Split.PLACES:
+                self._clear()
+                self._each(rows, self._number(0), self._number(self.plan.kernel.row_count), self._placed_row)
+                self._empty_blocks()
             case _:
                 self._clear()
                 self._each(rows, first, last, self._row)
@@ -164,7 +171,34 @@ class Body:
         self._empty_blocks()
         self.finish()
 
+    def _placed_row(self) -> None:
+        """A row, if the places it scatters to are this part's."""
+        b = self.b
+        mine, after = b.new_label("mine"), b.new_label("after")
+        self.rows_at.clear()
+        self.values.clear()
+        self.lanes = 1
+        for instruction in placing(self.plan.kernel):
+            self._instruction(instruction)
+        (scatter,) = (i for i in self.plan.kernel.instructions() if isinstance(i, Scatter))
+        number = scatters.bucket(b, [(self.values[place], stride) for place, stride, _ in scatter.by])
+        first, last = Value("%first", "i64"), Value("%last", "i64")
+        b.branch(b.and_(b.icmp("sge", number, first), b.icmp("slt", number, last)), mine, after)
+        b.label(mine)
+        self._stages()
+        b.jump(after)
+        b.label(after)
+        self._settle_blocks()
+
     def _row(self) -> None:
+        self._stages()
+        self._settle_blocks()
+
+    def _settle_blocks(self) -> None:
+        if any(accumulator.blocked for accumulator in self.plan.accumulators):
+            self._empty_blocks_sometimes()
+
+    def _stages(self) -> None:
         self.rows_at.clear()
         self.values.clear()
         for stage in self.plan.kernel.stages:
@@ -174,8 +208,6 @@ class Body:
                 self.lanes = 1
                 for instruction in stage.body:
                     self._instruction(instruction)
-        if any(accumulator.blocked for accumulator in self.plan.accumulators):
-            self._empty_blocks_sometimes()
 
     def _tile(self) -> None:
         """One tile: its reads turned round, then its rows."""
@@ -237,7 +269,7 @@ class Body:
     def _hold_addresses(self, instructions: Sequence[Instruction]) -> None:
         """Work out before the loops what each access adds for its row."""
         for instruction in instructions:
-            if isinstance(instruction, Load | Gather | Store):
+            if isinstance(instruction, Load | Gather | Store | Scatter):
                 self._row_address(instruction.buffer, instruction.index)
             elif isinstance(instruction, Accumulate):
                 accumulator = self._accumulator(instruction)
@@ -429,6 +461,8 @@ class Body:
                 self._store(buffer, index, to_memory(b, self._vector(source), self.dtypes[source]))
             case Accumulate():
                 self._accumulate(instruction)
+            case Scatter():
+                self._scatter(instruction)
 
     def _position(self, index: Index) -> Value:
         total = self._row_offset(index)
@@ -548,6 +582,24 @@ class Body:
             for lane, place in enumerate(self._lane_addresses(array, index, stride)):
                 if lane >= skipped:
                     self.b.store(self.b.extract(raw, lane), place)
+
+    def _scatter(self, instruction: Scatter) -> None:
+        b = self.b
+        inside = Value("true", "i1")
+        for name, _, extent in instruction.by:
+            inside = b.and_(inside, b.icmp("ult", self.values[name], self._number(extent)))
+        scatters.Put(
+            instruction.op,
+            self.plan.kernel.buffer(instruction.buffer).dtype,
+            self.dtypes[instruction.value],
+            self._vector(instruction.value),
+            self._address(instruction.buffer, instruction.index),
+            instruction.index.stride(self._vector_axis),
+            scatters.offset(b, [(self.values[name], stride) for name, stride, _ in instruction.by]),
+            inside,
+            self.mask,
+            self.pointers[scatters.nowhere(instruction.buffer)],
+        ).write(b)
 
     # Folds over rows.
 

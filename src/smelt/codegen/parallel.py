@@ -147,7 +147,7 @@ def write(symbol: str, plan: Plan, target: Target) -> Code:
         builders.append(part)
         signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
         texts += [part.pool_text, _function(signature, part)]
-    combine = plan.split is Split.ROWS and bool(plan.accumulators)
+    combine = plan.split in (Split.ROWS, Split.PLACES) and bool(plan.accumulators)
     if combine:
         finish = Builder(target, symbol, sizes)
         _write_finish(finish, plan, ways[0][2], workspace)

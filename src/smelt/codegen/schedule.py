@@ -14,13 +14,14 @@ from enum import Enum
 import torch
 
 from smelt.base.sizes import Size, product
-from smelt.base.varying import greater, is_varying, known_at_least, typical
+from smelt.base.varying import greater, is_varying, known_at_least, known_equal, typical
 from smelt.codegen.math import FLOAT32
 from smelt.codegen.pairs import paired
 from smelt.codegen.tiles import Tile, tiled
 from smelt.device import Target
-from smelt.ir.check import value_dtypes
+from smelt.ir.check import operands, value_dtypes
 from smelt.ir.kernel import (
+    Access,
     Accumulate,
     Axis,
     Cast,
@@ -34,6 +35,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scatter,
     Stage,
     Store,
 )
@@ -43,6 +45,7 @@ GRAIN = 1 << 16
 _FEW_ROWS = 64
 _UNITS_ENOUGH = 16
 _BLOCK_WORTH = 32
+BUCKETS = 1024  # places that are scattered to fall into so many, which threads share
 # Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
 # Rows of a tile are read in pieces too short for the processor to guess the next; by then it is a few rows away.
@@ -59,6 +62,7 @@ class Split(Enum):
     ROWS = "rows"  # points of all row axes; accumulators are combined at the end
     COLS = "cols"  # blocks of lanes of the one col axis
     TILES = "tiles"  # squares of a row axis and the col axis
+    PLACES = "places"  # where rows scatter to: a row is run by the part that its place belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ class Plan:
                 return -(-self.width // self.lanes) if again else self.width // self.lanes
             case Split.TILES:
                 return product(axis.size for axis in self.tile_axes)
+            case Split.PLACES:
+                return BUCKETS
 
     @property
     def tile_axes(self) -> tuple[Axis, ...]:
@@ -157,12 +163,16 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
     accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
     split = Split.ROWS if folds and not units else Split.UNITS
+    scatters = [instruction for instruction in kernel.instructions() if isinstance(instruction, Scatter)]
+    if scatters and not units and placing(kernel):
+        split = Split.PLACES
     rows, cols = typical(kernel.row_count), typical(kernel.col_count)
     if pointwise and rows < _FEW_ROWS and cols > rows:
         split = Split.COLS
-    if not folds:
+    if not folds and not scatters:
         units = len(kernel.rows)
-    useful = greater(1, _total_cost(kernel) // GRAIN)
+    # Rows that may meet at one place, and do not say beforehand which, are run by one thread.
+    useful = greater(1, _total_cost(kernel) // GRAIN) if units or not scatters or split is Split.PLACES else 1
     lanes = _lanes(kernel, target)
     turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
     planned = Plan(kernel, split, units, lanes, useful, accumulators, fetched=_fetched(kernel, target))
@@ -205,7 +215,7 @@ def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: It
     """`kernel` with new axes; index terms of those that are gone are dropped."""
 
     def fixed(instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, Load | Gather | Store | Accumulate | Position):
+        if not isinstance(instruction, Access | Position):
             return instruction
         terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
         return replace(instruction, index=Index(terms, instruction.index.offset))
@@ -222,7 +232,7 @@ def _without_unit_axes(kernel: Kernel) -> Kernel:
 
 
 def _indices(kernel: Kernel) -> list[Index]:
-    return [i.index for i in kernel.instructions() if isinstance(i, Load | Gather | Store | Accumulate | Position)]
+    return [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
 
 
 def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
@@ -247,7 +257,7 @@ def _is_pointwise(kernel: Kernel) -> bool:
     return (
         len(kernel.stages) == 1
         and kernel.stages[0].loop
-        and not any(isinstance(i, Reduce | Accumulate) for i in kernel.instructions())
+        and not any(isinstance(i, Reduce | Accumulate | Scatter) for i in kernel.instructions())
         and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
         and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
     )
@@ -266,8 +276,8 @@ def _flattened(kernel: Kernel) -> Kernel:
 def _ordered(kernel: Kernel) -> Kernel:
     """Cols with the axis most accesses walk by single steps last; neighbours merged."""
     kernel = _merged(_merged(kernel, cols=False), cols=True)
-    if len(kernel.cols) < 2:
-        return kernel
+    if len(kernel.cols) < 2 or any(isinstance(i, Scatter) for i in kernel.instructions()):
+        return kernel  # points that meet take turns in the order given
 
     def steps(axis: Axis) -> int:
         return sum(index.stride(axis.name) == 1 for index in _indices(kernel)) if axis.size > 1 else -1
@@ -278,13 +288,54 @@ def _ordered(kernel: Kernel) -> Kernel:
 
 
 def _units_first(kernel: Kernel) -> tuple[Kernel, int]:
-    """Row axes that every fold over rows names, moved to the front; none if they are too few to share out."""
-    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
+    """Row axes that every fold over rows and every scatter names, moved to the front; none if they are too few to
+    share out. No two points that differ along them meet."""
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
     shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
+    if any(isinstance(fold, Scatter) and not _keeps_apart(kernel, fold) for fold in folds):
+        return kernel, 0
     if typical(product(axis.size for axis in shared)) < _UNITS_ENOUGH:
         return kernel, 0
     rest = [axis for axis in kernel.rows if axis not in shared]
     return replace(kernel, rows=(*shared, *rest)), len(shared)
+
+
+def _keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
+    """Whether a position tells where along each axis and at which places it lies: each step is longer than all that
+    the shorter ones reach together."""
+    steps = [(abs(scatter.index.stride(axis.name)), axis.size) for axis in kernel.rows + kernel.cols]
+    steps += [(abs(stride), extent) for _, stride, extent in scatter.by]
+    reach: Size = 0
+    running = [(step, size) for step, size in steps if step and not known_equal(size, 1)]
+    for stride, size in sorted(running, key=lambda each: typical(each[0])):
+        if not known_at_least(stride, reach + 1):
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def placing(kernel: Kernel) -> list[Instruction]:
+    """What works out the places that a row scatters to, before anything else of the row; empty if they differ along
+    cols, or follow from a fold."""
+    scatters = [i for i in kernel.instructions() if isinstance(i, Scatter)]
+    if len(scatters) != 1 or not _keeps_apart(kernel, scatters[0]):
+        return []
+    wanted = {place for place, _, _ in scatters[0].by}
+    cols = {axis.name for axis in kernel.cols}
+    written = {i.buffer for i in kernel.instructions() if isinstance(i, Store | Accumulate | Scatter)}
+    found: list[Instruction] = []
+    for instruction in reversed(kernel.instructions()):
+        if isinstance(instruction, Store | Accumulate | Scatter) or instruction.out not in wanted:
+            continue
+        if isinstance(instruction, Reduce):
+            return []
+        if isinstance(instruction, Load | Gather) and instruction.buffer in written:
+            return []
+        if isinstance(instruction, Load | Gather | Position) and instruction.index.axes & cols:
+            return []
+        wanted.update(operands(instruction))
+        found.insert(0, instruction)
+    return found
 
 
 def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
@@ -335,7 +386,8 @@ def repeatable(body: Iterable[Instruction]) -> bool:
     """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
     body = tuple(body)
     loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
-    return not any(isinstance(i, Reduce | Accumulate) or (isinstance(i, Store) and i.buffer in loaded) for i in body)
+    once = any(isinstance(i, Reduce | Accumulate | Scatter) for i in body)
+    return not once and not any(isinstance(i, Store) and i.buffer in loaded for i in body)
 
 
 def _lanes(kernel: Kernel, target: Target) -> int:
@@ -345,7 +397,7 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     math = 0
     for stage in kernel.stages:
         inside = varying(kernel, stage) if stage.loop else []
-        widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate)]
+        widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
         math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2
@@ -398,7 +450,7 @@ def _only_folds_one_array(kernel: Kernel) -> bool:
 
 
 def _only_reads(body: Iterable[Instruction]) -> bool:
-    return not any(isinstance(i, Store) for i in body)
+    return not any(isinstance(i, Store | Scatter) for i in body)
 
 
 def ahead(made: Plan, stage: Stage) -> list[Load]:

@@ -16,6 +16,7 @@ from smelt.base.errors import SpecError
 from smelt.base.sizes import Size
 from smelt.ir.check_program import PROGRAM_RULES
 from smelt.ir.kernel import (
+    Access,
     Accumulate,
     Axis,
     Cast,
@@ -29,6 +30,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scatter,
     Stage,
     Store,
 )
@@ -70,6 +72,8 @@ def operands(instruction: Instruction) -> tuple[str, ...]:
             return args
         case Gather(_, _, _, by):
             return tuple(value for value, _, _ in by)
+        case Scatter(_, _, _, by, value):
+            return (*(place for place, _, _ in by), value)
         case Cast(_, value, _) | Reduce(_, _, value) | Store(_, _, value) | Accumulate(_, _, _, value):
             return (value,)
     return ()
@@ -77,7 +81,7 @@ def operands(instruction: Instruction) -> tuple[str, ...]:
 
 def result(instruction: Instruction) -> str | None:
     """The value an instruction defines."""
-    return None if isinstance(instruction, Store | Accumulate) else instruction.out
+    return None if isinstance(instruction, Store | Accumulate | Scatter) else instruction.out
 
 
 def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
@@ -86,11 +90,11 @@ def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
             yield stage, instruction
 
 
-def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Load | Gather | Store | Accumulate]]:
+def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Access]]:
     """Accesses to buffers that exist."""
     names = {buffer.name for buffer in kernel.buffers}
     for stage, instruction in _staged(kernel):
-        if isinstance(instruction, Load | Gather | Store | Accumulate) and instruction.buffer in names:
+        if isinstance(instruction, Access) and instruction.buffer in names:
             yield stage, instruction
 
 
@@ -125,7 +129,7 @@ def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
 def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
     names = {buffer.name for buffer in kernel.buffers}
     for _, instruction in _staged(kernel):
-        if isinstance(instruction, Load | Gather | Store | Accumulate) and instruction.buffer not in names:
+        if isinstance(instruction, Access) and instruction.buffer not in names:
             yield instruction, f"there is no buffer {instruction.buffer}"
 
 
@@ -196,7 +200,8 @@ def _operand_fault(name: str, given: list[torch.dtype], out: torch.dtype) -> str
 def _rule_narrow(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for instruction in kernel.instructions():
-        if not isinstance(instruction, Compute | Reduce | Accumulate):
+        computes = isinstance(instruction, Compute | Reduce | Accumulate)
+        if not computes and not (isinstance(instruction, Scatter) and instruction.op):
             continue
         for name in operands(instruction):
             if dtypes.get(name) in NARROW_FLOATS:
@@ -228,7 +233,7 @@ def _fits(value: float | bool, dtype: torch.dtype) -> bool:
 def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
     """Indices name axes that run where they stand, in axis order, with strides other than zero."""
     for stage, instruction in _staged(kernel):
-        if not isinstance(instruction, Load | Gather | Store | Accumulate | Position):
+        if not isinstance(instruction, Access | Position):
             continue
         order = [axis.name for axis in (kernel.rows + kernel.cols if stage.loop else kernel.rows)]
         named = [name for name, _ in instruction.index.terms]
@@ -256,7 +261,7 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
         if any(axis.size == 0 for axis in (axes if stage.loop else kernel.rows)):
             continue
         low, high = index_range(instruction.index, axes)
-        for _, stride, extent in instruction.by if isinstance(instruction, Gather) else ():
+        for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
             low, high = low + min(stride * (extent - 1), 0), high + max(stride * (extent - 1), 0)
         size = kernel.buffer(instruction.buffer).size
         if low < 0 or high >= size:
@@ -264,12 +269,12 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
-    """Places that only running yields are counted in int64, and lie in memory that this kernel does not write."""
+    """Places that only running yields are counted in int64; what is read there this kernel does not write."""
     dtypes = value_dtypes(kernel)
     for _, instruction in _indexed(kernel):
-        if not isinstance(instruction, Gather):
+        if not isinstance(instruction, Gather | Scatter):
             continue
-        if kernel.buffer(instruction.buffer).role is not Role.INPUT:
+        if isinstance(instruction, Gather) and kernel.buffer(instruction.buffer).role is not Role.INPUT:
             yield instruction, f"{instruction.buffer} is written here: where it is read is not known"
         for name, _, extent in instruction.by:
             if dtypes.get(name, torch.int64) is not torch.int64:
@@ -325,7 +330,8 @@ def _rule_stores(kernel: Kernel) -> Iterator[Fault]:
             continue
         want, have = kernel.buffer(instruction.buffer).dtype, dtypes[instruction.value]
         # A sum kept in f32 may end in a narrower buffer: it is rounded once, when the fold is complete.
-        rounded = isinstance(instruction, Accumulate) and have is torch.float32 and want in NARROW_FLOATS
+        folds = isinstance(instruction, Accumulate) or (isinstance(instruction, Scatter) and instruction.op is not None)
+        rounded = folds and have is torch.float32 and want in NARROW_FLOATS
         if have is not want and not rounded:
             yield (
                 instruction,
@@ -370,7 +376,7 @@ def _rule_reduce_in_loop(kernel: Kernel) -> Iterator[Fault]:
 def _rule_fold_dtypes(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for instruction in kernel.instructions():
-        if isinstance(instruction, Reduce | Accumulate) and instruction.value in dtypes:
+        if isinstance(instruction, Reduce | Accumulate | Scatter) and instruction.op and instruction.value in dtypes:
             dtype = dtypes[instruction.value]
             if (dtype is torch.bool) != (instruction.op in ("any", "all")):
                 yield instruction, f"{instruction.op} does not fold {short_name(dtype)}"
@@ -398,6 +404,18 @@ def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
             yield instruction, fault
 
 
+def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
+    """What is scattered to has contents before, and no other instruction touches it."""
+    touched = [instruction.buffer for _, instruction in _indexed(kernel)]
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Scatter):
+            continue
+        if kernel.buffer(instruction.buffer).role is not Role.INOUT:
+            yield instruction, f"{instruction.buffer} is not inout: where nothing is scattered it stays as it was"
+        if touched.count(instruction.buffer) > 1:
+            yield instruction, f"{instruction.buffer} is touched elsewhere too"
+
+
 KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "axes": _rule_axes,
     "buffers": _rule_buffers,
@@ -419,6 +437,7 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "reduce in loop": _rule_reduce_in_loop,
     "fold dtypes": _rule_fold_dtypes,
     "accumulate": _rule_accumulate,
+    "scatters": _rule_scatters,
 }
 
 

@@ -31,6 +31,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scatter,
     Store,
 )
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
@@ -120,6 +121,12 @@ class _Run:
                 self.values[out] = fold(op, spread, dims, spread.dtype)
             case Accumulate(name, op, index, source):
                 self.accumulate(name, op, index, self.values[source].expand(self.grid(loop)))
+            case Scatter(name, op, index, by, source):
+                where, inside = self.positions(index, loop), torch.ones(self.grid(loop), dtype=torch.bool)
+                for place, stride, extent in by:
+                    inside = inside & (self.values[place] >= 0) & (self.values[place] < extent)
+                    where = where + self.values[place] * stride
+                scatter(op, self.memory[name], where[inside], self.values[source].expand(where.shape)[inside])
 
     def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:
         dims = tuple(number for number, axis in enumerate(self.axes) if axis.name not in index.axes)
@@ -168,6 +175,19 @@ def fold(op: Reduction, value: Tensor, dims: Sequence[int], dtype: torch.dtype) 
                 work = work.all(dim, keepdim=True)
     # A sum of f32 ends in f32 before it is rounded to a narrower buffer, as it is kept in a register of f32.
     return work.to(value.dtype).to(dtype)
+
+
+_SCATTERS = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin", "any": "amax", "all": "amin"}
+
+
+def scatter(op: Reduction | None, memory: Tensor, where: Tensor, value: Tensor) -> None:
+    """`memory[where]` folded with `value`, in order; without `op` the last of those that meet stays."""
+    if op is None:
+        turns = torch.full(memory.shape, -1).scatter_reduce(0, where, torch.arange(len(where)), "amax")
+        memory.copy_(torch.where(turns < 0, memory, value[turns.clamp_min(0)] if len(value) else memory))
+        return
+    wide = torch.float64 if memory.dtype.is_floating_point else torch.int64
+    memory.copy_(memory.to(wide).scatter_reduce(0, where, value.to(wide), _SCATTERS[op]))
 
 
 # Programs.

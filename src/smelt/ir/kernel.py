@@ -26,7 +26,8 @@ buffer), a value of a row stage and the result of a `Reduce` are visible in all 
 `Reduce` folds over the cols of one row. `Accumulate` folds over rows: the buffer element at an index that leaves some
 row axes out becomes the fold of all values sent to it (no prior contents, no zero-fill needed). How a fold is kept
 accurate and shared between threads is the target's business; sums of f32 and narrower are to be kept so that their
-error does not grow with the number of rows.
+error does not grow with the number of rows. `Scatter` changes what is in a buffer, at places that only running yields;
+points that meet at one place take turns in the order of their rows, then cols, and elsewhere the buffer stays as it is.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Role(Enum):
 
     INPUT = "in"
     OUTPUT = "out"  # every element the kernel is responsible for is written; prior contents are not read
-    INOUT = "inout"  # read and then overwritten at the same index, for updates in place
+    INOUT = "inout"  # read and then overwritten at the same index, for updates in place; or scattered to
     SCRATCH = "scratch"  # private to a row in progress; index over cols only; contents do not outlive the row
 
 
@@ -169,7 +170,23 @@ class Accumulate:
     value: str
 
 
-Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Accumulate
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`buffer[index + Σ stride · place]` = what is there folded with `value`, or `value` itself where `op` is None.
+
+    Each of `by` is (place, stride, extent) as in a gather, but a point with a place outside of its extent leaves
+    nothing. A value of f32 may go to a narrower buffer: it is rounded each time.
+    """
+
+    buffer: str
+    op: Reduction | None
+    index: Index
+    by: tuple[tuple[str, Size, Size], ...]
+    value: str
+
+
+Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Accumulate | Scatter
+Access = Load | Gather | Store | Accumulate | Scatter  # has a buffer and an index
 
 
 @dataclass(frozen=True, slots=True)

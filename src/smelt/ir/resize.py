@@ -15,7 +15,7 @@ from torch import fx
 from smelt.base.symbols import World
 from smelt.base.varying import varies
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import Accumulate, Const, Gather, Kernel, Load, Position, Store
+from smelt.ir.kernel import Access, Const, Gather, Kernel, Position, Scatter
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 
 Change = Callable[[Any], Any]
@@ -56,11 +56,11 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
     for instruction in kernel.instructions():
         if isinstance(instruction, Const):
             yield instruction.value
-        elif isinstance(instruction, Load | Gather | Store | Accumulate | Position):
+        elif isinstance(instruction, Access | Position):
             yield instruction.index.offset
             for _, stride in instruction.index.terms:
                 yield stride
-            for _, stride, extent in instruction.by if isinstance(instruction, Gather) else ():
+            for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
                 yield stride
                 yield extent
 

@@ -43,6 +43,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scatter,
     Stage,
     Store,
 )
@@ -99,6 +100,9 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{out} = reduce {op} {source}"
         case Accumulate(buffer, op, index, source):
             return f"accumulate {op} {buffer}[{format_index(index)}] = {source}"
+        case Scatter(buffer, op, index, by, source):
+            places = ", ".join(map(_format_reach, by))
+            return f"scatter {op or 'last'} {buffer}[{format_index(index)}] by {places} = {source}"
 
 
 def _format_reach(reach: tuple[str, Size, Size]) -> str:
@@ -136,6 +140,7 @@ _TERM = re.compile(rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)")
 _STORE = re.compile(rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})")
 _ACCUMULATE = re.compile(rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})")
 _LOAD = re.compile(rf"load ({_NAME})\[([^\]]*)\]")
+_SCATTER = re.compile(rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})")
 _GATHER = re.compile(rf"gather ({_NAME})\[([^\]]*)\] by (.+)")
 _REACH = re.compile(rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)")
 _REDUCE = re.compile(rf"reduce (\w+) ({_NAME})")
@@ -249,6 +254,10 @@ class _Parser:
         sizes = [(name, varying(self.world, stride)) for name, stride in terms.items()]
         return Index(tuple(sizes), varying(self.world, offset))
 
+    def _reaches(self, text: str, whole: str) -> tuple[tuple[str, Size, Size], ...]:
+        parts = re.split(r", (?=(?:-?\d+|\(.+\))\*)", text)
+        return tuple(self._reach(part, whole) for part in parts)
+
     def _reach(self, text: str, whole: str) -> tuple[str, Size, Size]:
         match = _need(_REACH.fullmatch(text), "an instruction", whole)
         stride = int(match[1]) if re.fullmatch(r"-?\d+", match[1]) else self.size(match[1], whole, "an instruction")
@@ -264,14 +273,16 @@ class _Parser:
             return Store(match[1], self.index(match[2]), match[3])
         if match := _ACCUMULATE.fullmatch(text):
             return Accumulate(match[2], _parse_reduction(match[1]), self.index(match[3]), match[4])
+        if match := _SCATTER.fullmatch(text):
+            fold = None if match[1] == "last" else _parse_reduction(match[1])
+            return Scatter(match[2], fold, self.index(match[3]), self._reaches(match[4], text), match[5])
         out, equals, rest = text.partition(" = ")
         if not equals or not re.fullmatch(_NAME, out):
             raise SpecError("SM022", f"not an instruction: {text!r}")
         if match := _LOAD.fullmatch(rest):
             return Load(out, match[1], self.index(match[2]))
         if match := _GATHER.fullmatch(rest):
-            parts = re.split(r", (?=(?:-?\d+|\(.+\))\*)", match[3])
-            return Gather(out, match[1], self.index(match[2]), tuple(self._reach(part, text) for part in parts))
+            return Gather(out, match[1], self.index(match[2]), self._reaches(match[3], text))
         if match := _REDUCE.fullmatch(rest):
             return Reduce(out, _parse_reduction(match[1]), match[2])
         if rest.startswith("position "):
