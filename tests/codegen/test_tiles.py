@@ -66,8 +66,23 @@ def test_several_reads_and_one_straight(busy: None) -> None:
     assert split_of(kernel) is Split.TILES
     ahead = schedule.plan(kernel, replace(find("cpu"), fetches_ahead=True))
     assert [load.buffer for load in ahead.fetched] == ["x"]  # what is read straight; w is the same for all rows
+    assert ahead.tile is not None and ahead.fetched_rows * ahead.tile.width * 4 >= 1536  # few rows of a wide tile
     assert not schedule.plan(kernel, replace(find("cpu"), fetches_ahead=False)).fetched
     same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("cols", [4, 6, 12, 20])
+def test_tiles_with_fewer_lines_than_are_read_side_by_side(cols: int, busy: None) -> None:
+    kernel = turned(70, cols)
+    made = schedule.plan(kernel, find("cpu"))
+    assert made.tile is not None and made.tile.width <= cols
+    same_as_reference(kernel)
+
+
+def test_tiles_follow_each_other_along_the_rows_that_are_written() -> None:
+    made = schedule.plan(turned(1000, 1000), find("cpu"))
+    assert made.tile is not None
+    assert [axis.name for axis in made.tile_axes] == [f"{made.tile.down.name}.tile", f"{made.tile.along.name}.tile"]
 
 
 @pytest.mark.parametrize("strides", ["5*b + i + 250*j", "10250*b + i + 50*j", "i + 41*j"])

@@ -213,13 +213,13 @@ class Body:
         """One tile: its reads turned round, then its rows."""
         tile = self.plan.tile
         assert tile is not None
-        starts = [
+        top, left = (
             tiles.first_of(self.b, self.axes[number.name], side, axis.size)
             for axis, number, side in zip(
-                (tile.along, tile.down), tile.blocks, (tile.width, tile.height), strict=True
+                (tile.down, tile.along), tile.blocks, (tile.height, tile.width), strict=True
             )
-        ]
-        self.axes[tile.along.name], self.axes[tile.down.name] = starts
+        )
+        self.axes[tile.down.name], self.axes[tile.along.name] = top, left
         whole = dict(self.pointers)
         for each in tile.turned:
             kind = self.layout.kinds[each.square]
@@ -228,10 +228,10 @@ class Body:
             stride = each.source.index.stride(tile.along.name)
             tiles.turn(self.b, tile, source, self.pointers[each.square], kind, stride)
             # Rows find their place in the square as if it reached back to where the axes start.
-            before = self.b.sub(0, self.b.add(self.b.mul(starts[1], tile.width), starts[0]))
+            before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
             self.pointers[each.square] = self.b.element(self.pointers[each.square], kind, before)
-        self.edges = (starts[0], self.b.add(starts[0], tile.width))
-        loop = self.b.begin(starts[1], self.b.add(starts[1], tile.height), 1, (), guard=False)
+        self.edges = (left, self.b.add(left, tile.width))
+        loop = self.b.begin(top, self.b.add(top, tile.height), 1, (), guard=False)
         self.axes[tile.down.name] = loop.index
         self._row()
         loop.end()

@@ -40,7 +40,7 @@ def describe_host() -> Target:
         interleaves_well=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
-        tile_bytes=(512, 512),
+        tile_bytes=(1024, 256) if arm else (512, 512),
     )
 
 

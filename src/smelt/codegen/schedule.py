@@ -48,8 +48,8 @@ _BLOCK_WORTH = 32
 BUCKETS = 1024  # places that are scattered to fall into so many, which threads share
 # Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
-# Rows of a tile are read in pieces too short for the processor to guess the next; by then it is a few rows away.
-_TILE_ROWS_AHEAD = 3
+# Rows of a tile are read in pieces too short for the processor to guess the next: each is asked for so much earlier.
+_TILE_BYTES_AHEAD = 1536
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
@@ -180,7 +180,9 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     if turned is None:
         return made
     across = tuple(_streams(turned[0], turned[0].instructions())) if target.fetches_ahead else ()
-    in_tiles = Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1], None, across, _TILE_ROWS_AHEAD)
+    line = turned[1].width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
+    rows_ahead = -(-_TILE_BYTES_AHEAD // line)
+    in_tiles = Plan(turned[0], Split.TILES, units, lanes, useful, (), turned[1], None, across, rows_ahead)
     return _or_otherwise(in_tiles, lambda _: made)
 
 

@@ -1,11 +1,12 @@
 """Tiles: reads that run along another axis than the writes do are turned round in a small private array first.
 
     store y[2048*i + j] = load x[i + 2048*j]        x is read down its columns: a cache line for every element
-    → for every 128 × 64 tile: read lines of x along i, turn blocks of 4 × 4 in registers, keep what they come to;
-      then load that along j
+    → for every 256 × 64 tile: read eight lines of x at a time along i, turn blocks of 4 × 4 in registers, keep what
+      they come to; then load that along j
 
-Both sides of memory are then walked by several lines at a time. Tiles of an axis whose size is no multiple of theirs
-overlap.
+Both sides of memory are then walked by several cache lines at a time. More than eight lines of x would not do: where
+they lie a power of two apart, as they often do, no more of them fit a cache at once. Tiles of an axis whose size is no
+multiple of theirs overlap.
 """
 
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from smelt.device import Target
 from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
 
 _BLOCK_BITS = 128  # what is turned at a time: squares of registers this wide, on every target
+_LINES = 8  # read side by side
+_CACHE_LINE = 64
+_ASKED = 4 * _CACHE_LINE  # of the lines read next: with so much asked for, the processor sees by itself how they go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,10 @@ class Tile:
 
     @property
     def blocks(self) -> tuple[Axis, Axis]:
-        """Axes that count tiles, the one the turned reads run along innermost: that is what prefetching follows."""
+        """Axes that count tiles, the one that writes run along innermost: each row goes on where it stopped."""
         return (
-            Axis(f"{self.along.name}.tile", (self.along.size + self.width - 1) // self.width),
             Axis(f"{self.down.name}.tile", (self.down.size + self.height - 1) // self.height),
+            Axis(f"{self.along.name}.tile", (self.along.size + self.width - 1) // self.width),
         )
 
 
@@ -107,14 +111,21 @@ def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:
 def turn(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
     """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
     block = max(2, _BLOCK_BITS // BITS[kind])
-    columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), block, (), guard=False)
-    lines = b.begin(b.const("i64", 0), b.const("i64", tile.height), block, (), guard=False)
-    first = b.element(source, kind, b.add(b.mul(columns.index, stride), lines.index))
-    read = [b.load(b.element(first, kind, number * stride), kind, block) for number in range(block)]
-    place = b.element(square, kind, b.add(b.mul(lines.index, tile.width), columns.index))
-    for number, vector in enumerate(_transposed(b, read)):
-        b.store(vector, b.element(place, kind, number * tile.width))
-    lines.end()
+    lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block
+    columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), lines, (), guard=False)
+    start = b.element(source, kind, b.mul(columns.index, stride))
+    if b.target.fetches_ahead:
+        for number in range(lines, 2 * lines):
+            for further in range(0, min(_ASKED, tile.height * BITS[kind] // 8), _CACHE_LINE):
+                b.prefetch(b.element(b.element(start, kind, number * stride), "i8", further))
+    down = b.begin(b.const("i64", 0), b.const("i64", tile.height), block, (), guard=False)
+    first = b.element(start, kind, down.index)
+    read = [b.load(b.element(first, kind, number * stride), kind, block) for number in range(lines)]
+    place = b.element(square, kind, b.add(b.mul(down.index, tile.width), columns.index))
+    for left in range(0, lines, block):
+        for number, vector in enumerate(_transposed(b, read[left : left + block])):
+            b.store(vector, b.element(place, kind, number * tile.width + left))
+    down.end()
     columns.end()
 
 
