@@ -230,3 +230,22 @@ def test_a_mean_of_equals_is_their_equal(dims: Any, dtype: torch.dtype) -> None:
 
 def test_a_mean_of_many_large_halves_does_not_overflow() -> None:
     assert_same(lambda x: x.mean(0), torch.full((64, 3), 6e4, dtype=torch.float16))
+
+
+def test_nothing_waits_for_a_mask_nor_a_mask_for_anything() -> None:
+    """Coins are tossed into planned memory; what they are tossed like only lends its shape."""
+
+    def dropped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
+        y = (x @ weight + bias).relu()
+        return y * torch.bernoulli(torch.empty_like(y), 0.5)
+
+    args = torch.randn(4, 8), torch.randn(8, 16), torch.randn(16)
+    program = fused(dropped, *args)
+    assert [type(step).__name__ for step in program.steps] == ["Library", "Library", "Launch"]
+    tossed = [step for step in program.steps if isinstance(step, Library)][1]
+    assert (tossed.op, tossed.args, tossed.into) == (torch.ops.aten.bernoulli_.float, (), ("self",))
+    outcomes = []
+    for run in (lambda: run_program(program, args)[0], lambda: dropped(*args)):
+        torch.manual_seed(0)
+        outcomes.append(run())
+    torch.testing.assert_close(*outcomes)

@@ -10,8 +10,8 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.ir.ghost import Recorder
 from smelt.ir.graph import Level, Traced, check_graph, format_graph
-from smelt.ir.tensorspec import TensorSpec
-from smelt.simplify import PASSES, compose_views, drop_dead, fold_constants, fold_identities, share_common
+from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.simplify import PASSES, compose_views, draw_masks, drop_dead, fold_constants, fold_identities, share_common
 from tests.golden import golden
 
 aten = torch.ops.aten
@@ -49,7 +49,11 @@ def targets(traced: Traced) -> list[Any]:
 
 def assert_same(before: Traced, after: Traced, *inputs: torch.Tensor) -> None:
     """Bit for bit, layouts included: no rewrite here may round differently."""
-    expected, found = before.to_module()(*inputs), after.to_module()(*inputs)
+    torch.manual_seed(0)
+    expected, state = before.to_module()(*inputs), torch.get_rng_state()
+    torch.manual_seed(0)
+    found = after.to_module()(*inputs)
+    assert torch.equal(state, torch.get_rng_state())
     assert len(expected) == len(found)
     for want, have in zip(expected, found, strict=True):
         assert (want.shape, want.stride(), want.dtype) == (have.shape, have.stride(), have.dtype)
@@ -95,6 +99,12 @@ def _common(x: torch.Tensor, y: torch.Tensor) -> Any:
     return aten.add.Tensor(first, second), aten.mul.Tensor(noise, 0.0)
 
 
+def _masks(x: torch.Tensor) -> Any:
+    noise = aten.bernoulli.p(aten.empty_like.default(aten.sin.default(x), pin_memory=False), 0.75)
+    kept = aten._to_copy.default(noise, dtype=torch.bool)
+    return aten.mul.Tensor(x, aten._to_copy.default(kept, dtype=x.dtype)), kept
+
+
 def _constants(x: torch.Tensor) -> Any:
     loss = aten.sum.default(aten.exp.default(x))
     grad = aten.expand.default(aten.ones_like.default(loss), list(x.shape))
@@ -115,6 +125,7 @@ CASES: dict[str, tuple[Callable[[Traced, Fuel], Traced], Function, tuple[torch.T
     "joins": (fold_identities, _joins, (torch.randn(4, 6), torch.empty(0))),
     "views": (compose_views, _views, (torch.randn(4, 6),)),
     "common": (share_common, _common, (torch.randn(3), torch.randn(3))),
+    "masks": (lambda traced, fuel: fold_identities(draw_masks(traced, fuel), fuel), _masks, (torch.randn(4, 6),)),
     "constants": (fold_constants, _constants, (torch.randn(2, 3),)),
     "dead": (drop_dead, _dead, (ODD,)),
 }
@@ -219,6 +230,16 @@ def test_running_statistics_are_written_even_if_nobody_looks() -> None:
         return aten.exp.default(x)
 
     assert aten.native_batch_norm.default in targets(simplified(recorded(function, x, stats, stats)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_mask_is_the_same_in_any_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 700).to(dtype)
+    before = recorded(lambda x: aten.mul.Tensor(x, aten.bernoulli.p(x, 0.3)), x)
+    after = simplified(copied(before))
+    drawn = next(node for node in after.graph.nodes if node.target is aten.bernoulli.p)
+    assert tensor_spec(drawn).dtype is torch.bool
+    assert_same(before, after, x)
 
 
 def test_fuel_stops_rewriting() -> None:

@@ -1,6 +1,7 @@
 """What PyTorch's library does badly on the processor this runs on, so that it is asked for something else.
 
     slow_products(torch.bfloat16) == True      products of bfloat16 are better done in float32, and rounded
+    same_coins(torch.float32) == True          a mask may be drawn as bools: it is the same mask
 
 Facts about hosts, not choices of a compilation: they come from what PyTorch says of the processor and from measured
 times, which stand beside them.
@@ -44,6 +45,18 @@ def slow_convolutions() -> bool:
     itself 8 and 6; 144 channels by themselves 1.7 and 0.3.
     """
     return platform.machine() in _ARM
+
+
+@cache
+def same_coins(dtype: torch.dtype) -> bool:
+    """Whether coins fall alike in a tensor of `dtype` and in one of bools, and leave the generator alike."""
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    tossed = [
+        torch.empty(1000, dtype=kind, device="cpu").bernoulli_(0.5, generator=generator)
+        for kind, generator in zip((dtype, torch.bool), generators, strict=True)
+    ]
+    states = [generator.get_state() for generator in generators]
+    return torch.equal(tossed[0].to(torch.bool), tossed[1]) and torch.equal(*states)
 
 
 def _supported(question: str) -> bool:

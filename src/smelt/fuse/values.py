@@ -473,12 +473,16 @@ class _Lowerer:
         self.refs[node] = _whole(value)
 
     def _library(self, node: fx.Node, record: OpRecord, why: str, unless: Value | None = None) -> None:
-        args = self._resolve(node.args)
-        kwargs = {name: self._resolve(argument) for name, argument in node.kwargs.items()}
         lowering = record.lowering.otherwise if isinstance(record.lowering, Pieces | Lookup) else record.lowering
         lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
         target = record.op if isinstance(record.lowering, LibraryCall) else node.target
         assert isinstance(target, torch._ops.OpOverload)
+        named = dict(node.kwargs)
+        if lowering.template:
+            names = [argument.name for argument in target._schema.arguments]
+            named |= zip(names[1 : len(node.args)], node.args[1:], strict=True)
+        args = self._resolve(() if lowering.template else node.args)
+        kwargs = {name: self._resolve(argument) for name, argument in named.items()}
         for ref in references((args, kwargs)):
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
@@ -551,8 +555,14 @@ def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node in live or (node.op == "call_function" and why_not_drop(node) is not None):
             live.add(node)
-            live.update(node.all_input_nodes)
+            live.update(node.all_input_nodes[1:] if _has_template(node) else node.all_input_nodes)
     return live
+
+
+def _has_template(node: fx.Node) -> bool:
+    """Whether a library call takes its first tensor for its shape alone."""
+    lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
+    return isinstance(lowering, LibraryCall) and lowering.template
 
 
 def _whole(value: Value) -> Ref:

@@ -1,6 +1,7 @@
 """Records of operators left to ATen: why, and which of them can write into memory given to them.
 
-    mm(a, b)  →  mm.out(a, b, out=planned buffer)
+    mm(a, b)         →  mm.out(a, b, out=planned buffer)
+    bernoulli(x, p)  →  bernoulli_(planned buffer, p)       x only lends its shape: nothing waits for it
 
 Only variants that compute straight into `out` are listed; the generated ones, which compute and then copy, are not. An
 operator without a record is left to ATen too; `docs/operators.md` shows all that have one.
@@ -25,6 +26,9 @@ _OUT = {
     aten._softmax.default: aten._softmax.out,
     aten._log_softmax.default: aten._log_softmax.out,
 }
+
+# Variants that write all of their first argument and read nothing of it.
+_FILLS = {aten.bernoulli.p: aten.bernoulli_.float}
 
 # What speaks against a kernel → operators, by name and overload.
 _WHY = {
@@ -97,4 +101,6 @@ for _why, _names in _WHY.items():
     for _op in map(_operator, _names.split()):
         _out = _OUT.get(_op)
         _call = LibraryCall(_out, ("out",) if _out is not None else (), _why)
+        if _op in _FILLS:
+            _call = LibraryCall(_FILLS[_op], ("self",), _why, template=True)
         register(OpRecord(_op, _call, LIBRARY_COST, demands=_DEMANDS.get(_op)))

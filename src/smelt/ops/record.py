@@ -136,11 +136,13 @@ class Views:
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
     """Left to ATen. `out` is the variant that writes into given memory, `into` the names of its out arguments; `why`
-    says what speaks against a kernel, after "it"."""
+    says what speaks against a kernel, after "it". With `template`, the first tensor only lends its shape and dtype:
+    `out` is called without it, with what follows by name."""
 
     out: torch._ops.OpOverload | None = None
     into: tuple[str, ...] = ()
     why: str = "is left to the library"
+    template: bool = False
 
 
 @dataclass(frozen=True, slots=True)
