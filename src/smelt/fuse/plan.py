@@ -22,8 +22,13 @@ _SHORT = 8  # steps; what is read that soon is temporary
 _LESS = 0.95  # how much smaller the peak must be to allocate at each call
 
 
+def plan(program: Program) -> Program:
+    """Say of every buffer where it lies."""
+    return plan_step(program) if program.has_backward else plan_memory(program)
+
+
 def plan_step(program: Program) -> Program:
-    """The same for a program that holds much and hands out much, at different times."""
+    """For a program that holds much and hands out much, at different times."""
     planned = plan_memory(program)
     lives = lifetimes(program)
     sizes = {buffer.name: arena_bytes(buffer) for buffer in program.buffers if buffer.place is Place.ARENA}

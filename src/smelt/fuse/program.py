@@ -8,6 +8,7 @@ lies in the arena; results of library calls without an out-variant are the libra
 
 import heapq
 import re
+from dataclasses import replace
 from typing import Any
 
 from smelt.base import events
@@ -22,7 +23,7 @@ from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inplace import reuse_in_place, write_in_place
 from smelt.fuse.limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.order import order
-from smelt.fuse.plan import plan_memory, plan_step
+from smelt.fuse.plan import plan
 from smelt.fuse.pull import pull
 from smelt.fuse.records import Made
 from smelt.fuse.values import Call, Kind, Lowered, Ref, Value, lower, references
@@ -55,10 +56,9 @@ def build_program(
             alone |= parts
             continue
         program = reuse_in_place(write_in_place(program, traced.writes))
+        program = replace(program, has_backward=has_backward)
         # Where buffers lie depends on how long they are.
-        if any(buffer.spec.varies for buffer in program.buffers):
-            return program
-        return plan_step(program) if has_backward else plan_memory(program)
+        return program if any(buffer.spec.varies for buffer in program.buffers) else plan(program)
 
 
 class _Failed(Exception):

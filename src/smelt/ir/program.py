@@ -90,6 +90,7 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
     arena_bytes: Size = 0
+    has_backward: bool = False  # whether it holds in the middle what a backward inside of it reads
 
     def buffer(self, name: str) -> ProgramBuffer:
         for candidate in self.buffers:

@@ -19,7 +19,7 @@ from smelt.autograd.joint import Pure
 from smelt.autograd.partition import Halves
 from smelt.base import events
 from smelt.base.symbols import Fact, Symbol, World
-from smelt.fuse.plan import plan_memory
+from smelt.fuse.plan import plan
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.ir.kernel import Buffer, Kernel, Role
@@ -120,7 +120,7 @@ def program_at(program: Program, kernels: Built, values: Values) -> tuple[Progra
         steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
     outputs = resized(program.outputs, change)
     made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
-    return plan_memory(made), codes
+    return plan(made), codes
 
 
 def _told(kernel: Kernel, count: int) -> Kernel:
