@@ -15,6 +15,7 @@ from smelt.simplify.common import share_common
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.dead import drop_dead
 from smelt.simplify.identities import fold_identities
+from smelt.simplify.layouts import turn_matrices
 from smelt.simplify.masks import draw_masks
 from smelt.simplify.numbers import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
@@ -25,6 +26,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("numbers as operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("draw masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
+    ("turn matrices", turn_matrices, "before identities: a copy of what was turned may be nothing at all"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
     ("share common", share_common, "one node for each value, so that the fuser sees it once"),
@@ -41,5 +43,6 @@ __all__ = [
     "fold_identities",
     "numbers_as_operands",
     "share_common",
+    "turn_matrices",
     "why_not_operands",
 ]

@@ -2,7 +2,7 @@
 
     mul(x, 1) → x       sub(x, 0.0) → x         neg(neg(x)) → x         _to_copy(x, dtype=its own) → x
     detach(x) → x       add(x, -0.0) → x        _to_copy(_to_copy(f16, f32), f64) → _to_copy(f16, f64)
-    cat([empty, x]) → cat([x]) → clone(x)
+    cat([empty, x]) → cat([x]) → clone(x)       constant_pad_nd(x, [0, 0]) → x
 
 `add(x, 0.0)` stays: it turns -0.0 into 0.0. Nothing is folded that would change a dtype, a stride, or who owns memory.
 """
@@ -105,6 +105,13 @@ def _minus_nothing(node: fx.Node) -> fx.Node | None:
     return _first(node) if plain and _is_neutral(node.args[1], node, -1.0) else None
 
 
+def _pads_nothing(node: fx.Node) -> fx.Node | None:
+    """As some models pad for strides that need no padding."""
+    amounts = node.args[1]
+    nothing = isinstance(amounts, list | tuple) and all(_is_number(amount, 0) for amount in amounts)
+    return _first(node) if nothing else None
+
+
 def _twice_negated(node: fx.Node) -> fx.Node | None:
     inner = _first(node)
     return _first(inner) if inner is not None and inner.target is aten.neg.default else None
@@ -165,4 +172,5 @@ _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     aten.sub.Tensor: _minus_nothing,
     aten.sub.Scalar: _minus_nothing,
     aten.neg.default: _twice_negated,
+    aten.constant_pad_nd.default: _pads_nothing,
 }

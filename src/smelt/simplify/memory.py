@@ -30,6 +30,10 @@ class Memory:
     def _leave(self, node: fx.Node) -> None:
         self._leaving.update(_chain(node))
 
+    def leaves(self, node: fx.Node) -> bool:
+        """Whether a node is a result of the graph, or a result shares its memory."""
+        return node in self._leaving
+
     def may_share(self, old: fx.Node, new: fx.Node) -> bool:
         """Whether users of `old`, a memory of its own, may be given `new` instead; if so, it is noted."""
         if old not in self._leaving:
