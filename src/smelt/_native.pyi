@@ -256,6 +256,13 @@ class Code:
     @property
     def address(self) -> int: ...
 
+def team_function(parallel: int, thread: int, threads: int, /) -> int:
+    """The address of the function that shares a kernel's points out between threads, for generated code to call.
+
+    It uses these functions from then on, for all code: GOMP_parallel, omp_get_thread_num and omp_get_num_threads; with
+    a 0 among them, no other thread.
+    """
+
 def set_node_layout(
     python_base: type,
     wrapped: int,

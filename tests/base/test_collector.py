@@ -1,6 +1,7 @@
 """The collector is off inside a burst and back as it was afterwards, whatever happens inside."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -36,6 +37,26 @@ def test_a_collector_that_was_off_stays_off() -> None:
     with paused():
         pass
     assert not gc.isenabled()
+
+
+def test_what_is_made_while_modules_are_loaded_is_old_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def burst(modules: tuple[str, ...]) -> bool:
+        with paused():
+            made: list[object] = [[]]
+            for name in modules:
+                monkeypatch.setitem(sys.modules, name, sys)
+            gc.set_threshold(0)  # whoever turns it on again finds it idle, so that the generations can be looked at
+        return any(each is made for each in gc.get_objects(generation=2))
+
+    thresholds = gc.get_threshold()
+    try:
+        assert not burst(())
+        assert burst(("smelt_test_module",))
+        gc.freeze()
+        assert not burst(("smelt_test_module_2",)) and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def test_bursts_of_several_threads_end_with_the_last() -> None:

@@ -13,7 +13,6 @@ from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
 from smelt.base.options import Options
 from smelt.codegen import assembly, build, compile_kernels, cpu, engine
-from smelt.codegen.parallel import launcher_text
 from smelt.device import Target, find, names, register
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
@@ -108,11 +107,6 @@ def test_target_says_how_many_lanes() -> None:
     target = replace(find("cpu"), vector_bits=256)
     assert [target.lanes(dtype) for dtype in (torch.float64, torch.float32, torch.int8)] == [4, 8, 32]
     assert target.address_space("global") == 0
-
-
-def test_without_openmp_one_thread_does_it_all() -> None:
-    assert "GOMP" not in launcher_text(parallel=False)
-    engine.assemble(launcher_text(parallel=False), find("cpu"))
 
 
 # Targets other than this machine.

@@ -67,7 +67,7 @@ def call(loaded: Any, symbol: str, result: Any, arguments: Sequence[Any], values
 
 
 def test_code_that_was_linked_runs() -> None:
-    loaded = load(link(native_object(CALLS)), {})
+    loaded = load(link(native_object(CALLS)))
     assert [call(loaded, "looked", ctypes.c_int64, [ctypes.c_int64], [n]) for n in range(4)] == [10, 20, 30, 40]
     assert call(loaded, "rooted", ctypes.c_double, [ctypes.c_double], [27.0]) == 4.0
     assert call(loaded, "pooled", ctypes.c_float, [ctypes.c_int64], [2]) == 3.0
@@ -130,13 +130,13 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(engine, "link", refuse)
     built = engine.load("define i64 @seven() {\n ret i64 7\n}", find("cpu"))
-    assert built.images is None
+    assert built.image is None
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(built.address("seven"))() == 7
 
 
 def test_a_function_that_nobody_has_is_an_error_not_a_crash() -> None:
     with pytest.raises(SmeltError, match="surely_not_there"):
-        load(Image(bytes(16), (("f", 0),), (Slot(8, "surely_not_there"),)), {})
+        load(Image(bytes(16), (("f", 0),), (Slot(8, "surely_not_there"),)))
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 16, 1 << 62])
@@ -145,7 +145,7 @@ def test_slots_and_functions_outside_the_image_are_refused(offset: int) -> None:
         _native.Code(bytes(16), [(offset, 0, False)])
     if offset != 9:
         with pytest.raises(SmeltError, match="outside"):
-            load(Image(bytes(16), (("f", offset),), ()), {})
+            load(Image(bytes(16), (("f", offset),), ()))
 
 
 def test_slots_may_count_from_the_image() -> None:

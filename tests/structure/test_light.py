@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,13 @@ def test_importing_smelt_loads_nothing_heavy() -> None:
     assert isinstance(modules, list)
     tops = {module.split(".")[0] for module in modules}
     assert {top for top in tops if top not in sys.stdlib_module_names} <= {"smelt", "torch"}
+
+
+def test_classes_are_defined_the_quick_way() -> None:
+    """The standard decorator costs a millisecond a class, of which there are hundreds: see `base/data.py`."""
+    sources = Path(__file__).parents[2].joinpath("src").rglob("*.py")
+    standard = re.compile(r"^(from dataclasses import .*\bdataclass\b|\s*@dataclasses\.dataclass)", re.MULTILINE)
+    assert [path.name for path in sources if standard.search(path.read_text())] == []
 
 
 def test_a_training_step_compiles_without_any_other_program_and_without_the_heavy_modules() -> None:

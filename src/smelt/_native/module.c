@@ -12,6 +12,7 @@
 #include "region.h"
 #include "resume.h"
 #include "runner.h"
+#include "team.h"
 
 static PyObject *
 active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -66,6 +67,8 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
+    {"team_function", team_function, METH_VARARGS,
+     PyDoc_STR("The address of what shares a kernel's points out between threads; says where OpenMP's functions are.")},
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
     {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},

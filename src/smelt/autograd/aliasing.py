@@ -10,12 +10,12 @@ of the real inputs, so that aliasing, in-place writes afterwards and autograd's 
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from smelt.autograd.trace import CannotTrace, settled, storage_id
+from smelt.base.data import dataclass
 from smelt.ir import effects
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Repeat, Restride, Steps, ViewStep
 from smelt.ir.tensorspec import tensor_spec

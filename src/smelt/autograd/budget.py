@@ -18,7 +18,6 @@ of it the first plan within the budget is taken: so work never falls and the pea
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from torch import fx
@@ -28,6 +27,7 @@ from smelt.autograd.costs import own_bytes, work_of
 from smelt.autograd.maxflow import INFINITE
 from smelt.autograd.mincut import PER_BYTE, Problem, gradients_of, why_not_again
 from smelt.autograd.rehearsal import Rehearsal
+from smelt.base.data import dataclass
 from smelt.ir.effects import why_not_share
 from smelt.ir.joint import Phase, Wish, phase_of, wish_of
 from smelt.ir.peak import Peak

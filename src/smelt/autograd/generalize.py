@@ -11,11 +11,12 @@ general graph becomes for these numbers, that serves; if not, it is compiled by 
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.ir.backward import Backward, Deliver, Graph, Step
 from smelt.ir.graph import Level, Traced
 

@@ -12,7 +12,7 @@ The engine itself runs on ghosts, so every operator that eager can differentiate
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from smelt.autograd.trace import (
     settled,
 )
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.sizes import contiguous_stride, is_dense
 from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.ambient import restored, without_autocast

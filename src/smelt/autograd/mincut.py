@@ -9,7 +9,6 @@ other prices are other wishes (`cheapest`), which is what a memory budget is mad
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from torch import fx
@@ -18,6 +17,7 @@ from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.joint import Joint
 from smelt.autograd.maxflow import INFINITE, Network
 from smelt.autograd.recompute import recomputable
+from smelt.base.data import dataclass
 from smelt.base.varying import typical
 from smelt.ir.graph import outputs, placeholders
 from smelt.ir.joint import Phase, Wish, phase_of, wish_of

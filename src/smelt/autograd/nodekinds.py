@@ -11,10 +11,11 @@ called, not captured.
 import functools
 import os
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from smelt.base.data import dataclass
 
 _HEADER = "include/torch/csrc/autograd/generated/Functions.h"
 

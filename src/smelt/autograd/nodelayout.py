@@ -15,12 +15,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
 
 from smelt import _native
+from smelt.base.data import dataclass
 
 _WORD = 8
 _PAGE = 4096  # the smallest there is

@@ -8,7 +8,6 @@ and the layout of every tensor they saved.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from smelt import _native
 from smelt.autograd.nodekinds import Kind, kind_of
 from smelt.autograd.nodelayout import materializes
+from smelt.base.data import dataclass
 from smelt.runtime.joined import Joined, joined_of
 
 ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ With a memory budget `min_cut` goes on from there: heavy operators are computed 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -24,6 +24,7 @@ from smelt.autograd.mincut import Problem, depending_on, gradients_of, kept_by_e
 from smelt.autograd.partial import for_the_loss
 from smelt.autograd.recompute import narrowed, recomputable
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError, warn
 from smelt.ir.effects import VALUES, why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders

@@ -11,9 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from smelt.base import terminal
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 
 CHANNELS: dict[str, str] = {

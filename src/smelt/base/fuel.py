@@ -7,8 +7,7 @@ burns the last unit is reported on the "fusion" channel. `smelt bisect` does so.
     fuel.take(), fuel.take(), fuel.take()   → True, True, False
 """
 
-from dataclasses import dataclass
-
+from smelt.base.data import dataclass
 from smelt.base.events import emit
 
 

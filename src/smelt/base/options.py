@@ -8,9 +8,10 @@ and wrong types are errors at once.
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 
 

@@ -14,8 +14,10 @@ that compiled code may rely on and guards must check.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from smelt.base.data import dataclass
 
 SMALLEST = 2
 """The least value of a symbol."""

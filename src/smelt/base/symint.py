@@ -13,11 +13,11 @@ settles every number it was computed from.
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.symbols import COMPUTED, FUNCTIONS, ONE, RELATIONS, ZERO, Expression, Symbol, World
 
 

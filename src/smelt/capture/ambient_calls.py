@@ -6,11 +6,12 @@ What is read is guarded as it was when the graph began.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
 from smelt.capture.values import Constant, Instance, Value

@@ -13,9 +13,10 @@ instruction that each Python has.
 import dis
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple
+
+from smelt.base.data import dataclass
 
 VERSION = sys.version_info[:2]
 CALLABLE_FIRST = VERSION >= (3, 13)

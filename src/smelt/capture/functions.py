@@ -7,12 +7,13 @@ If either part cannot be captured whole, the call breaks, and Python runs it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
+from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import Interpreter

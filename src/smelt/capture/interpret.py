@@ -10,9 +10,9 @@ the instruction that could not be interpreted.
 import builtins
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
 from smelt.capture.guards import GuardTree

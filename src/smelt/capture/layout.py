@@ -12,11 +12,12 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.ir.ambient import default_devices, without_default_devices
 
 _WORD = 8

@@ -6,10 +6,10 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import CodeInfo
 from smelt.capture.rebuild import Recipe

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Iterator as Iterating
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.base.symint import Formula, meaning
 from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base

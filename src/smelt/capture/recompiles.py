@@ -6,7 +6,8 @@ mode: expected 'a', got 'b'            →   keep it constant, or compile a func
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from smelt.base.data import dataclass
 
 _SHAPES = re.compile(r"(?P<name>.*): expected shape \((?P<before>.*)\), got \((?P<now>.*)\)")
 _PER_VALUE = "keep it constant, or compile a function for each of its values"

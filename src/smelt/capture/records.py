@@ -1,7 +1,6 @@
 """What capture reports of each graph and each break: the subjects of its events, for `explain` and for tools."""
 
-from dataclasses import dataclass
-
+from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 
 

@@ -1,10 +1,10 @@
 """A state of real objects: what capture starts from and what a break leaves behind."""
 
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.capture.bytecode import CodeInfo, Instruction
 
 

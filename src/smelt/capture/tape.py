@@ -7,13 +7,14 @@ import operator
 from collections.abc import Iterator as Iterating
 from collections.abc import Mapping as Mapped
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._device import _device_constructors
 
+from smelt.base.data import dataclass
 from smelt.base.symbols import COMPUTED, Expression, Symbol, Undecided, World
 from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.bounds import decided

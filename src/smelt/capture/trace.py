@@ -6,7 +6,6 @@ capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Ret
 import inspect
 import operator
 import sys
-from dataclasses import dataclass
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import fx
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.base.errors import GraphBreakError
 from smelt.base.events import count, emit, wanted
 from smelt.base.options import config

@@ -11,12 +11,13 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.symbols import Undecided
 from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.breaks import Unsupported

@@ -14,8 +14,9 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from smelt.base.data import dataclass
 
 SHAPE = "FILE.py:FUNCTION or MODULE:FUNCTION, where FUNCTION() returns (model, args) or (model, args, kwargs)"
 

@@ -8,11 +8,12 @@ multiple of the lanes overlaps the one before it, so nothing runs lane by lane:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import is_varying
 from smelt.codegen import folds, rowfolds, scatters, tiles

@@ -8,9 +8,10 @@ them from then on.
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
 from smelt.base.sizes import Size

@@ -12,8 +12,8 @@ values in phi nodes, so the text is in SSA form throughout and needs no pass to 
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from smelt.base.data import dataclass
 from smelt.base.varying import is_varying
 from smelt.codegen.sizes import Sizes
 from smelt.device import Target

@@ -4,9 +4,7 @@ import functools
 
 from smelt.codegen.math.library import LIBRARY
 from smelt.device import Level, Target, register
-from smelt.runtime.image import find_symbol
-
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+from smelt.runtime.image import LAUNCH, OPENMP, find_symbol
 
 
 def describe_host() -> Target:
@@ -49,10 +47,10 @@ register("cpu", describe_host)
 
 @functools.cache
 def external_symbols() -> dict[str, int]:
-    """Addresses of the C library's functions and of the OpenMP that PyTorch runs on, those that are there."""
-    names = [*_OPENMP, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
+    """Addresses of what generated code may call: the launcher, and those functions of the C library that are there."""
+    names = [LAUNCH, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
     return {name: address for name in names if (address := find_symbol(name)) is not None}
 
 
 def has_openmp() -> bool:
-    return all(find_symbol(name) is not None for name in _OPENMP)
+    return all(find_symbol(name) is not None for name in OPENMP)

@@ -3,16 +3,15 @@
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 from smelt.codegen import cpu
 from smelt.codegen.link import CannotLink, link
-from smelt.codegen.parallel import LAUNCH, launcher_text
 from smelt.device import Target
-from smelt.runtime.image import Image, Loaded
+from smelt.runtime.image import Image
 from smelt.runtime.image import load as map_image
 
 _lock = threading.Lock()
@@ -39,13 +38,13 @@ def version() -> str:
 class Built:
     """Machine code in memory, which stays there as long as this object does.
 
-    `images` are what it was mapped from, the launcher's last, to be mapped again elsewhere; None where the platform's
-    object files are not understood and LLVM itself put the code into memory.
+    `image` is what it was mapped from, to be mapped again elsewhere; None where the platform's object files are not
+    understood and LLVM itself put the code into memory.
     """
 
     address: Callable[[str], int]
     keep_alive: object
-    images: tuple[Image, ...] | None
+    image: Image | None
 
 
 def machine(target: Target, level: int = 2) -> Any:
@@ -76,23 +75,16 @@ def _optimized(module: Any, generator: Any) -> None:
             passes.run(function, builder)
 
 
-_launchers: dict[Target, tuple[Image, Loaded]] = {}
-
-
 def load(text: str, target: Target) -> Built:
     """Build `text` for the host and keep the result ready to call."""
     with _lock:
         try:
-            if target not in _launchers:
-                image = link(_object(launcher_text(parallel=cpu.has_openmp()), target))
-                _launchers[target] = (image, map_image(image, {}))
-            launcher_image, launcher = _launchers[target]
             image = link(_object(text, target))
         except CannotLink as reason:
             events.emit("llvm", f"left to LLVM to load: {reason}")
             return _load_by_llvm(text, target)
-        loaded = map_image(image, {LAUNCH: launcher})
-        return Built(loaded.address, loaded, (image, launcher_image))
+        loaded = map_image(image)
+        return Built(loaded.address, loaded, image)
 
 
 def _object(text: str, target: Target) -> bytes:
@@ -103,13 +95,12 @@ def _object(text: str, target: Target) -> bytes:
 
 
 def _load_by_llvm(text: str, target: Target) -> Built:
-    """By LLVM's own linker, with a launcher in every module."""
+    """By LLVM's own linker."""
     for name, address in cpu.external_symbols().items():
         llvm().add_symbol(name, address)
     found = llvm().Target.from_triple(target.triple)
     generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
     module = _parsed(text, target)
-    module.link_in(_parsed(launcher_text(parallel=cpu.has_openmp()), target))
     _optimized(module, generator)
     engine = llvm().create_mcjit_compiler(module, generator)
     engine.finalize_object()

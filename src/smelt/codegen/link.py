@@ -9,8 +9,9 @@ stub beside its slot. Relocations and sections that generated code does not need
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from smelt.base.data import dataclass
 from smelt.runtime.image import Image, Slot
 
 PAGE = 4096

@@ -8,10 +8,10 @@ nothing outside of the buffer is ever touched, and there is no branch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.codegen import folds
 from smelt.codegen.builder import Builder, Value

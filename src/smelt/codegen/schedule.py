@@ -8,11 +8,12 @@ becomes a reduction per row first, and rows that every fold names become units, 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import greater, is_varying, known_at_least, known_equal, typical
 from smelt.codegen.math import FLOAT32

@@ -8,10 +8,11 @@ Everything here holds for NaN too: "at most zero" is "at most zero, or NaN".
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.varying import varies
 from smelt.ir.kernel import (
     Cast,

@@ -6,8 +6,9 @@ So one piece of machine code serves all sizes, and no size is computed inside it
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from smelt.base.data import dataclass
 from smelt.base.symbols import Expression
 from smelt.base.varying import VaryingFloat, expression_of
 

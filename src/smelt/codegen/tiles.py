@@ -10,8 +10,9 @@ multiple of theirs overlap.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.base.varying import is_varying, known_equal
 from smelt.codegen.builder import BITS, Builder, Value

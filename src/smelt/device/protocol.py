@@ -5,10 +5,11 @@
 Nothing above `codegen` names a chip: widths, parallel levels, address spaces and limits all come from here.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 import torch
+
+from smelt.base.data import dataclass
 
 
 class Level(Enum):

@@ -10,12 +10,12 @@ import base64
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.events import collect
 from smelt.base.fuel import Rewrite
 from smelt.explain.verify import Compile, Judge, Verdict

@@ -10,10 +10,10 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.explain.verify import Compile, Judge, verify
 from smelt.runtime.cache import directory, open_store
 

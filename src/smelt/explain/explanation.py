@@ -15,10 +15,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from smelt.autograd.partition import Halves
+from smelt.base.data import dataclass
 from smelt.base.events import Event, Timing
 from smelt.base.varying import typical
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord

@@ -7,10 +7,11 @@ and is summed up in one sentence.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from smelt.base.data import dataclass
 
 _STATES = {True: "on", False: "off"}
 _SETTINGS = {  # of the process, by the text of the guard: what must stay, in words

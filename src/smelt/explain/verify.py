@@ -17,11 +17,12 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 
 Compile = Callable[..., Any]

@@ -5,8 +5,9 @@
 Names inside a kernel are positional (`in0`, `out0`, `v3`), so that equal loops in different layers are equal kernels.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.fuse.expressions import Expr, Place, Space
 from smelt.fuse.order import Line, Ordered

@@ -6,11 +6,11 @@ A `Place` is an affine position over the kernel's axes. An expression `varies` i
 its `ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.base.varying import is_varying, known_equal, typical, varies
 from smelt.fuse.values import Value

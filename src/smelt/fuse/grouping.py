@@ -9,8 +9,6 @@ Each step is optional and burns one unit of fuel; without fuel every operation i
 stayed apart is said on the "fusion" channel.
 """
 
-
-
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.varying import known_equal, typical

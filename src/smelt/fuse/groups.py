@@ -13,10 +13,11 @@ not. Merging must not close a cycle through a third group or a library call; anc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from itertools import pairwise
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.limits import Limits

@@ -1,6 +1,6 @@
 """How big a fused kernel may grow. A target may bring its own; nothing here names one."""
 
-from dataclasses import dataclass
+from smelt.base.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)

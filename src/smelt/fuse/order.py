@@ -8,10 +8,11 @@ operations: then that pass puts it aside, in scratch or in the output it is stor
 row too long for scratch is put aside in an output that only the last pass writes.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.fuse.expressions import Expr, Space
 from smelt.fuse.limits import Limits
 from smelt.fuse.pull import Effect, Pulled

@@ -7,11 +7,11 @@ fold over cols becomes a `reduce`. Members other than FREE ones are only ever as
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine

@@ -1,6 +1,6 @@
 """What fusion reports of each step of a program, and of groups it kept apart: for `explain` and for tools."""
 
-from dataclasses import dataclass
+from smelt.base.data import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ own dimensions, so views, broadcasts and transposes are all the same thing: a `R
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from itertools import takewhile
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size, product
 from smelt.base.varying import same_sizes
 from smelt.ir.check_program import span

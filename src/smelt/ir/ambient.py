@@ -11,12 +11,13 @@ A graph leaves this state as it found it; what the program left different is don
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.fx.node import has_side_effect
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+
+from smelt.base.data import dataclass
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 

@@ -8,8 +8,7 @@ Slots are numbered. The first hold what a backward starts from: the gradients of
 compiled graphs saved. Each step fills more of them.
 """
 
-from dataclasses import dataclass
-
+from smelt.base.data import dataclass
 from smelt.base.sizes import contiguous_stride, is_dense
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec

@@ -8,10 +8,10 @@ fault; `KERNEL_RULES` and `PROGRAM_RULES` list them all.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
 from smelt.base.sizes import Size
 from smelt.ir.check_program import PROGRAM_RULES

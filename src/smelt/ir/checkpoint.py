@@ -8,13 +8,14 @@ is wished for it (`ir.joint.Wish`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 
 Policy = Callable[..., Any]

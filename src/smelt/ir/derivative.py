@@ -10,13 +10,14 @@ Whoever runs or traces the graph calls the node's target, and PyTorch's engine c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 
 

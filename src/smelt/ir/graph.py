@@ -7,13 +7,14 @@ PURE   what autograd yields and the fuser takes: ATen operators only, none of wh
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 

@@ -12,13 +12,13 @@ The flat results of a forward are, in order: `results` values, one new value per
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.varying import typical
 from smelt.ir.tensorspec import TensorSpec
 

@@ -30,12 +30,12 @@ error does not grow with the number of rows. `Scatter` changes what is in a buff
 points that meet at one place take turns in the order of their rows, then cols, and elsewhere the buffer stays as it is.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")

@@ -10,10 +10,11 @@ when the forward made it. Nothing depends on origins but what people are shown.
 
 import bisect
 import threading
-from dataclasses import dataclass
 
 import torch
 from torch import fx
+
+from smelt.base.data import dataclass
 
 _ORIGIN = "smelt_origin"
 

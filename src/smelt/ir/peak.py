@@ -15,12 +15,13 @@ scalar (a loss), they come for those alone: for the others zeros are made, which
 import operator
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.ir.check_program import operands_in, reads, writes
 from smelt.ir.effects import is_view
 from smelt.ir.graph import Traced, outputs, placeholders

@@ -5,12 +5,13 @@ arena at a byte offset, or allocated fresh because it leaves the program. Librar
 (strided views), kernels through plain pointers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import TensorSpec

@@ -6,10 +6,11 @@ only to be loaded, cast and stored: arithmetic on them is done in f32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from smelt.base.data import dataclass
 
 Result = Literal["same", "bool"]
 

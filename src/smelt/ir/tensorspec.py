@@ -3,12 +3,12 @@
 `spec_of(node)` and `set_spec(node, spec)` are the only way stages read and write metadata on `torch.fx` nodes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size, contiguous_stride, product
 from smelt.base.symbols import Expression
 from smelt.base.symint import Formula

@@ -12,12 +12,13 @@ Scalar code is written against an `Emitter`, so the same rule serves whoever bui
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.ir.kernel import Reduction as Fold
 

@@ -6,7 +6,6 @@ Pass(engine, reading, values, numbers)    slots being filled; each step is a fun
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, layout
+from smelt.base.data import dataclass
 from smelt.ir.backward import (
     CallLeafHooks,
     CallNode,

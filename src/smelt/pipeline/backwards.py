@@ -8,13 +8,13 @@ nothing, as would any where no gradients are asked for in the end. What the forw
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from smelt.autograd.partial import given_only
 from smelt.autograd.partition import Halves
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError, warn
 from smelt.base.options import Options, config
 from smelt.ir.ambient import Ambient, restored, without_default_devices

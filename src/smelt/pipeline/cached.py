@@ -10,10 +10,10 @@ a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
 from smelt.base.options import Options, config
 from smelt.ir import stored
@@ -151,25 +151,20 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
     from smelt.ir.check import check_program  # not where programs are only read
 
     check_program(program, after="fuse")
-    images: dict[int, tuple[int, Image, int]] = {}  # by identity → number, image, the number of the one it calls
-
-    def number(image: Image, called: int) -> int:
-        return images.setdefault(id(image), (len(images), image, called))[0]
-
+    images: dict[int, tuple[int, Image]] = {}  # by identity → number, image
     rows = []
     for name, kernel in kernels.items():
-        if kernel.built.images is None:
+        image = kernel.built.image
+        if image is None:
             raise stored.CannotStore("LLVM itself loaded the code")
-        image, launcher = kernel.built.images
-        place = number(image, number(launcher, -1))
+        place, _ = images.setdefault(id(image), (len(images), image))
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace))
-    ordered = sorted(images.values(), key=lambda each: each[0])
     described = tuple(
-        (called, image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
-        for _, image, called in ordered
+        (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
+        for _, image in images.values()
     )
     value = (program, tuple(rows), described, *more)
-    return [stored.dump(value).encode(), *(image.code for _, image, _ in ordered)]
+    return [stored.dump(value).encode(), *(image.code for _, image in images.values())]
 
 
 def _fields(parts: list[bytes], count: int) -> tuple[Any, ...]:
@@ -185,10 +180,8 @@ def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Ha
     if len(described) != len(codes):
         raise ValueError("an image is missing")
     images: list[Loaded] = []
-    for (called, symbols, slots), code in zip(described, codes, strict=True):
-        image = Image(code, symbols, tuple(Slot(*slot) for slot in slots))
-        others = dict.fromkeys(images[called].offsets, images[called]) if called >= 0 else {}
-        images.append(map_image(image, others))
+    for (symbols, slots), code in zip(described, codes, strict=True):
+        images.append(map_image(Image(code, symbols, tuple(Slot(*slot) for slot in slots))))
     kernels = {}
     for name, place, symbol, buffers, fixed, per_thread in rows:
         if not 0 <= place < len(images) or symbol not in images[place].offsets:

@@ -11,7 +11,7 @@ with `create_graph` or watched by a debugger is left to PyTorch's engine, which 
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from smelt.autograd.nodelayout import why_not_read_nodes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, read
 from smelt.autograd.nodetrace import NotObserved, trace
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.capture.layout import teach_guards
 from smelt.ir.backward import Backward, Deliver, Graph, HookAt, Step, settled
 from smelt.ir.graph import GraphCompiler

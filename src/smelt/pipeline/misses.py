@@ -5,10 +5,11 @@ cache miss due to changed shape: gradient 0 of SumBackward0 (node 0) …
 cache miss due to changed hook: AccumulateGrad (node 2)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from smelt.autograd.noderead import ACCUMULATE, Reading
+from smelt.base.data import dataclass
 from smelt.ir.backward import Backward, CallLeafHooks, CallNode, Deliver, DeliverByEngine, Graph, HooksByEngine
 from smelt.ir.graph import format_graph
 

@@ -8,7 +8,7 @@ Every pass names the form it takes and the form it gives; with `check_specs` the
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from smelt.autograd.partial import for_the_loss
 from smelt.autograd.partition import Halves, default, min_cut
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.base.symbols import World

@@ -10,7 +10,7 @@ each combination of sizes alone.
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from smelt.autograd.joint import Pure
 from smelt.autograd.partition import Halves
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.symbols import Fact, Symbol, World
 from smelt.fuse.plan import plan
 from smelt.ir.graph import Traced

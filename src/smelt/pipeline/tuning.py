@@ -12,12 +12,13 @@ Without `tune` nothing is ever timed.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.options import Options
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import Traced, placeholders

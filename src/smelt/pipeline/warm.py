@@ -10,10 +10,11 @@ them when it is asked for.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.options import Options
 from smelt.ir.ambient import Ambient
 from smelt.ir.graph import Traced, placeholders

@@ -22,10 +22,10 @@ import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from smelt.base import events
+from smelt.base.data import dataclass
 from smelt.base.options import config
 
 MAGIC = b"smelt cache 1\n"

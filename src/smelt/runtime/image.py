@@ -1,6 +1,6 @@
 """Machine code as plain bytes, and putting it into memory: no LLVM, no linker, no shared object.
 
-    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "GOMP_parallel"),))   →   Loaded, with an address("k0") to call
+    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "smelt.launch"),))   →   Loaded, with an address("k0") to call
 
 An image does not depend on where it lies but for its slots: eight bytes each, which get the address of something
 outside (found in the running process by name), or one inside the image.
@@ -11,12 +11,15 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from smelt import _native
+from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+
+LAUNCH = "smelt.launch"  # what generated code calls to share its points out between threads (_native/team.c)
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +46,21 @@ class Loaded:
 
     code: "_native.Code"
     offsets: Mapping[str, int]
-    needs: tuple[object, ...]  # other code that this code calls
 
     def address(self, symbol: str) -> int:
         return self.code.address + self.offsets[symbol]
 
 
-def load(image: Image, others: Mapping[str, Loaded]) -> Loaded:
-    """Map an image. What it calls is found in `others` by name, or in this process."""
+def load(image: Image) -> Loaded:
+    """Map an image. What it calls is found in this process."""
     slots = []
     for slot in image.slots:
-        known = others.get(slot.name)
-        address = known.address(slot.name) if known is not None else _outside(slot.name) if slot.name else 0
+        address = _outside(slot.name) if slot.name else 0
         slots.append((slot.offset, address + slot.addend, not slot.name))
     offsets = dict(image.symbols)
     if not all(0 <= offset < len(image.code) for offset in offsets.values()):
         raise SmeltError("SM030", "a function lies outside its image")
-    return Loaded(_native.Code(image.code, slots), offsets, tuple(others.values()))
+    return Loaded(_native.Code(image.code, slots), offsets)
 
 
 def _outside(name: str) -> int:
@@ -80,7 +81,9 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
 
 @functools.cache
 def find_symbol(name: str) -> int | None:
-    """The address of a function of the C library or of OpenMP; None if there is none."""
+    """The address of a function of the C library, of OpenMP or of our own; None if there is none."""
+    if name == LAUNCH:
+        return _native.team_function(*(find_symbol(each) or 0 for each in OPENMP))
     for library in _libraries():
         try:
             found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.again import let_go

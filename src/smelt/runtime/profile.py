@@ -9,8 +9,9 @@ A program that nobody asks about is not slowed down: its runner looks at one poi
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from smelt.base.data import dataclass
 
 if TYPE_CHECKING:
     from smelt.runtime.launch import Executable

@@ -8,12 +8,12 @@ The value is rounded to the tensor's dtype first, as the tensor itself would hol
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.data import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.graph import Traced

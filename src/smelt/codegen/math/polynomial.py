@@ -4,8 +4,8 @@ Those that look into the bits of a number take f32 and f64 alike, by the `Form` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from smelt.base.data import dataclass
 from smelt.codegen.builder import Builder, Value
 
 
