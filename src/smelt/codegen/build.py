@@ -7,7 +7,7 @@ them from then on.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from smelt.base import events
@@ -18,6 +18,7 @@ from smelt.base.sizes import Size
 from smelt.base.symbols import ZERO, Fact, World
 from smelt.codegen import cpu as _cpu  # noqa: F401  offers the target "cpu"
 from smelt.codegen import engine
+from smelt.codegen.families import families, member
 from smelt.codegen.parallel import Code, write
 from smelt.codegen.schedule import plan
 from smelt.codegen.sizes import Told
@@ -97,23 +98,37 @@ def _key(kernel: Kernel) -> str:
 
 def _build(new: dict[str, Kernel]) -> None:
     target = find("cpu")
-    events.count("kernels_built", len(new))
-    codes = _codes(new.values(), target)
-    text = _join(codes)
+    kernels = list(new.values())
+    bodies, codes = _in_families(kernels, target)
+    alone = [place for place in range(len(kernels)) if place not in codes]
+    events.count("kernels_built", len(bodies) + len(alone))
+    codes |= {place: _code(f"k{place}", kernels[place], target) for place in alone}
+    text = _join([*bodies, *codes.values()])
     if events.wanted("llvm"):
         events.emit("llvm", text, list(new.values()))
     built = engine.load(text, target)
     if events.wanted("asm"):
         events.emit("asm", lambda: engine.assemble(text, target), list(new.values()))
-    for number, ((key, kernel), code) in enumerate(zip(new.items(), codes, strict=True)):
-        symbol, buffers = f"k{number}", len(kernel.parameters) + bool(code.sizes)
+    for place, (key, kernel) in enumerate(new.items()):
+        code, symbol = codes[place], f"k{place}"
+        buffers = len(kernel.parameters) + bool(code.sizes)
         address, workspace = built.address(symbol), code.per_thread_workspace
         made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
         _built.setdefault(key, []).append(made)
 
 
-def _codes(kernels: Iterable[Kernel], target: Target) -> list[Code]:
-    return [_code(f"k{number}", kernel, target) for number, kernel in enumerate(kernels)]
+def _in_families(kernels: Sequence[Kernel], target: Target) -> tuple[list[Code], dict[int, Code]]:
+    """The bodies that several of `kernels` share, and by their places the code of those that do."""
+    bodies: list[Code] = []
+    codes: dict[int, Code] = {}
+    for number, family in enumerate(families(kernels)):
+        bodies.append(_code(f"f{number}", family.body, target))
+        for place, length in family.lengths.items():
+            value, buffers = length - family.more, len(kernels[place].parameters)
+            made = member(f"k{place}", f"f{number}", bodies[-1], value, buffers)
+            if made is not None:
+                codes[place] = made
+    return bodies, codes
 
 
 def _code(symbol: str, kernel: Kernel, target: Target) -> Code:
@@ -138,7 +153,7 @@ def _join(codes: Sequence[Code]) -> str:
 
 def module_text(kernels: Sequence[Kernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
-    return _join(_codes(kernels, target))
+    return _join([_code(f"k{number}", kernel, target) for number, kernel in enumerate(kernels)])
 
 
 def source(kernel: Kernel) -> str:
