@@ -2,7 +2,8 @@
 
     native_layer_norm(x, [n], w, b, eps) → mean = mean(x); c = x - mean; rstd = rsqrt(mean(c·c) + eps); c · rstd · w + b
 
-The gradient, with x̂ the normalized input and h = grad · w:  rstd · (h - mean(h) - x̂ · mean(h · x̂)).
+The gradient, with c = x - mean, x̂ = c · rstd and h = grad · w, is rstd · (h - mean(h) - x̂ · mean(h · x̂)), written so
+that a point takes two multiply-adds:  h · rstd + (c · -rstd²·mean(h · x̂) - rstd · mean(h)).
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,11 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
     return mean, centered, variance, torch.rsqrt(variance + eps)
 
 
-def _input_gradient(scaled: Tensor, normal: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
-    along = torch.mean(scaled * normal, dims, True)
-    centered = scaled - torch.mean(scaled, dims, True)
-    less: Tensor = aten.addcmul.default(centered, normal, along, value=-1)
-    return less * rstd
+def _input_gradient(scaled: Tensor, centered: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
+    minus = -rstd
+    along = torch.mean(scaled * (centered * rstd), dims, True) * rstd * minus
+    less = aten.addcmul.default(torch.mean(scaled, dims, True) * minus, centered, along)
+    return aten.addcmul.default(less, scaled, rstd)  # type: ignore[no-any-return]
 
 
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -65,10 +66,10 @@ def layer_norm_backward(
     outer = x.dim() - len(normalized)
     dims = list(range(outer, x.dim()))
     incoming, inverse = widen(grad), widen(rstd)
-    normal = (widen(x) - widen(mean)) * inverse
+    centered = widen(x) - widen(mean)
     scaled = incoming if weight is None else incoming * widen(weight)
-    to_x = _input_gradient(scaled, normal, inverse, dims).to(x.dtype) if mask[0] else None
-    to_weight = _over(incoming * normal, outer).to((weight if weight is not None else x).dtype) if mask[1] else None
+    to_x = _input_gradient(scaled, centered, inverse, dims).to(x.dtype) if mask[0] else None
+    to_weight = _over(incoming * (centered * inverse), outer).to((weight if weight is not None else x).dtype) if mask[1] else None
     to_bias = _over(incoming, outer).to((bias if bias is not None else x).dtype) if mask[2] else None
     return to_x, to_weight, to_bias
 
@@ -107,11 +108,11 @@ def group_norm_backward(
     """Seen as [n, groups, channels of a group, pixels]."""
     grid = (n, groups, c // groups, inner)
     inverse = widen(rstd).view(n, groups, 1, 1)
-    normal = (widen(x).view(grid) - widen(mean).view(n, groups, 1, 1)) * inverse
+    centered = widen(x).view(grid) - widen(mean).view(n, groups, 1, 1)
     incoming = widen(grad).view(grid)
     scaled = incoming if weight is None else incoming * widen(weight).view(1, groups, c // groups, 1)
-    to_x = _input_gradient(scaled, normal, inverse, [2, 3]).view(x.shape).to(x.dtype) if mask[0] else None
-    to_weight = torch.sum(incoming * normal, [0, 3]).view(c).to(x.dtype) if mask[1] else None
+    to_x = _input_gradient(scaled, centered, inverse, [2, 3]).view(x.shape).to(x.dtype) if mask[0] else None
+    to_weight = torch.sum(incoming * (centered * inverse), [0, 3]).view(c).to(x.dtype) if mask[1] else None
     to_bias = torch.sum(incoming, [0, 3]).view(c).to(x.dtype) if mask[2] else None
     return to_x, to_weight, to_bias
 
@@ -216,11 +217,11 @@ def batch_norm_backward(
     dims = [0, *range(2, x.dim())]
     inverse = _per_channel(x, rstd) if rstd is not None else torch.rsqrt(_per_channel(x, running_var) + eps)  # type: ignore[arg-type]
     incoming = widen(grad)
-    normal = (widen(x) - _per_channel(x, mean)) * inverse
+    centered = widen(x) - _per_channel(x, mean)
     scaled = incoming if weight is None else incoming * _per_channel(x, weight)
     to_x = None
     if mask[0]:
-        to_x = (_input_gradient(scaled, normal, inverse, dims) if training else scaled * inverse).to(x.dtype)
-    to_weight = torch.sum(incoming * normal, dims).to(x.dtype) if mask[1] else None
+        to_x = (_input_gradient(scaled, centered, inverse, dims) if training else scaled * inverse).to(x.dtype)
+    to_weight = torch.sum(incoming * (centered * inverse), dims).to(x.dtype) if mask[1] else None
     to_bias = torch.sum(incoming, dims).to(x.dtype) if mask[2] else None
     return to_x, to_weight, to_bias
