@@ -69,7 +69,8 @@ def layer_norm_backward(
     centered = widen(x) - widen(mean)
     scaled = incoming if weight is None else incoming * widen(weight)
     to_x = _input_gradient(scaled, centered, inverse, dims).to(x.dtype) if mask[0] else None
-    to_weight = _over(incoming * (centered * inverse), outer).to((weight if weight is not None else x).dtype) if mask[1] else None
+    by_weight = incoming * (centered * inverse)
+    to_weight = _over(by_weight, outer).to((weight if weight is not None else x).dtype) if mask[1] else None
     to_bias = _over(incoming, outer).to((bias if bias is not None else x).dtype) if mask[2] else None
     return to_x, to_weight, to_bias
 
