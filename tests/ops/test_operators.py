@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from smelt.ops.decompositions import DECOMPOSITIONS
-from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, View, Views
+from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scatter, View, Views
 from smelt.ops.registry import all_records, record_of
 from tests.golden import golden
 
@@ -38,6 +38,12 @@ SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
         "Read from memory where indices say, which are checked first: for one out of range the operator itself is "
         "called, and raises. Masks in the place of indices make it a library call.",
         lambda record: isinstance(record.lowering, Lookup),
+    ),
+    (
+        "In kernels, put at places",
+        "Computed and written where indices say, checked as above, to a copy of what is written to; those that meet take "
+        "turns as in PyTorch on one thread.",
+        lambda record: isinstance(record.lowering, Scatter),
     ),
     (
         "Views",

@@ -12,7 +12,7 @@ from smelt.base.sizes import Size
 from smelt.fuse.expressions import Expr, Place, Space
 from smelt.fuse.order import Line, Ordered
 from smelt.fuse.pull import Effect
-from smelt.fuse.values import Value
+from smelt.fuse.values import Kind, Value
 from smelt.ir.check_program import span
 from smelt.ir.kernel import (
     Accumulate,
@@ -29,6 +29,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scatter,
     Stage,
     Store,
 )
@@ -183,6 +184,9 @@ class _Assembler:
     def _effect(self, effect: Effect) -> Instruction:
         buffer, index = self._output(effect.value), self.axes.index(effect.place)
         value = self.names.of(effect.expr)
+        if effect.by:
+            by = tuple((self.names.of(place), stride, extent) for place, stride, extent in effect.by)
+            return Scatter(buffer, effect.fold, index, by, value)
         if effect.fold is None:
             return Store(buffer, index, value)
         return Accumulate(buffer, effect.fold, index, value)
@@ -194,7 +198,8 @@ class _Assembler:
 
     def _output(self, value: Value) -> str:
         if value not in self.outputs:
-            self.outputs[value] = _buffer(f"out{len(self.outputs)}", value, Role.OUTPUT)
+            role = Role.INOUT if value.kind is Kind.SCATTER else Role.OUTPUT
+            self.outputs[value] = _buffer(f"out{len(self.outputs)}", value, role)
         return self.outputs[value].name
 
 

@@ -6,7 +6,7 @@ A group's points are numbered 0 … `points`-1 in the order its values lie in me
 along rows, the numbers are cut into rows of `cols` points. Each member stands at a level:
 
     FULL  one element per point            ROW    one element per row
-    FREE  computed wherever it is read     TOTAL  folded over rows, in memory when the kernel has ended
+    FREE  computed wherever it is read     TOTAL  folded over rows or scattered, in memory when the kernel has ended
 
 Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do
 not. Merging must not close a cycle through a third group or a library call; ancestor sets kept as bit masks tell.
@@ -18,10 +18,10 @@ from enum import Enum
 from itertools import pairwise
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Size
+from smelt.base.sizes import Size, product
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.limits import Limits
-from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, Value, references
+from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, ScatterRule, Value, references
 
 
 class Level(Enum):
@@ -53,6 +53,10 @@ class Group:
     def folds(self) -> list[FoldRule]:
         """Folds over rows, which restrict how the points may be cut into rows."""
         return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is Level.TOTAL]
+
+    @property
+    def scatters(self) -> bool:
+        return any(value.kind is Kind.SCATTER for value in self.members)
 
     @property
     def is_plain(self) -> bool:
@@ -110,6 +114,10 @@ class Groups:
         group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
             _settle_fold(group, value, value.rule, self.limits)
+        elif isinstance(value.rule, ScatterRule):
+            group.points = product(value.rule.shape)
+            group.levels[value] = Level.TOTAL
+            group.cols = value.rule.cols if value.rule.cols != 1 else None
         else:
             group.points = value.numel
             group.levels[value] = Level.FULL
@@ -191,7 +199,7 @@ def needed_cuts(value: Value) -> set[Size]:
     shape, stride = value.loop
     cuts: set[Size] = set()
     bent = any(not reading.straight and any(reading.stride) for reading in value.readings)
-    if bent or isinstance(value.rule, FoldRule):
+    if bent or isinstance(value.rule, FoldRule | ScatterRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
                 cuts.update((step, step * size))
@@ -244,6 +252,8 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         return f"{call.name} is a library call: it {call.why}"
     if len(a.members) + len(b.members) > limits.values:
         return f"the kernel would have more than {limits.values} operations"
+    if a.scatters and b.scatters:
+        return "each of them writes at places that only running tells"
     plan = _common_rows(a, b)
     if isinstance(plan, str):
         return plan

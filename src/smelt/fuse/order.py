@@ -61,7 +61,7 @@ class _Orderer:
     def run(self) -> Ordered:
         reductions = self._reductions()
         effects = self.pulled.effects
-        last = self.last = max([0, *(expr.ready for expr in reductions), *(effect.expr.ready for effect in effects)])
+        last = self.last = max([0, *(expr.ready for expr in reductions), *(effect.ready for effect in effects)])
         for number in range(last + 1):
             self.loops[number], self.rows[number] = [], []
         for number in range(last + 1):
@@ -70,7 +70,7 @@ class _Orderer:
                     self._need(expr.args[0], number)
                     self.loops[number].append(Line(expr))
             for effect in effects:
-                if effect.expr.ready == number:
+                if effect.ready == number:
                     self._leave(effect, number)
         ordered = Ordered(self.pulled.space, scratch=self.scratch)
         for number in range(last + 1):
@@ -82,7 +82,7 @@ class _Orderer:
     def _reductions(self) -> list[Expr]:
         """Every fold over cols that an effect depends on, in order."""
         seen: set[Expr] = set()
-        waiting = [effect.expr for effect in self.pulled.effects]
+        waiting = [expr for effect in self.pulled.effects for expr in effect.needs]
         while waiting:
             expr = waiting.pop()
             if expr not in seen:
@@ -95,9 +95,10 @@ class _Orderer:
             self._need_in_row(effect.expr)
             self.rows[number].append(Line(effect.expr, effect))
             return
-        self._need(effect.expr, number)
+        for expr in effect.needs:
+            self._need(expr, number)
         self.loops[number].append(Line(effect.expr, effect))
-        if effect.fold is None:
+        if effect.stores:
             self.stored.setdefault(effect.expr, effect)
 
     def _need_in_row(self, expr: Expr) -> None:
@@ -151,7 +152,7 @@ class _Orderer:
     def _lend(self, expr: Expr, earlier: int) -> bool:
         """Whether there is an output of the same kind that is free until the last pass; it then holds `expr`."""
         for effect in self.pulled.effects:
-            free = effect.looped and effect.fold is None and effect not in self.lent.values()
+            free = effect.looped and effect.stores and effect not in self.lent.values()
             own = all(step or size == 1 for step, size in zip(effect.place[1:], self.pulled.space.sizes, strict=True))
             if free and own and effect.expr.ready == self.last and effect.value.spec.dtype is expr.dtype:
                 self.lent[expr] = effect

@@ -74,7 +74,7 @@ class _Builder:
         self.limits = limits
         self.buffers: dict[Value, ProgramBuffer] = {}
         self.kernels: dict[Any, Kernel] = {}
-        self.returned = {ref.value for ref in references(lowered.returns)}
+        self.returned = {ref.value.memory for ref in references(lowered.returns)}
 
     def run(self, name: str) -> Program:
         for value in self.lowered.values:
@@ -88,12 +88,13 @@ class _Builder:
         return Program(name, buffers, inputs, tuple(self.lowered.constants), tuple(steps), outputs)
 
     def _buffer(self, value: Value, place: Place) -> str:
-        if value not in self.buffers:
-            self.buffers[value] = ProgramBuffer(value.name, value.spec, place)
-        return value.name
+        home = value.memory
+        if home not in self.buffers:
+            self.buffers[home] = ProgramBuffer(home.name, home.spec, place)
+        return home.name
 
     def _place(self, value: Value) -> Place:
-        return Place.FRESH if value in self.returned else Place.ARENA
+        return Place.FRESH if value.memory in self.returned else Place.ARENA
 
     def _steps(self, group: Group) -> list[Step]:
         if group.call is not None:
@@ -109,7 +110,7 @@ class _Builder:
         if events.wanted("fusion"):
             members = tuple(value.name for value in group.members)
             events.emit("fusion", f"{assembled.kernel.name} computes {group}", Made(assembled.kernel.name, members))
-        return [Launch(assembled.kernel, tuple(value.name for value in assembled.values))]
+        return [Launch(assembled.kernel, tuple(value.memory.name for value in assembled.values))]
 
     def _leaves(self, group: Group, value: Value) -> bool:
         """Whether something outside the kernel reads a member."""
@@ -156,7 +157,7 @@ def _inlined_in(groups: Groups, value: Value) -> set[Value]:
 def _operands(argument: Any) -> Any:
     if isinstance(argument, Ref):
         layout = argument.layout
-        return Operand(argument.value.name, layout.shape, layout.stride, layout.offset)
+        return Operand(argument.value.memory.name, layout.shape, layout.stride, layout.offset)
     if isinstance(argument, tuple | list):
         return type(argument)(_operands(item) for item in argument)
     return argument

@@ -17,7 +17,7 @@ from smelt.base.varying import known_equal, typical
 from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
 from smelt.fuse.groups import Group, Groups, Level
 from smelt.fuse.limits import Limits
-from smelt.fuse.values import FoldRule, PointRule, Reading, Slot, Value
+from smelt.fuse.values import FoldRule, PointRule, Reading, ScatterRule, Slot, Value
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.promote import widened
@@ -26,13 +26,30 @@ from smelt.ops.record import Memory, Number, Scalar
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something a kernel leaves in memory: `value[place] = expr`, or with `fold` the fold of it over rows left out."""
+    """Something a kernel leaves in memory: `value[place] = expr`, or with `fold` the fold of it over rows left out.
+
+    With `by` it goes to places that (expression, stride, extent) of each say, folded with what is there."""
 
     value: Value
     place: Place
     expr: Expr
     looped: bool  # once per point, else once per row
     fold: Reduction | None = None
+    by: tuple[tuple[Expr, Size, Size], ...] = ()
+
+    @property
+    def needs(self) -> tuple[Expr, ...]:
+        return (*(place for place, _, _ in self.by), self.expr)
+
+    @property
+    def ready(self) -> int:
+        """The first pass in which all that it needs can be had."""
+        return max(expr.ready for expr in self.needs)
+
+    @property
+    def stores(self) -> bool:
+        """Whether all it does is to write each point at a place of its own."""
+        return self.fold is None and not self.by
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ class _Puller:
         for value in sorted(self.group.members, key=lambda value: value.id):
             level = self.group.levels[value]
             if level is Level.TOTAL:
-                effects.append(self._total(value))
+                effects.append(self._scattered(value) if isinstance(value.rule, ScatterRule) else self._total(value))
                 continue
             if level is Level.FREE:
                 continue
@@ -114,8 +131,7 @@ class _Puller:
                 raise Unbuildable(f"{value.name} is read at other places than its row")
             return self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
         assert isinstance(value.rule, PointRule)
-        emitter = _Emitter(self, value, value.rule, place)
-        return emitter.run()
+        return _Emitter(self, value, value.rule.common, place).run(value.rule)
 
     def _folded(self, value: Value, rule: FoldRule) -> Expr:
         """What a fold folds, at each point."""
@@ -138,6 +154,16 @@ class _Puller:
             return Effect(value, place, self.exprs.cast(folded, value.spec.dtype), looped)
         return Effect(value, place, folded, looped, fold)
 
+    def _scattered(self, value: Value) -> Effect:
+        rule = value.rule
+        assert isinstance(rule, ScatterRule)
+        indices = self.split(self.space.point, *value.loop)
+        place = combine(indices, rule.result, 0, len(self.space.sizes))
+        put, places = _Emitter(self, value, value.spec.dtype, self.space.point).scattered(rule)
+        by = tuple((at, *reach) for at, reach in zip(places, rule.by, strict=True))
+        dtype = value.spec.dtype if rule.call.fold is None else put.dtype
+        return Effect(value, place, self.exprs.cast(put, dtype), True, rule.call.fold, by)
+
     def split(self, place: Place, shape: Shape, stride: Shape) -> list[Place]:
         key = (place, shape, stride)
         found = self._splits.get(key)
@@ -158,23 +184,34 @@ class _Puller:
 class _Emitter:
     """The `ops.record.Emitter` of one element of one value."""
 
-    def __init__(self, puller: _Puller, value: Value, rule: PointRule, place: Place) -> None:
+    def __init__(self, puller: _Puller, value: Value, common: torch.dtype, place: Place) -> None:
         self.puller = puller
         self.exprs = puller.exprs
         self.value = value
-        self.rule = rule
         self.place = place
         self.dtype = value.spec.dtype
         self.result = widened(self.dtype)
-        self.common = rule.common
+        self.common = common
         self.shape = value.spec.shape
 
-    def run(self) -> Expr:
+    def run(self, rule: PointRule) -> Expr:
         elements = [self._read(number, reading) for number, reading in enumerate(self.value.readings)]
-        args = [_filled(argument, elements) for argument in self.rule.args]
-        kwargs = {name: _filled(argument, elements) for name, argument in self.rule.kwargs.items()}
-        made = self.rule.lowering.emit(self, *args, **kwargs)
+        args = [_filled(argument, elements) for argument in rule.args]
+        kwargs = {name: _filled(argument, elements) for name, argument in rule.kwargs.items()}
+        made = rule.lowering.emit(self, *args, **kwargs)
         return self.exprs.cast(self.exprs.list[made.id], self.result)
+
+    def scattered(self, rule: ScatterRule) -> tuple[Expr, tuple[Expr, ...]]:
+        """What a scatter puts at a point, and the places it goes to."""
+        elements = [self._read(number, reading) for number, reading in enumerate(self.value.readings)]
+        first = rule.first_index
+        put = elements[1] if first == 2 else self.const(rule.call.source, self.result)  # type: ignore[arg-type]
+        assert isinstance(put, Scalar)
+        put = self.cast(put, self.result)
+        if rule.call.scale != 1:
+            put = self.op("mul", put, self.const(rule.call.scale, self.result))
+        places = rule.call.emit(self, lambda *places: places, *elements[first:])
+        return self.exprs.list[put.id], tuple(self.exprs.list[place.id] for place in places)
 
     def _read(self, number: int, reading: Reading) -> Scalar | Memory:
         if reading.anywhere:
@@ -194,7 +231,7 @@ class _Emitter:
         return self.exprs.scalar(self.exprs.cast(self.exprs.list[value.id], dtype))
 
     def position(self, dim: int) -> Scalar:
-        index = self.puller.split(self.place, self.value.spec.shape, self.value.spec.stride)[dim]
+        index = self.puller.split(self.place, *self.value.loop)[dim]
         return self.exprs.scalar(self.exprs.position(index))
 
 

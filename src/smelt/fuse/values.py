@@ -18,15 +18,16 @@ import torch
 from torch import fx
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size, product
+from smelt.base.sizes import Shape, Size, contiguous_stride, product
 from smelt.base.varying import same_sizes
 from smelt.ir.check_program import span
 from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.ops.promote import promoted
+from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
     ROOT,
+    CopyCall,
     Demand,
     EmitRule,
     Emitter,
@@ -35,6 +36,7 @@ from smelt.ops.record import (
     LibraryCall,
     Lookup,
     LookupCall,
+    LookupIndex,
     Memory,
     OpRecord,
     PieceCall,
@@ -42,6 +44,8 @@ from smelt.ops.record import (
     Pointwise,
     Reduce,
     Scalar,
+    Scatter,
+    ScatterCall,
     View,
     Views,
 )
@@ -54,6 +58,7 @@ class Kind(Enum):
     LIBRARY = "library"  # a result of a library call
     POINTWISE = "pointwise"
     REDUCE = "reduce"
+    SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class Value:
     spec: TensorSpec
     numel: Size
     readings: tuple[Reading, ...] = ()
-    rule: "PointRule | FoldRule | None" = None
+    rule: "PointRule | FoldRule | ScatterRule | None" = None
     cost: int = 0
     users: "list[Value]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
@@ -98,12 +103,18 @@ class Value:
 
     @property
     def is_computed(self) -> bool:
-        return self.kind is Kind.POINTWISE or self.kind is Kind.REDUCE
+        return self.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.SCATTER)
+
+    @property
+    def memory(self) -> "Value":
+        """The value in whose memory it lies."""
+        return self.readings[0].value.memory if self.kind is Kind.SCATTER else self
 
     @property
     def loop(self) -> "tuple[Shape, Shape]":
-        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over."""
-        if isinstance(self.rule, FoldRule):
+        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over, for a
+        scatter those that are put somewhere."""
+        if isinstance(self.rule, FoldRule | ScatterRule):
             return self.rule.shape, self.rule.stride
         return self.spec.shape, self.spec.stride
 
@@ -151,6 +162,25 @@ class FoldRule:
             result[dim] * inner == stride[dim] for dim in inside_out if dim not in call.dims
         )
         return cls(call, shape, stride, result, count, inner, kept_inner, is_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterRule:
+    """What the points `shape`, visited in the order of `stride`, put where. `result` are the strides of the value's
+    memory over those dims, zero where `by` has a place instead: (stride, extent) of each. The readings are what is
+    changed, then the element to be put, if it is no number, then the indices."""
+
+    call: ScatterCall
+    shape: Shape
+    stride: Shape
+    result: Shape
+    by: tuple[tuple[Size, Size], ...]
+    cols: Size  # points at the end that share their places, or the last dim where there are none
+
+    @property
+    def first_index(self) -> int:
+        """The number of the reading that is the first index."""
+        return 2 if isinstance(self.call.source, fx.Node) else 1
 
 
 @dataclass(eq=False, slots=True)
@@ -236,11 +266,11 @@ class _Lowerer:
             ref.value.needed = True
         return self.lowered
 
-    def _resolve(self, argument: Any) -> Any:
+    def _resolve(self, argument: Any, instead: "dict[fx.Node, Ref] | None" = None) -> Any:
         if isinstance(argument, fx.Node):
-            return self.refs[argument]
+            return instead[argument] if instead and argument in instead else self.refs[argument]
         if isinstance(argument, tuple | list):
-            return type(argument)(self._resolve(item) for item in argument)
+            return type(argument)(self._resolve(item, instead) for item in argument)
         return argument
 
     def _new(self, node: fx.Node, name: str, kind: Kind, spec: TensorSpec, **rest: Any) -> Value:
@@ -280,6 +310,8 @@ class _Lowerer:
             self._pieces(node, record, record.lowering)
         elif isinstance(record.lowering, Lookup):
             self._lookup(node, record, record.lowering)
+        elif isinstance(record.lowering, Scatter):
+            self._scatter(node, record, record.lowering)
 
     def _view(self, node: fx.Node, lowering: View) -> None:
         base: Ref = self.refs[node.args[0]]  # type: ignore[index]
@@ -366,6 +398,9 @@ class _Lowerer:
     def _lookup(self, node: fx.Node, record: OpRecord, lowering: Lookup) -> None:
         """A value that reads its source wherever its indices say, behind a call that raises unless they all may."""
         call = lowering.read(node)
+        if isinstance(call, CopyCall):
+            self._copy(node, call)
+            return
         assert isinstance(call, LookupCall)
         spec, source = tensor_spec(node), self.refs[call.source]
         source.value.needed = True
@@ -374,11 +409,7 @@ class _Lowerer:
             if dim is not None:
                 stride[dim] += have
         readings = [Reading(source.value, tuple(stride), source.layout.offset, straight=False, anywhere=True)]
-        for index in call.indices:
-            ref: Ref = self.refs[index.node]
-            inside = (*([0] * index.dim), *_spread(ref.layout))
-            spread = Layout(spec.shape, (*inside, *([0] * (len(spec.shape) - len(inside)))), ref.layout.offset)
-            readings.append(Reading.of(ref.value, spread, spec.stride))
+        readings += [self._index_reading(index, spec.shape, spec.stride) for index in call.indices]
         for demand in call.demands:
             self._check(node, demand)
         free = tuple(
@@ -391,8 +422,78 @@ class _Lowerer:
         value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
-    def _check(self, node: fx.Node, demand: Demand) -> None:
-        """A call of the operator itself, made if an index is out of range; one that was checked before is not."""
+    def _copy(self, node: fx.Node, call: CopyCall) -> None:
+        """As a view, in memory of its own."""
+        base: Ref = self.refs[call.source]
+        self._take(node, base.value, call.move(base.layout))
+
+    def _take(self, node: fx.Node, source: Value, layout: Layout) -> None:
+        """The elements of another value that lie where `layout` says."""
+        spec = tensor_spec(node)
+        reading = Reading.of(source, layout, spec.stride)
+        rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
+        self.refs[node] = _whole(self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+
+    def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
+        """A copy of what is changed, and a value that puts elements there, in its memory."""
+        call = lowering.read(node)
+        assert isinstance(call, ScatterCall)
+        spec = tensor_spec(node)
+        kept = TensorSpec(spec.shape, spec.stride, widened(spec.dtype) if call.wide else spec.dtype, spec.device)
+        home = self._home(node, call.base, kept)
+        dense = contiguous_stride(call.shape)
+        result = [0] * len(call.shape)
+        for have, dim in zip(kept.stride, call.along, strict=True):
+            if dim is not None:
+                result[dim] += have
+        readings = [Reading(home, tuple(result), 0, straight=False, anywhere=True)]
+        instead = {} if call.base is None else {call.base: _whole(home)}
+        if isinstance(call.source, fx.Node):
+            ref: Ref = self.refs[call.source]
+            instead[call.source] = Ref(home, Layout(ref.layout.shape, (0,) * len(ref.layout.shape)))
+            readings.append(Reading.of(ref.value, _within(ref.layout, call.shape), dense))
+        for index in call.indices:
+            readings.append(self._index_reading(index, call.shape, dense))
+        for demand in call.demands:
+            self._check(node, demand, instead)
+        moving = [any(reading.stride[dim] for reading in readings[-len(call.indices) :]) for dim in range(len(dense))]
+        fixed = product(call.shape[dim] for dim in range(len(dense)) if not any(moving[dim:]))
+        last = next((size for size in reversed(call.shape) if size != 1), 1)
+        free = zip(kept.stride, kept.shape, call.along, strict=True)
+        by = tuple((step, size) for step, size, dim in free if dim is None)
+        rule = ScatterRule(call, call.shape, dense, tuple(result), by, fixed if fixed != 1 else last)
+        name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
+        value = self._new(node, name, Kind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
+        self.refs[node] = _whole(value)
+        if kept.dtype is not spec.dtype:
+            self._take(node, value, Layout(kept.shape, kept.stride))
+
+    def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> Value:
+        """Memory that holds what a scatter changes and that nobody else reads, then or later."""
+        name = self._name(f"{node.name}_home")
+        if base is None:
+            rule = PointRule(Pointwise(_zero), (), {}, spec.dtype)
+            home = self._new(node, name, Kind.POINTWISE, spec, rule=rule, cost=0)
+        else:
+            ref: Ref = self.refs[base]
+            if ref.value.kind is Kind.SCATTER and ref.value.spec == spec and list(base.users) == [node]:
+                return ref.value
+            rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
+            reading = Reading.of(ref.value, ref.layout, spec.stride)
+            home = self._new(node, name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
+        home.needed = True
+        return home
+
+    def _index_reading(self, index: LookupIndex, shape: Shape, dense: Shape) -> Reading:
+        """An index as it is read by a user with these dims."""
+        ref: Ref = self.refs[index.node]
+        inside = (*([0] * index.dim), *_spread(ref.layout))
+        spread = Layout(shape, (*inside, *([0] * (len(shape) - len(inside)))), ref.layout.offset)
+        return Reading.of(ref.value, spread, dense)
+
+    def _check(self, node: fx.Node, demand: Demand, instead: "dict[fx.Node, Ref] | None" = None) -> None:
+        """A call of the operator itself, made if an index is out of range; one that was checked before is not. It gets
+        `instead` of some tensors others of the same shape, so that these need not be in memory only to raise."""
         ref: Ref = self.refs[demand.index]
         layout = ref.layout
         key = (ref.value, layout, demand.extent, demand.from_end, demand.besides)
@@ -415,7 +516,7 @@ class _Lowerer:
         )
         holds = self._all(node, self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
         holds.needed = True
-        self._library(node, record_of(node.target), "raises for what is out of range", unless=holds)
+        self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
 
     def _all(self, node: fx.Node, name: str, value: Value) -> Value:
         """Whether all elements of a value are true."""
@@ -467,14 +568,19 @@ class _Lowerer:
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
         """A fold over extents of one is the element itself."""
-        kept = base.layout if call.keepdim else squeeze(base.layout, call.dims)
-        reading = Reading.of(base.value, kept, tensor_spec(node).stride)
-        rule = PointRule(Pointwise(_itself), (Slot(0),), {}, tensor_spec(node).dtype)
-        value = self._new(node, node.name, Kind.POINTWISE, tensor_spec(node), readings=(reading,), rule=rule, cost=1)
-        self.refs[node] = _whole(value)
+        self._take(node, base.value, base.layout if call.keepdim else squeeze(base.layout, call.dims))
 
-    def _library(self, node: fx.Node, record: OpRecord, why: str, unless: Value | None = None) -> None:
-        lowering = record.lowering.otherwise if isinstance(record.lowering, Pieces | Lookup) else record.lowering
+    def _library(
+        self,
+        node: fx.Node,
+        record: OpRecord,
+        why: str,
+        unless: Value | None = None,
+        instead: "dict[fx.Node, Ref] | None" = None,
+    ) -> None:
+        lowering = record.lowering
+        if isinstance(lowering, Pieces | Lookup | Scatter):
+            lowering = lowering.otherwise
         lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
         target = record.op if isinstance(record.lowering, LibraryCall) else node.target
         assert isinstance(target, torch._ops.OpOverload)
@@ -482,8 +588,8 @@ class _Lowerer:
         if lowering.template:
             names = [argument.name for argument in target._schema.arguments]
             named |= zip(names[1 : len(node.args)], node.args[1:], strict=True)
-        args = self._resolve(() if lowering.template else node.args)
-        kwargs = {name: self._resolve(argument) for name, argument in named.items()}
+        args = self._resolve(() if lowering.template else node.args, instead)
+        kwargs = {name: self._resolve(argument, instead) for name, argument in named.items()}
         for ref in references((args, kwargs)):
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
@@ -542,6 +648,10 @@ def _is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | 
     return inside if besides is None else e.op("or", inside, e.op("eq", place, e.const(besides, torch.int64)))
 
 
+def _zero(e: Emitter) -> Scalar:
+    return e.const(0, e.result)
+
+
 def _itself(e: Emitter, x: Scalar) -> Scalar:
     return e.cast(x, e.result)
 
@@ -589,6 +699,13 @@ def _dense_order(layout: Layout) -> Shape:
         strides[dim] = step
         step *= layout.shape[dim]
     return tuple(strides)
+
+
+def _within(layout: Layout, shape: Shape) -> Layout:
+    """The first elements along each dim, as many as `shape` has; one is spread over any number."""
+    if len(layout.shape) == len(shape) and not any(a == 1 != b for a, b in zip(layout.shape, shape, strict=True)):
+        return Layout(shape, layout.stride, layout.offset)
+    return expand(layout, shape)
 
 
 def _spread(layout: Layout) -> Shape:

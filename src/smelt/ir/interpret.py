@@ -123,9 +123,9 @@ class _Run:
                 self.accumulate(name, op, index, self.values[source].expand(self.grid(loop)))
             case Scatter(name, op, index, by, source):
                 where, inside = self.positions(index, loop), torch.ones(self.grid(loop), dtype=torch.bool)
-                for place, stride, extent in by:
-                    inside = inside & (self.values[place] >= 0) & (self.values[place] < extent)
-                    where = where + self.values[place] * stride
+                for put, stride, extent in by:
+                    inside = inside & (self.values[put] >= 0) & (self.values[put] < extent)
+                    where = where + self.values[put] * stride
                 scatter(op, self.memory[name], where[inside], self.values[source].expand(where.shape)[inside])
 
     def accumulate(self, name: str, op: Reduction, index: Index, value: Tensor) -> None:

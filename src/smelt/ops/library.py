@@ -38,8 +38,7 @@ _WHY = {
     ),
     "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
     "writes at places that only running yields, several to one": (
-        "scatter.src scatter.value scatter_add scatter_reduce.two index_put index_add index_copy masked_scatter put "
-        "embedding_dense_backward nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
+        "masked_scatter put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
     ),
     "reads a window for each place": (
         "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward adaptive_avg_pool1d _adaptive_avg_pool2d "
@@ -75,19 +74,9 @@ def _is_class(node: fx.Node) -> tuple[Demand, ...]:
     return (Demand(target, shape[min(1, len(shape) - 1)], besides=ignored),)
 
 
-def _is_place(node: fx.Node) -> tuple[Demand, ...]:
-    """Of a scatter: each index is a place along the dim."""
-    x, dim, index = node.args[:3]
-    assert isinstance(x, fx.Node) and isinstance(dim, int) and isinstance(index, fx.Node)
-    return (Demand(index, tensor_spec(x).shape[dim]),)
-
-
 _DEMANDS = {
     aten.nll_loss_forward.default: _is_class,
     aten.nll_loss2d_forward.default: _is_class,
-    aten.scatter.src: _is_place,
-    aten.scatter.value: _is_place,
-    aten.scatter_add.default: _is_place,
 }
 
 

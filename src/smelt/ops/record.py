@@ -195,12 +195,52 @@ class LookupCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyCall:
+    """A call, read: a copy of a view. `move` is given the layout of the source and returns where the elements lie."""
+
+    source: fx.Node
+    move: Callable[[Layout], Layout]
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """Elements of a tensor in memory, from places that indices or positions say. `read(node)` interprets the call, or
     gives the reason why it is better left to the library. Indices are checked first; for one out of range the
     operator itself is called, which raises."""
 
-    read: Callable[[fx.Node], LookupCall | str]
+    read: Callable[[fx.Node], LookupCall | CopyCall | str]
+    otherwise: LibraryCall = LibraryCall()
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterCall:
+    """A call, read: its points have `shape`, and each puts the element of `source` there (a number: everywhere) at a
+    place in a copy of `base` (None: in zeros).
+
+    `along` has for each dim of the result the dim of the points that it runs along with, or None where the place is
+    worked out: `emit(emitter, together, *indices)` calls `together` with one place for each, given the elements of the
+    indices at a point. A point with a place out of range puts nothing. Points that meet are folded in order by `fold`;
+    without one the last stays. With `wide`, 16-bit floats are folded in float32 and rounded when all is done.
+    """
+
+    base: fx.Node | None
+    shape: Shape
+    source: fx.Node | Number
+    along: tuple[int | None, ...]
+    emit: Callable[..., tuple[Scalar, ...]]
+    indices: tuple[LookupIndex, ...]
+    demands: tuple[Demand, ...] = ()
+    fold: Fold | None = None
+    scale: Number = 1  # what each element is multiplied with
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Elements put at places that indices say, several perhaps at one. `read(node)` interprets the call, or gives the
+    reason why it is better left to the library. Indices are checked as those of lookups."""
+
+    read: Callable[[fx.Node], ScatterCall | str]
     otherwise: LibraryCall = LibraryCall()
 
 
@@ -213,7 +253,7 @@ class Pieces:
     otherwise: LibraryCall = LibraryCall()
 
 
-Lowering = Pointwise | Reduce | View | Views | Pieces | Lookup | LibraryCall
+Lowering = Pointwise | Reduce | View | Views | Pieces | Lookup | Scatter | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,283 @@
+"""Records of elements put at places that indices say: kernels compute them and write them there, one after the other.
+
+    index_add(x, 0, i, s) of f32[9, 8], i64[5], f32[5, 8]  →  y, a copy of x; at [n, j]: y[i[n], j] += s[n, j]
+    embedding_dense_backward(g, i, 100, 0, False)          →  y, zeros; at [n, j]: y[i[n], j] += g[n, j], i[n] ≠ 0
+
+Points that meet take turns in the order that eager takes on one thread, so that sums come out as they do there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.kernel import Reduction
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.lookups import along_all_but, as_given, from_either_end, read_indices, why_not_index
+from smelt.ops.record import (
+    ROOT,
+    Demand,
+    Emitter,
+    Fetch,
+    LibraryCall,
+    LookupIndex,
+    OpRecord,
+    Sample,
+    Samples,
+    Scalar,
+    Scatter,
+    ScatterCall,
+)
+from smelt.ops.registry import register
+
+aten = torch.ops.aten
+
+Read = Callable[[fx.Node], ScatterCall | str]
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _adds(dtype: torch.dtype) -> Reduction:
+    return "any" if dtype is torch.bool else "sum"
+
+
+def _why_not(x: fx.Node, index: object, source: object) -> str | None:
+    if (why := why_not_index(index)) is not None:
+        return why
+    if not tensor_spec(x).shape:
+        return "writes to a tensor without dimensions"
+    dtype = tensor_spec(x).dtype
+    same = tensor_spec(source).dtype is dtype if isinstance(source, fx.Node) else _is_of(source, dtype)
+    return None if same else "converts what it writes"
+
+
+def _is_of(number: object, dtype: torch.dtype) -> bool:
+    """Whether a number is of a dtype's kind, or of a lesser one."""
+    if isinstance(number, float):
+        return dtype.is_floating_point
+    return isinstance(number, int)
+
+
+def _by_rows(put: Reduction | str | None, *, from_end: bool = False) -> Read:
+    """`index_…`: whole slices along a dim, which one index of one dimension counts."""
+
+    def read(node: fx.Node) -> ScatterCall | str:
+        x, given, index, source = node.args[:4]
+        assert isinstance(x, fx.Node) and isinstance(given, int)
+        if (why := _why_not(x, index, source)) is not None:
+            return why
+        assert isinstance(index, fx.Node)
+        spec = tensor_spec(x)
+        dim, count = given % len(spec.shape), tensor_spec(index).shape
+        points = (*spec.shape[:dim], *count, *spec.shape[dim + 1 :])
+        if len(count) != 1 or (isinstance(source, fx.Node) and tensor_spec(source).shape != points):
+            return "has an index without dimensions"
+        scale = _argument(node, 4, "alpha", 1) if put == "sum" else 1
+        if not _is_of(scale, spec.dtype) or (scale != 1 and spec.dtype is torch.bool):
+            return "converts what it writes"
+        return ScatterCall(
+            x,
+            points,
+            source,  # type: ignore[arg-type]
+            along_all_but(len(points), dim),
+            from_either_end(spec.shape[dim : dim + 1]) if from_end else as_given,
+            (LookupIndex(index, dim),),
+            (Demand(index, spec.shape[dim], from_end=from_end),),
+            _adds(spec.dtype) if put == "sum" else put,  # type: ignore[arg-type]
+            scale,
+            wide=put == "sum",
+        )
+
+    return read
+
+
+def _is_place(node: fx.Node) -> tuple[Demand, ...]:
+    """Each index is a place along the dim."""
+    x, dim, index = node.args[:3]
+    assert isinstance(x, fx.Node) and isinstance(dim, int) and isinstance(index, fx.Node)
+    return (Demand(index, tensor_spec(x).shape[dim]),)
+
+
+_FOLDS: dict[str, Reduction] = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+def _one_by_one(put: Reduction | None = None) -> Read:
+    """`scatter…`: each element along a dim by an index of its own."""
+
+    def read(node: fx.Node) -> ScatterCall | str:
+        x, given, index, source = node.args[:4]
+        assert isinstance(x, fx.Node) and isinstance(given, int)
+        if (why := _why_not(x, index, source)) is not None:
+            return why
+        assert isinstance(index, fx.Node)
+        spec, points = tensor_spec(x), tensor_spec(index).shape
+        if len(points) != len(spec.shape):
+            return "has an index without dimensions"
+        fold = _adds(spec.dtype) if put == "sum" else put
+        if node.target is aten.scatter_reduce.two:
+            if not _argument(node, 5, "include_self", True) or node.args[4] not in _FOLDS:
+                return "leaves out what was there, or divides by how many came"
+            fold = _FOLDS[str(node.args[4])]
+            if spec.dtype is torch.bool:
+                return "folds bools"
+        dim = given % len(points)
+        return ScatterCall(
+            x,
+            points,
+            source,  # type: ignore[arg-type]
+            along_all_but(len(points), dim),
+            as_given,
+            (LookupIndex(index, 0),),
+            (Demand(index, spec.shape[dim]),),
+            fold,
+            wide=fold is not None,
+        )
+
+    return read
+
+
+def _index_put(node: fx.Node) -> ScatterCall | str:
+    x, given, source = node.args[:3]
+    assert isinstance(x, fx.Node) and isinstance(given, Sequence) and isinstance(source, fx.Node)
+    spec = tensor_spec(x)
+    if tensor_spec(source).dtype is not spec.dtype:
+        return "converts what it writes"
+    found = read_indices(spec.shape, given)
+    if isinstance(found, str):
+        return found
+    fold = _adds(spec.dtype) if _argument(node, 3, "accumulate", False) else None
+    return ScatterCall(
+        x, found.points, source, found.along, found.from_either_end, found.indices, found.demands, fold
+    )
+
+
+def _but(padding: int) -> Callable[..., Any]:
+    """Places as indices say, but nowhere for one of them."""
+
+    def emit(e: Emitter, together: Fetch, index: Scalar) -> Any:
+        place = e.cast(index, torch.int64)
+        nowhere = e.op("eq", place, e.const(padding, torch.int64))
+        return together(e.op("where", nowhere, e.const(-1, torch.int64), place))
+
+    return emit
+
+
+def _embedding_backward(node: fx.Node) -> ScatterCall | str:
+    grad, index, _, padding, by_frequency = node.args
+    if (why := why_not_index(index)) is not None:
+        return why
+    assert isinstance(grad, fx.Node) and isinstance(index, fx.Node) and isinstance(padding, int)
+    if by_frequency:
+        return "divides by how often each index comes"
+    if not tensor_spec(grad).dtype.is_floating_point:
+        return "adds up other numbers than gradients are"
+    points = tensor_spec(grad).shape
+    emit = _but(padding) if padding >= 0 else as_given
+    return ScatterCall(None, points, grad, (None, len(points) - 1), emit, (LookupIndex(index, 0),), fold="sum")
+
+
+# Sample calls.
+
+
+def _put(*calls: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]], **named: Any) -> Samples:
+    """Calls on a tensor of 5 × 6 and one that lies the other way round."""
+
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for tensor in (samples.tensor(dtype, (5, 6)), samples.tensor(dtype, (6, 5)).t()):
+            for call in calls:
+                yield Sample(call(tensor, dtype), named)
+
+    return generate
+
+
+def _i(*numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype)
+
+
+_t = samples.tensor
+_ROWS, _COLS = _i(4, 0, 4, 1), _i(5, 1, 1, dtype=torch.int32)
+_ONE_BY_ONE = _i([4, 0, 4], [1, 0, 4])
+
+register(
+    OpRecord(
+        aten.index_add.default,
+        Scatter(_by_rows("sum")),
+        ROOT,
+        _put(lambda x, d: (x, 0, _ROWS, _t(d, (4, 6))), lambda x, d: (x, -1, _COLS, _t(d, (5, 3)))),
+    )
+)
+register(
+    OpRecord(
+        aten.index_copy.default,
+        Scatter(_by_rows(None)),
+        ROOT,
+        _put(lambda x, d: (x, 0, _i(4, 0, 1), _t(d, (3, 6))), lambda x, d: (x, 1, _i(5, 1), _t(d, (5, 2)))),
+    )
+)
+register(
+    OpRecord(
+        aten.index_fill.int_Scalar,
+        Scatter(_by_rows(None, from_end=True)),
+        ROOT,
+        _put(lambda x, d: (x, 0, _i(4, -5, 4), 1), lambda x, d: (x, 1, _i(5, -1), 0)),
+    )
+)
+for _op, _fold in ((aten.scatter.src, None), (aten.scatter_add.default, "sum")):
+    register(
+        OpRecord(
+            _op,
+            Scatter(_one_by_one(_fold)),  # type: ignore[arg-type]
+            ROOT,
+            _put(
+                lambda x, d: (x, 0, _ONE_BY_ONE, _t(d, (3, 4))),
+                lambda x, d: (x, 1, _i([4, 0, 4, 5, 5, 5], [1, 0, 4, 2, 1, 1]), _t(d, (2, 6))),
+            ),
+            demands=_is_place,
+        )
+    )
+register(
+    OpRecord(
+        aten.scatter.value,
+        Scatter(_one_by_one()),
+        ROOT,
+        _put(lambda x, d: (x, 0, _ONE_BY_ONE, 1), lambda x, d: (x, 1, _ONE_BY_ONE, 0)),
+        demands=_is_place,
+    )
+)
+register(
+    OpRecord(
+        aten.scatter_reduce.two,
+        Scatter(_one_by_one()),
+        ROOT,
+        _put(*(lambda x, d, how=how: (x, 0, _ONE_BY_ONE, _t(d, (2, 3)), how) for how in _FOLDS)),
+    )
+)
+for _op in (aten.index_put.default, aten._index_put_impl.default, aten._unsafe_index_put.default):
+    register(
+        OpRecord(
+            _op,
+            Scatter(_index_put, LibraryCall()),
+            ROOT,
+            _put(
+                lambda x, d: (x, [_i(4, -1, 0, 4)], _t(d, (4, 6)), True),
+                lambda x, d: (x, [None, _i([5, -5], [0, 2])], _t(d, (5, 2, 2))),
+                lambda x, d: (x, [_i([4], [0]), _i(1, -2, 3)], _t(d, (3,)), True),
+                lambda x, d: (x, [_i(1, -1, 2), _i(0, 4, 5)], _t(d, ()), True),
+            ),
+        )
+    )
+register(
+    OpRecord(
+        aten.embedding_dense_backward.default,
+        Scatter(_embedding_backward),
+        ROOT,
+        _put(
+            lambda x, d: (x, _i(4, 0, 0, 3, 2), 7, -1, False),
+            lambda x, d: (_t(d, (2, 3, 8)), _i([1, 2, 3], [4, 4, 0], dtype=torch.int32), 5, 4, False),
+        ),
+    )
+)
