@@ -79,6 +79,43 @@ def of_new_signature(x):
     return x * len(parameters), [(name, each.default is each.empty) for name, each in parameters.items()]
 
 
+def twice(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs) * 2
+
+    return wrapper
+
+
+@twice
+def wrapped(a, b=2, *, scale=1):
+    """Says what it does."""
+    return a * b * scale
+
+
+def of_wrapped_signature(x):
+    found = inspect.signature(wrapped).parameters
+    return wrapped(x, scale=3), list(found), "scale" in found, inspect.isclass(wrapped), inspect.isclass(int)
+
+
+def of_wrapping(x):
+    def inner(a, b=2):
+        return a * b
+
+    @torch.no_grad()
+    def ungraded(a):
+        return a + 1
+
+    doubled = twice(inner)
+    names = (
+        doubled.__name__,
+        doubled.__wrapped__ is inner,
+        twice(wrapped).__doc__,
+        list(inspect.signature(doubled).parameters),
+    )
+    return doubled(x) + ungraded(x), names, inspect.isgeneratorfunction(doubled)
+
+
 def of_groups(x):
     items = [x, 1, 2.5, "a", "b", x + 1]
     whole = [(kind.__name__, list(group)) for kind, group in itertools.groupby(items, key=type)]
@@ -132,6 +169,8 @@ WHOLE = [
     of_parameters,
     of_binding,
     of_new_signature,
+    of_wrapped_signature,
+    of_wrapping,
     of_groups,
     of_tee,
     of_dispatch,
@@ -214,3 +253,48 @@ def test_another_object_has_another_identity() -> None:
 def test_nan_groups_with_itself_alone() -> None:
     nan = float("nan")
     compare(lambda x: (x + 1, [len(list(group)) for _, group in itertools.groupby([nan, nan, float("nan")])]), X)
+
+
+def test_a_wrapper_that_is_kept_looks_like_what_it_wraps() -> None:
+    def keep(x: torch.Tensor, kept: list[Any]) -> Any:
+        def inner(a: Any, b: Any = 2) -> Any:
+            """Multiplies."""
+            return a * b
+
+        kept += [twice(inner), twice(wrapped)]
+        return x + 1
+
+    def told(function: Any) -> Any:
+        inner = function.__wrapped__
+        return function.__name__, function.__doc__, function.__qualname__, inner.__name__, function(X), vars(inner)
+
+    expected: list[Any] = []
+    keep(X, expected)
+    for _ in range(2):
+        kept: list[Any] = []
+        runner = Captured()
+        runner(keep, X, kept)
+        assert not runner.breaks
+        for one, other in zip(kept, expected, strict=True):
+            mine, theirs = told(one), told(other)
+            assert mine[:4] == theirs[:4] and mine[5].keys() == theirs[5].keys()
+            torch.testing.assert_close(mine[4], theirs[4])
+
+
+def test_a_break_inside_a_generator_leaves_others_in_the_graph() -> None:
+    """The graph ends where the one that was suspended is made, not at the first that there was."""
+
+    def broken(x: torch.Tensor) -> Any:
+        for number in (1, 2):
+            smelt.graph_break()
+            yield x * number
+
+    def f(x: torch.Tensor) -> Any:
+        for each in itertools.chain([x], [x + 1]):
+            x = x + each
+        for each in broken(x):
+            x = x + each
+        return x
+
+    runner = compare(f, X)
+    assert all("chain" not in text for text in runner.texts("breaks"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 
 import smelt
 from smelt.base.errors import SmeltWarning
@@ -329,9 +329,7 @@ _SCALED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("infinite", [(4,), (0, 1, 4)], ids=["later", "first"])
 @pytest.mark.parametrize("name", _SCALED)
 def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple[int, ...]) -> None:
-    """State that the first step would make is not there after it has been skipped. Fused updates skip themselves, and
-    the scaler asks for their signature, which is a break."""
-    fused = name.startswith("fused")
+    """State that the first step would make is not there after it has been skipped. Fused updates skip themselves."""
 
     def train(compiled: bool, unscaled: bool) -> list[Any]:
         model = _model()
@@ -349,7 +347,7 @@ def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple
             scaler.update()
             return loss
 
-        run = smelt.compile(step, fullgraph=not fused) if compiled else step
+        run = smelt.compile(step, fullgraph=True) if compiled else step
         found: list[Any] = []
         for number in range(7):
             x, y = _batch(number)
@@ -363,7 +361,38 @@ def test_a_scaler_skips_steps_with_infinite_gradients(name: str, infinite: tuple
     for unscaled in (True, False):
         smelt.reset()
         _same(train(True, unscaled), train(False, unscaled))
-        assert fused or smelt.counters["graphs"] <= 4
+        assert smelt.counters["graphs"] <= 4
+
+
+_AVERAGES: dict[str, Callable[[nn.Module], swa_utils.AveragedModel]] = {
+    "equal": swa_utils.AveragedModel,
+    "exponential": lambda model: swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9)),
+    "one by one": lambda model: swa_utils.AveragedModel(model, avg_fn=swa_utils.get_ema_avg_fn(0.9)),
+    "buffers": lambda model: swa_utils.AveragedModel(model, use_buffers=True),
+}
+
+
+@pytest.mark.parametrize("name", _AVERAGES)
+def test_averages_of_models_are_part_of_the_step(name: str) -> None:
+    """They decide by a counter that is a tensor: whether it is the first time."""
+
+    def train(compiled: bool) -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        average = _AVERAGES[name](model)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = _step(model, opt, x, y)
+            average.update_parameters(model)
+            return loss
+
+        run = smelt.compile(step, fullgraph=True) if compiled else step
+        losses = [run(*_batch(number)) for number in range(10)]
+        return losses, dict(average.state_dict()), dict(model.state_dict()), opt.state_dict()
+
+    _same(train(True), train(False))
+    assert smelt.counters["graphs"] == 2 and smelt.counters.get("eager_graphs", 0) == 0
 
 
 def test_two_steps_under_a_scaler_in_one_function() -> None:

@@ -137,7 +137,7 @@ def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     manager = args[0]
     mode = manager.attributes["mode"] if isinstance(manager, Instance) else None
     entry = interp.tree.inference_mode
-    if not interp.follow_generators or not isinstance(mode, Constant) or type(mode.value) is not bool:
+    if not interp.generators or not isinstance(mode, Constant) or type(mode.value) is not bool:
         raise Unsupported("B013", "torch.inference_mode")
     if entry and not mode.value:
         raise Unsupported("B013", "torch.inference_mode(False) in inference mode")

@@ -103,6 +103,10 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
         return interp.outside.force(value.items[value.kind.__match_args__.index(name)])  # type: ignore[attr-defined]
     if isinstance(value, Deque) and name == "maxlen":
         return Constant(value.maxlen)
+    if isinstance(value, Function) and value.wraps is not None:
+        if name not in ("__wrapped__", *functools.WRAPPER_ASSIGNMENTS):
+            raise Unsupported("B007", f"{name} of {describe(value)}")
+        return value.wraps if name == "__wrapped__" else attribute(interp, value.wraps, name)
     if isinstance(value, Function) and name in ("__name__", "__qualname__"):
         return Constant(value.info.code.co_name if name == "__name__" else value.qualname)
     return _of_builtin(interp, value, name)

@@ -4,7 +4,6 @@ isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Const
 """
 
 import builtins
-import inspect
 import math
 import operator
 import types
@@ -24,6 +23,7 @@ from smelt.capture.attributes import (
     store_attribute,
 )
 from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.function_calls import FUNCTION_CALLS
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
@@ -67,7 +67,6 @@ from smelt.capture.values import (
     Tensor,
     Value,
     describe,
-    is_constant,
     of_number,
     python_type,
 )
@@ -375,36 +374,6 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
     return [items[position] for position in order]
 
 
-def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`inspect.signature` of a plain function or method."""
-    bound = isinstance(args[0], Method)
-    function = args[0].function if isinstance(args[0], Method) else args[0]
-    if isinstance(function, Function) and not bound and not kwargs:
-        return interp.outside.fixed(_signature_of_new(interp, function))
-    if not isinstance(function, Object) or type(function.value) is not types.FunctionType or function.source is None:
-        raise Unsupported("B002", "inspect.signature")
-    real, source = interp.outside.pin(function), function.source
-    for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
-        source.attribute(name).check(("is", getattr(real, name)))
-    source.instance_dict().check(("keys", tuple(real.__dict__)))
-    if kwargs or real.__dict__:
-        raise Unsupported("B002", "inspect.signature")
-    found = inspect.signature(real)
-    return interp.outside.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
-
-
-def _signature_of_new(interp: Interpreter, function: Function) -> inspect.Signature:
-    """The signature of a function that the captured code made, if it can be told from its code and plain defaults."""
-    defaults = () if function.defaults is None else interp.plain(function.defaults)
-    named = {} if function.keyword_defaults is None else interp.plain(function.keyword_defaults)
-    if function.annotations is not None or not all(map(is_constant, (*defaults, *named.values()))):
-        raise Unsupported("B002", "inspect.signature")
-    code = function.info.code
-    alike = types.FunctionType(code, {}, None, defaults, tuple(types.CellType() for _ in code.co_freevars))
-    alike.__kwdefaults__ = named
-    return inspect.signature(alike)
-
-
 def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
     (value,) = args
@@ -550,7 +519,7 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     abs: _abs,
     dict.__dict__["fromkeys"]: _fromkeys,
     operator.abs: _abs,
-    inspect.signature: _signature,
+    **FUNCTION_CALLS,
     object.__init__: _object_init,
     object.__getattribute__: _object_getattribute,
     object.__setattr__: _object_setattr,

@@ -371,7 +371,8 @@ def _enter(
     slots: list[Value | None],
 ) -> Value:
     frame = Frame(info, function, names, closure, slots, [])
-    if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and not interp.follow_generators):
+    too_many = len(interp.made_generators) >= interp.generators
+    if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and too_many):
         raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
     if info.code.co_flags & _GENERATOR:
         frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))

@@ -22,7 +22,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
 from smelt.capture.sizes import read_size
 from smelt.capture.tape import Tape
-from smelt.capture.values import Number, Value
+from smelt.capture.values import Number, Tensor, Value
 
 _MOST_NODES = 24
 
@@ -32,17 +32,32 @@ def foretell(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Val
     sides = [_meaning(each) or interp.plain(each) for each in (left, right)]
     leaves = [leaf for side in sides if isinstance(side, Formula) for leaf in side.leaves()]
     nodes = {leaf: interp.tape.item_of(leaf) for leaf in leaves}
-    steps = _steps(interp.tape, list(nodes.values()))
+
+    def decide(values: dict[fx.Node, Any]) -> bool:
+        numbers = {leaf: values[node] for leaf, node in nodes.items()}
+        found = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
+        return bool(compare(*found))
+
+    return _asked_again(interp, list(nodes.values()), decide)
+
+
+def foretell_truth(interp: Interpreter, value: Tensor) -> bool:
+    """The truth of a tensor of one element that the graph computes. It is relied on."""
+    if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
+        raise Unsupported("B003", "a tensor decides which way to go")
+    return _asked_again(interp, [value.node], lambda values: bool(values[value.node]))
+
+
+def _asked_again(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[dict[fx.Node, Any]], bool]) -> bool:
+    """What is decided by the values of `wanted`, now and, as a guard, at each call."""
+    steps = _steps(interp.tape, wanted)
     given = [node for node in steps if node.op == "placeholder"]
     if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):  # type: ignore[union-attr]
         raise Unsupported("B003", "a number computed from more than one small tensor")
 
     def answer(tensor: Any) -> bool:
         with torch.no_grad():
-            values = _run(steps, tensor)
-        numbers = {leaf: values[node] for leaf, node in nodes.items()}
-        found = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
-        return bool(compare(*found))
+            return decide(_run(steps, tensor))
 
     with _disable_current_modes():
         if not given:

@@ -8,6 +8,7 @@ the instruction that could not be interpreted.
 """
 
 import builtins
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from smelt.capture.values import (
     Constant,
     Deque,
     Failure,
+    Function,
     Generator,
     Globals,
     Held,
@@ -118,7 +120,7 @@ class Interpreter:
         outside: Outside,
         handlers: dict[str, Handler],
         call: CallService,
-        follow_generators: bool = True,
+        generators: int = sys.maxsize,
     ) -> None:
         self.frames = frames
         self.outside = outside
@@ -131,7 +133,7 @@ class Interpreter:
         self._steps = 0
         self._returned: Value | None = None
         self.yielded: Value | None = None
-        self.follow_generators = follow_generators
+        self.generators = generators  # so many are followed, and none of those made after them
         self.made_generators: list[Generator] = []
         self.entered_inference = False
 
@@ -376,6 +378,9 @@ class Interpreter:
             self.touch(value.members)
         elif isinstance(value, Instance):
             self.touch(value.members)
+        elif isinstance(value, Function):
+            wraps = value.wraps
+            self._undo.append(lambda: setattr(value, "wraps", wraps))
         elif isinstance(value, Cell):
             contents = value.contents
             self._undo.append(lambda: setattr(value, "contents", contents))

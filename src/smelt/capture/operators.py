@@ -13,12 +13,13 @@ import torch
 from smelt.base.symint import Formula, apply, meaning
 from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.foretell import decided, foretell
+from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import TYPES, Interpreter, make_sequence
 from smelt.capture.iterate import drain
 from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
+from smelt.capture.policy import acts_as_in_eager
 from smelt.capture.values import (
     Constant,
     Deque,
@@ -388,6 +389,8 @@ def truth(interp: Interpreter, value: Value) -> bool:
         return bool(value.value)
     if isinstance(value, Tensor):
         answer = interp.tape.decided(value)
+        if answer is None and acts_as_in_eager(interp.frames[-1].info.code):
+            return foretell_truth(interp, value)  # what optimizers decide by is a count of steps
         if answer is None:
             raise Unsupported("B003", "a tensor decides which way to go")
         return answer

@@ -94,7 +94,7 @@ EVALUATED: frozenset[str] = frozenset(
 IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
 
 # Calls that only keep statistics of the process.
-IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once"})
+IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
 
 # What the compiled function sees as true of itself.
 ANSWERED_TRUE: frozenset[str] = frozenset(

@@ -357,7 +357,10 @@ def _function(build: Rebuilder, value: Function) -> Operand:
             made.__annotations__ = annotations
         return made
 
-    return build.step(make, defaults, keyword_defaults, annotations, closure)
+    made = build.step(make, defaults, keyword_defaults, annotations, closure)
+    if value.wraps is not None:
+        build.step(functools.update_wrapper, made, build.operand(value.wraps))
+    return made
 
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:

@@ -47,6 +47,7 @@ SEMANTICS = (instructions, exception_instructions, match_instructions)  # import
 EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
 
 # Builtins that look at the frame that calls them: only a real frame will do.
+_ATTEMPTS = 4  # at a state whose graph ends inside generators
 _NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
 
 
@@ -74,21 +75,32 @@ def capture(
     `follow_loops`: whether loops that a break left in the middle are unrolled from there.
     """
     history = history or History()
-    try:
-        return _capture_in_mode(frames, compile_graph, fullgraph, True, Sizes(dynamic, history), follow_loops)
-    except _Unfinished:  # a running generator cannot be rebuilt: break where it is made instead
-        return _capture_in_mode(frames, compile_graph, fullgraph, False, Sizes(dynamic, history), follow_loops)
+    generators, attempts = sys.maxsize, 0
+    while True:
+        try:
+            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), follow_loops)
+        except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
+            if not generators:
+                raise
+            attempts += 1
+            generators = unfinished.finished if attempts < _ATTEMPTS else 0
 
 
 class _Unfinished(Exception):
-    """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes."""
+    """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes.
+
+    `finished`: how many generators were made before the first that was suspended.
+    """
+
+    def __init__(self, finished: int = 0) -> None:
+        self.finished = finished
 
 
 def _capture_in_mode(
     frames: list[LiveFrame],
     compile_graph: GraphCompiler,
     fullgraph: bool,
-    follow_generators: bool,
+    generators: int,
     sizes: Sizes,
     follow_loops: bool,
 ) -> Captured:
@@ -100,7 +112,7 @@ def _capture_in_mode(
         outside = Outside(tree, tape, sizes)
         outside.follow_loops = follow_loops
         try:
-            return _capture(frames, outside, compile_graph, fullgraph, entry, follow_generators)
+            return _capture(frames, outside, compile_graph, fullgraph, entry, generators)
         finally:
             tree.release()
 
@@ -111,12 +123,12 @@ def _capture(
     compile_graph: GraphCompiler,
     fullgraph: bool,
     entry: Ambient,
-    follow: bool,
+    generators: int,
 ) -> Captured:
     try:
         with restored(), without_default_devices(), torch._C.DisableTorchFunctionSubclass(), Witness(outside.tape):
             virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
-            interp = Interpreter(virtual, outside, HANDLERS, call, follow)
+            interp = Interpreter(virtual, outside, HANDLERS, call, generators)
             ending = interp.run()
     except Unsupported as unreadable:
         raise Abandoned(unreadable.reason) from unreadable
@@ -226,14 +238,17 @@ class _Closing:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
-        saw_tensors = bool(self.tape.inputs)
-        if not all(ends_quietly(self.interp, generator) for generator in self.interp.made_generators):
-            raise _Unfinished
+        saw_tensors, made = bool(self.tape.inputs), self.interp.made_generators
+        for number, generator in enumerate(made):
+            if not ends_quietly(self.interp, generator):
+                raise _Unfinished(number)
         try:
             operands = self._operands()
         except Abandoned:
-            if self.interp.made_generators or self.interp.entered_inference:
+            if self.interp.entered_inference:
                 raise _Unfinished from None
+            if made:
+                raise _Unfinished(next((number for number, each in enumerate(made) if not each.done), 0)) from None
             raise
         inferred = self.tape.inferred.intersection(self.build.outputs)
         if inferred and len(inferred) < len(self.build.outputs):

@@ -318,6 +318,7 @@ class Function(Value):
     keyword_defaults: Mapping | None
     closure: tuple[Cell, ...]
     annotations: Value | None = None
+    wraps: Value | None = None  # the function that it was made to look like
 
 
 @dataclass(slots=True, eq=False)
@@ -495,7 +496,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     Cell: ("contents",),
     Method: ("function", "receiver"),
     Partial: ("function", "args", "keywords"),
-    Function: ("closure", "defaults", "keyword_defaults"),
+    Function: ("closure", "defaults", "keyword_defaults", "wraps"),
     Iterator: ("over",),
     Joined: ("parts", "function"),
     DictView: ("mapping",),
