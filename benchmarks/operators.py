@@ -119,6 +119,74 @@ CASES: dict[str, Case] = {
         lambda x: F.interpolate(x, scale_factor=2),
         lambda: (_of(8, 32, 28, 28).requires_grad_(),),
     ),
+    "embedding with gradient 8×128 of 30000×256": (
+        _embedding,
+        lambda: (_rows(30000, 8, 128), _of(30000, 256).requires_grad_()),
+    ),
+    "embedding with gradient 8×128 of 1000×256": (
+        _embedding,
+        lambda: (_rows(1000, 8, 128), _of(1000, 256).requires_grad_()),
+    ),
+    "two embeddings, a layer norm and gradient 8×128×256": (
+        _summed,
+        lambda: (_of(1000, 256).requires_grad_(), _of(2, 256), _rows(1000, 8, 128), _rows(2, 8, 128)),
+    ),
+    "index_add 4096 to 1000×256": (
+        lambda x, i, s: x.index_add(0, i, s),
+        lambda: (_of(1000, 256), _rows(1000, 4096), _of(4096, 256)),
+    ),
+    "index_add of a product 4096 to 1000×256": (
+        lambda x, i, s: x.index_add(0, i, s.tanh() * s),
+        lambda: (_of(1000, 256), _rows(1000, 4096), _of(4096, 256)),
+    ),
+    "index_add columns 256×1000": (
+        lambda x, i, s: x.index_add(1, i, s),
+        lambda: (_of(256, 1000), _rows(1000, 1024), _of(256, 1024)),
+    ),
+    "index_add of one dim 100000 to 1000": (
+        lambda x, i, s: x.index_add(0, i, s),
+        lambda: (_of(1000), _rows(1000, 100000), _of(100000)),
+    ),
+    "index_add 8 to 1000×64": (
+        lambda x, i, s: x.index_add(0, i, s),
+        lambda: (_of(1000, 64), _rows(1000, 8), _of(8, 64)),
+    ),
+    "index_put rows 1024 of 4096×256": (
+        lambda x, i, s: x.index_put([i], s),
+        lambda: (_of(4096, 256), torch.randperm(4096)[:1024], _of(1024, 256)),
+    ),
+    "index_put added, by two, 2048×64 of 1024×1024": (
+        lambda x, i, j, s: x.index_put([i, j], s, True),
+        lambda: (_of(1024, 1024), _rows(1024, 2048, 1), _rows(1024, 64), _of(2048, 64)),
+    ),
+    "index with gradient 4096 of 8192×512": (
+        lambda x, i: x[i],
+        lambda: (_of(8192, 512).requires_grad_(), _rows(8192, 4096)),
+    ),
+    "gather with gradient, rows, 2048×1024": (
+        lambda x, i: x.gather(1, i),
+        lambda: (_of(2048, 1024).requires_grad_(), _rows(1024, 2048, 1024)),
+    ),
+    "scatter_add rows 2048×1024": (
+        lambda x, i, s: x.scatter_add(1, i, s),
+        lambda: (_of(2048, 1024), _rows(1024, 2048, 1024), _of(2048, 1024)),
+    ),
+    "scatter_add columns 2048×1024": (
+        lambda x, i, s: x.scatter_add(0, i, s),
+        lambda: (_of(2048, 1024), _rows(2048, 2048, 1024), _of(2048, 1024)),
+    ),
+    "scatter_add expanded 8192×128 to 1000": (
+        lambda x, i, s: x.scatter_add(0, i[:, None].expand(-1, 128), s),
+        lambda: (_of(1000, 128), _rows(1000, 8192), _of(8192, 128)),
+    ),
+    "scatter 2048×256 of 2048×1024": (
+        lambda x, i, s: x.scatter(1, i, s),
+        lambda: (_of(2048, 1024), _rows(1024, 2048, 256), _of(2048, 256)),
+    ),
+    "scatter_reduce amax 2048×1024": (
+        lambda x, i, s: x.scatter_reduce(1, i, s, "amax"),
+        lambda: (_of(2048, 1024), _rows(1024, 2048, 1024), _of(2048, 1024)),
+    ),
     "index by one of one, times 2, 64": (lambda x, i: x[i] * 2, lambda: (_of(64), _rows(64, 64))),
 }
 
