@@ -285,6 +285,8 @@ def test_the_next_row_of_one_array_is_asked_for_where_a_row_takes_several_passes
     assert [load.buffer for load in schedule.plan(norm, ahead).fetched] == ["x"]
     assert not schedule.plan(norm, replace(ahead, fetches_ahead=False)).fetched
     assert not schedule.plan(parse_kernel(sized(LAYER_NORM, 40, 30)), ahead).fetched
+    softmax = schedule.plan(parse_kernel(sized(SOFTMAX, 40, 1000)), ahead).kernel
+    assert schedule.asking(softmax) is softmax.stages[1]  # its exp leaves memory more time than the loop after it
     two = parse_kernel(
         "kernel k rows(i:9) cols(j:500)\n in x: f32[4500]\n in y: f32[4500]\n out z: f32[4500]\n loop:\n"
         " a = load x[500*i + j]\n b = load y[500*i + j]\n c = mul a, b : f32\n s = reduce sum c\n loop:\n"

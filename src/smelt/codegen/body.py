@@ -20,7 +20,7 @@ from smelt.codegen import folds, rowfolds, scatters, tiles
 from smelt.codegen.builder import Builder, Loop, Value
 from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, placing, repeatable, varying
+from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -277,10 +277,9 @@ class Body:
                 self._row_address(accumulator.arrays[-1][0], accumulator.index)
 
     def _hold_next_row(self, stage: Stage) -> None:
-        """In the last loop of a row, where each read lies that the next row begins with."""
-        last = [each for each in self.plan.kernel.stages if each.loop][-1]
+        """In the loop that asks for it, where each read lies that the next row begins with."""
         self.next_row = []
-        for load in self.plan.fetched if stage is last else ():
+        for load in self.plan.fetched if stage is asking(self.plan.kernel) else ():
             further = load.index.stride(self.plan.kernel.rows[-1].name) * self.plan.fetched_rows
             here = self._row_address(load.buffer, load.index)
             self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self._number(further)))

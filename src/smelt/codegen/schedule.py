@@ -106,7 +106,7 @@ class Plan:
     accumulators: tuple[Accumulator, ...]
     tile: Tile | None = None
     otherwise: "Plan | None" = None
-    fetched: tuple[Load, ...] = ()  # what the last loop of a row asks memory for, for a row after it
+    fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) asks memory for, for a row after it
     fetched_rows: int = 1  # which row that is
 
     @property
@@ -432,6 +432,12 @@ def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
         if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) == 1
     }
     return tuple(found.values())[:1]
+
+
+def asking(kernel: Kernel) -> Stage:
+    """The loop of a row that asks for the next one's memory: of those after the first, the one with most to do."""
+    loops = [stage for stage in kernel.stages if stage.loop]
+    return max(reversed(loops[1:] or loops), key=lambda stage: sum(map(_cost, stage.body)))
 
 
 def _streams(kernel: Kernel, body: Iterable[Instruction]) -> list[Load]:
