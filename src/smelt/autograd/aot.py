@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from smelt.autograd import partition
 from smelt.autograd.joint import Joint, Source, trace_forward, trace_joint
-from smelt.autograd.partial import given_only
+from smelt.autograd.partial import given_only, stopped
 from smelt.autograd.partition import Halves
 from smelt.autograd.trace import CannotTrace, Decompositions
 from smelt.base.errors import SmeltError
@@ -158,13 +158,19 @@ class _Stage:
         halves = self._split(trace_joint(source, self.decompositions))
         forward = _compiled(self.forward, halves.forward)
         backwards = functools.partial(self._backward, halves)
-        return join(forward, backwards, halves.plan, replay=halves.replay, eager=halves.eager)
+        parts = functools.partial(self._part, halves)
+        return join(forward, backwards, halves.plan, replay=halves.replay, eager=halves.eager, parts=parts)
 
     def _backward(self, halves: Halves, arrived: int) -> Callable[..., tuple[Any, ...]] | None:
         """The backward for gradients of some results, compiled when they first arrive."""
         traced = halves.backward
         if traced is not None and arrived != (1 << len(halves.plan.tangents)) - 1:
             traced = given_only(traced, halves.plan, arrived)
+        return None if traced is None else _compiled(self.backward, traced)
+
+    def _part(self, halves: Halves, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:
+        """A part of a backward, compiled when somebody looks at an output that others lean on."""
+        traced = None if halves.arriving is None else stopped(halves.arriving(), halves.plan, arrived, source)
         return None if traced is None else _compiled(self.backward, traced)
 
     def _split(self, joint: Joint) -> Halves:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import Arrangement, arrange, view_root
+from smelt.autograd.leaning import Leaning, find_leaning, mark_arrivals
 from smelt.autograd.ready import pushed_to_pop
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
@@ -185,10 +186,13 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable = [position for position, needed in enumerate(wanted) if needed]
         _refuse_checked(run)
         recorder.phase = Phase.BACKWARD
+        leaning = _leaning(run, arrangement, written, differentiable, [tensor for _, tensor in values])
+        mark_arrivals(recorder, run.outputs, leaning)
         tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
     fed, spends = _histories(run.leaves, results, gradients)
+    leaning = leaning if tangents else ()
     plan = replace(
         _plan(run, arrangement, written),
         differentiable=tuple(differentiable),
@@ -196,6 +200,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         gradients=tuple(gradients),
         fed=fed,
         spends=spends,
+        leaning=leaning,
         handed=_handed(arrivals, len(run.primals)),
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
@@ -203,6 +208,18 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
     )
     replay = _replay(source, plan, recorder)
     return Joint(_finish(recorder), plan, source.eager(), replay)
+
+
+def _leaning(
+    run: _Run,
+    arrangement: Arrangement,
+    written: Sequence[_Write],
+    differentiable: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+) -> Leaning:
+    tangents = {position: number for number, position in enumerate(differentiable)}
+    values = [tensors[position] for position in differentiable]
+    return find_leaning(run.outputs, arrangement.outputs, [each.index for each in written], values, tangents.get)
 
 
 def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:

@@ -17,6 +17,7 @@ from smelt.autograd.nodekinds import Kind, kind_of
 from smelt.autograd.nodelayout import materializes
 from smelt.base.data import dataclass
 from smelt.runtime.joined import Joined, joined_of
+from smelt.runtime.leaning import LeaningResult
 
 ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -32,6 +33,7 @@ class Reading:
     key: tuple[Any, ...]
     tensors: list[torch.Tensor]  # what C++ nodes saved, in the order of the nodes
     joined: list[tuple[int, Joined]]  # compiled graphs, by the number of their node
+    leaning: list[int]  # the numbers of nodes of their results that lean on others
 
     def hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
         """The hooks of a node: (kind, dict of functions or None if C++ has put it there, index of the gradient); and
@@ -82,6 +84,7 @@ def _read(roots: tuple[Any, ...]) -> Reading:
         raise Unreadable(found)
     nodes, structure, values, addresses, hooked, tensors, special = found
     joined: list[tuple[int, Joined]] = []
+    leaning: list[int] = []
     if hooked:
         values += [_hooks_key(address) for address in memoryview(addresses).cast("Q")]
     for number in special:
@@ -95,10 +98,15 @@ def _read(roots: tuple[Any, ...]) -> Reading:
             if part is not None:
                 values.append(part.key)
                 joined.append((number, part))
+            elif type(node)._forward_cls is LeaningResult:
+                if node.about[2].is_looked_at():
+                    raise Unreadable("a gradient of one result of a compiled graph is looked at on its way to another")
+                values.append(LeaningResult)
+                leaning.append(number)
             else:
                 values.append((type(node), node.needs_input_grad, materializes(node)))
     values.append(structure)
-    return Reading(nodes, addresses, tuple(values), tensors, joined)
+    return Reading(nodes, addresses, tuple(values), tensors, joined, leaning)
 
 
 _LEAF, _PYTHON = Kind("a leaf"), Kind("written in Python")

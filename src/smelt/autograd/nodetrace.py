@@ -63,6 +63,9 @@ def trace(
         layout(tensor)  # refuses what cannot be compiled for
     if any(getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype for leaf in leaves_here):
         raise Unreadable("a leaf takes gradients of another dtype than its own")
+    computed = [at for at in wanted or () if at is not None and type(reading.nodes[at[0]]) is not ACCUMULATE]
+    if computed and reading.leaning:
+        raise Unreadable("a gradient of one result of a compiled graph may be asked for on its way to another")
     with torch.no_grad(), without_caller_hooks():
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:
@@ -288,6 +291,8 @@ class _Tracer:
         joined = self.joined.get(number)
         if joined is not None:
             return self._written_out(number, joined, gradients)
+        if number in self.reading.leaning:
+            return [gradients[0], *[None] * (count - 1)]
         why_whole = self.reading.whole(number, [edge is not None for edge in self.edges[number]])
         if why_whole is not None:
             return self._called(number, gradients)

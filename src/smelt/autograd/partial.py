@@ -9,13 +9,16 @@ A backward is linear in its tangents, so a value that only missing ones lead to 
 time, and is wrong where a factor is infinite: 0 * inf is NaN, and eager never asks.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.base.sizes import contiguous_stride
+from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, outputs, placeholders
-from smelt.ir.joint import Plan
+from smelt.ir.joint import Plan, arrival_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 
 aten = torch.ops.aten
@@ -28,43 +31,99 @@ def given_only(backward: Traced, plan: Plan, arrived: int) -> Traced | None:
     A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.fed`). None comes back if a
     missing value stands where zeros cannot stand in for it.
     """
-    tangents = len(plan.tangents)
-    inputs = placeholders(backward.graph)
-    first = len(inputs) - tangents
-    made: dict[fx.Node, Any] = {
-        node: _ABSENT for number, node in enumerate(inputs[first:]) if not arrived >> number & 1
-    }
-    led_to = set(inputs[first:])  # by any tangent
-    graph = fx.Graph()
-    for node in backward.graph.nodes:
-        if node.op == "output":
-            break
-        sources = [used for used in node.all_input_nodes if used in led_to]
-        if sources:
-            led_to.add(node)
-        if node in made:
-            continue
-        if sources and all(made[used] is _ABSENT for used in sources):
-            made[node] = _ABSENT
-            continue
-        copied = _copied(graph, node, made)
-        if copied is None:
+    tangents = placeholders(backward.graph)[-len(plan.tangents) :]
+    given = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
+    rest = _Rest(backward, given, [node for node in tangents if node not in given], tangents)
+    return rest.returning(_gradients(rest, backward, plan, arrived)) if rest.complete else None
+
+
+def stopped(marked: Traced, plan: Plan, arrived: int, source: int | None = None) -> Traced | None:
+    """A part of the backward, which goes no further than the outputs that others lean on.
+
+    With a `source`, the part from that tangent to the outputs that its result leans on, in the order of the plan;
+    without, the part from all that `arrived` to the inputs. Both take gradients of results as they are complete: what
+    flows from one result to another by way of an output is the engine's to add up.
+    """
+    tangents = placeholders(marked.graph)[-len(plan.tangents) :]
+    marks = {place: node for node in marked.graph.nodes if (place := arrival_of(node)) is not None}
+    own = {plan.tangent_of(place): node for place, node in marks.items()}
+    sources = [own.get(number, node) for number, node in enumerate(tangents)]
+    taken = arrived if source is None else 1 << source
+    given = {sources[number]: node for number, node in enumerate(tangents) if taken >> number & 1}
+    rest = _Rest(marked, given, [node for node in (*tangents, *marks.values()) if node not in given], tangents)
+    if not rest.complete:
+        return None
+    if source is None:
+        return rest.returning(_gradients(rest, marked, plan, arrived))
+    leans = dict(plan.leaning)[source]
+    return rest.returning([rest.of(marks[place].args[0]) if place in marks else None for place in leans])
+
+
+class _Rest:
+    """A backward without what missing values lead to. `given`: nodes that are inputs in it, each as some tangent."""
+
+    def __init__(
+        self,
+        backward: Traced,
+        given: dict[fx.Node, fx.Node],
+        missing: Sequence[fx.Node],
+        tangents: Sequence[fx.Node],
+    ) -> None:
+        self.backward, self.graph = backward, fx.Graph()
+        self.made: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
+        self.complete = False
+        led_to = {*tangents, *given}  # by any tangent
+        for node in placeholders(backward.graph):
+            if node not in self.made and node not in tangents:
+                self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+        for node, tangent in given.items():
+            self.made[node] = self.graph.node_copy(tangent, self.made.__getitem__)
+        for node in backward.graph.nodes:
+            if node.op == "output":
+                break
+            sources = [used for used in node.all_input_nodes if used in led_to]
+            if sources:
+                led_to.add(node)
+            if node in self.made:
+                continue
+            if sources and all(self.made[used] is _ABSENT for used in sources):
+                self.made[node] = _ABSENT
+                continue
+            copied = _copied(self.graph, node, self.made)
+            if copied is None:
+                return
+            self.made[node] = copied
+        self.complete = True
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value; None for one that is missing."""
+        found = self.made[value] if isinstance(value, fx.Node) else value
+        return None if found is _ABSENT else found
+
+    def returning(self, values: Sequence[Any] | None) -> Traced | None:
+        if values is None:
             return None
-        made[node] = copied
+        self.graph.output(tuple(values))
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.op in ("call_function", "get_attr") and why_not_drop(node) is None:
+                self.graph.erase_node(node)
+        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        constants = {name: tensor for name, tensor in self.backward.constants.items() if name in used}
+        return Traced(self.graph, Level.PURE, constants)
+
+
+def _gradients(rest: _Rest, backward: Traced, plan: Plan, arrived: int) -> list[Any] | None:
+    """What flows into the inputs; None if zeros cannot be had that eager has there."""
     returned: list[Any] = []
-    for value, fed in zip(outputs(backward.graph), plan.fed, strict=True):
-        if not isinstance(value, fx.Node) or made[value] is not _ABSENT:
-            returned.append(made[value] if isinstance(value, fx.Node) else value)
-        elif not fed & arrived:
-            returned.append(None)
-        elif _can_be_zeros(value):
-            returned.append(_zeros(graph, value))
-        else:
-            return None
-    graph.output(tuple(returned))
-    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    constants = {name: tensor for name, tensor in backward.constants.items() if name in used}
-    return Traced(graph, Level.PURE, constants)
+    gradients = outputs(backward.graph)
+    for value, fed in zip(gradients, plan.fed or (1,) * len(gradients), strict=True):
+        found = rest.of(value)
+        if found is None and isinstance(value, fx.Node) and fed & arrived:
+            if not _can_be_zeros(value):
+                return None
+            found = _zeros(rest.graph, value)
+        returned.append(found)
+    return returned
 
 
 def for_the_loss(backward: Traced, plan: Plan) -> Traced:
@@ -77,7 +136,14 @@ def for_the_loss(backward: Traced, plan: Plan) -> Traced:
 
 def _can_be_zeros(node: fx.Node) -> bool:
     spec = spec_of(node)
-    return isinstance(spec, TensorSpec) and spec.is_contiguous
+    return isinstance(spec, TensorSpec) and (spec.is_contiguous or _memory_order(spec) is not None)
+
+
+def _memory_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions from the outermost in memory to the innermost; None if that does not describe how it lies."""
+    order = sorted(range(len(spec.shape)), key=lambda dimension: spec.stride[dimension], reverse=True)
+    lies = contiguous_stride(tuple(spec.shape[dimension] for dimension in order))
+    return order if lies == tuple(spec.stride[dimension] for dimension in order) else None
 
 
 def _copied(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
@@ -98,6 +164,13 @@ def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
     spec = spec_of(node)
     assert isinstance(spec, TensorSpec)
     named: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
-    made = graph.create_node("call_function", aten.full.default, (list(spec.shape), 0), named, name="zeros")
-    set_spec(made, spec)
-    return made
+    order = None if spec.is_contiguous else _memory_order(spec)
+    shape = spec.shape if order is None else tuple(spec.shape[dimension] for dimension in order)
+    made = graph.create_node("call_function", aten.full.default, (list(shape), 0), named, name="zeros")
+    if order is None:
+        set_spec(made, spec)
+        return made
+    set_spec(made, TensorSpec(shape, contiguous_stride(shape), spec.dtype, spec.device))
+    turned = graph.call_function(aten.permute.default, (made, [order.index(place) for place in range(len(order))]))
+    set_spec(turned, spec)
+    return turned

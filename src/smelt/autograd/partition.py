@@ -13,6 +13,7 @@ With a memory budget `min_cut` goes on from there: heavy operators are computed 
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -28,7 +29,7 @@ from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError, warn
 from smelt.ir.effects import VALUES, why_not_drop
 from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
-from smelt.ir.joint import Phase, Plan, Replay, Saved, phase_of
+from smelt.ir.joint import Phase, Plan, Replay, Saved, arrival_of, phase_of
 from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
 from smelt.runtime.scratch import scratch_of
@@ -41,7 +42,10 @@ _CLONE = torch.ops.aten.clone.default
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable."""
+    """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable.
+
+    `arriving` makes the backward once more, with marks where gradients of outputs arrive that others lean on.
+    """
 
     forward: Traced
     backward: Traced | None
@@ -49,6 +53,7 @@ class Halves:
     eager: Eager
     replay: Replay | str
     fitting: "Fitting | None" = None  # how it came to be within a memory budget
+    arriving: Callable[[], Traced] | None = None
 
     @property
     def planned(self) -> bool:
@@ -203,17 +208,20 @@ def _halves(
         copied=copied,
         first_copied=plan.forward_outputs,
     )
-    backward = None
+    backward = arriving = None
     if plan.tangents:
         also = [node for node in kept if node in late]
-        again = [node for node in joint.traced.graph.nodes if node not in late]
+        again = frozenset(node for node in joint.traced.graph.nodes if node not in late)
         given = [*saved, *tangents_of(joint)]
-        backward = _extract(joint.traced, given, gradients_of(joint), also=also, when_needed=frozenset(again))
+        extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=again)
+        backward = extract()
+        arriving = partial(extract, marked=True) if plan.leaning else None
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in copied else number.get(node), why[node]) for node in saved
     )
     forward = replace(forward, writes=plan.new_values)
-    return Halves(forward, backward, replace(plan, saved=records, passing=passing), joint.eager, joint.replay)
+    plan = replace(plan, saved=records, passing=passing)
+    return Halves(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
 
 
 def _stays(node: fx.Node) -> bool:
@@ -231,11 +239,13 @@ def _extract(
     copied: Collection[fx.Node] = (),
     first_copied: int = 0,
     when_needed: Collection[fx.Node] = (),
+    marked: bool = False,
 ) -> Traced:
     """The part of a graph that computes `wanted` from `inputs`, and `also` the nodes that run for their effect.
 
     Nodes of `when_needed` stand before the first that reads them, the others in the graph's order.
     From position `first_copied` on, a node of `copied` is returned as a copy: its own memory is about to be written.
+    Marks of where gradients arrive are there if it is to be `marked`.
     """
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
@@ -246,6 +256,9 @@ def _extract(
     needed = needed_for([*nodes, *also], stop=lambda node: node in made)
     constants = {}
     for node in _in_order(traced.graph, needed, made, when_needed):
+        if not marked and arrival_of(node) is not None:
+            made[node] = made[node.all_input_nodes[0]]
+            continue
         made[node] = graph.node_copy(node, made.__getitem__)
         if node.op == "get_attr":
             constants[str(node.target)] = traced.constants[str(node.target)]
@@ -340,12 +353,14 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
         if node in written:
             raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph writes")
         records.append(Saved(node.name, tensor_spec(node), number.get(node), "chosen by the partition function"))
+    back = Traced(backward.graph, Level.PURE, joint.traced.constants)
     halves = Halves(
         Traced(forward.graph, Level.PURE, joint.traced.constants),
-        Traced(backward.graph, Level.PURE, joint.traced.constants),
+        back,
         replace(plan, saved=tuple(records)),
         joint.eager,
         joint.replay,
+        arriving=lambda: back,
     )
     _report(halves)
     return halves

@@ -23,6 +23,7 @@ CODES: dict[str, str] = {
     "SM023": "an operator yields another shape or dtype than PyTorch's description of it says",
     "SM030": "generated code could not be built for the target",
     "SM040": "a derivative of higher order through a compiled graph that cannot be computed again",
+    "SM041": "a gradient between two results of a compiled graph that cannot be computed apart",
 }
 
 

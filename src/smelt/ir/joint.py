@@ -24,6 +24,7 @@ from smelt.ir.tensorspec import TensorSpec
 
 _PHASE = "smelt_phase"
 _WISH = "smelt_wish"
+_ARRIVAL = "smelt_arrival"
 
 
 class Phase(Enum):
@@ -56,6 +57,15 @@ def wish_of(node: fx.Node) -> Wish | None:
 
 def set_wish(node: fx.Node, wish: Wish | None) -> None:
     node.meta[_WISH] = wish
+
+
+def arrival_of(node: fx.Node) -> int | None:
+    """The output whose gradient, all of it, a node of the backward passes on; None for other nodes."""
+    return node.meta.get(_ARRIVAL)
+
+
+def set_arrival(node: fx.Node, output: int) -> None:
+    node.meta[_ARRIVAL] = output
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,9 @@ class Plan:
     fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
     # Which tangents, a bit each, a backward from each may not be followed by: what eager saved for both is freed then.
     spends: tuple[int, ...] = ()
+    # What gradients arrive for that is computed from other outputs: which tangent, and those outputs, by position. Each
+    # stands behind those that its outputs are made of.
+    leaning: tuple[tuple[int, tuple[int, ...]], ...] = ()
     # The order in which autograd is handed the inputs, if not their own: so that it gives leaves their gradients, and
     # calls hooks on them, in the order in which it does so in eager.
     handed: tuple[int, ...] = ()
@@ -170,6 +183,18 @@ class Plan:
         to. What is written differentiably is left to autograd."""
         places = enumerate(self.written, self.results)
         return () if self.tangents else tuple(pair for pair in places if pair[1] not in self.rebased)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Outputs that something else gradients arrive for is computed from."""
+        return tuple(sorted({output for _, outputs in self.leaning for output in outputs}))
+
+    def tangent_of(self, output: int) -> int | None:
+        """The number of the tangent that is the gradient of an output itself, not of what it is a view of."""
+        made = self.outputs[output]
+        if not isinstance(made, FromResult) or made.alias or made.index not in self.differentiable:
+            return None
+        return self.differentiable.index(made.index)
 
     @property
     def forward_outputs(self) -> int:

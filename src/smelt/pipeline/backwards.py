@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.autograd.partial import given_only
+from smelt.autograd.partial import given_only, stopped
 from smelt.autograd.partition import Halves
 from smelt.base import events
 from smelt.base.data import dataclass
@@ -57,19 +57,34 @@ class Backwards:
             self.ambient.impose()
             return self._graph(arrived)
 
+    def part(self, arrived: int, source: int | None) -> Flat | None:
+        """The part of a backward that goes no further than outputs that others lean on: see `stopped`."""
+
+        def graph() -> Traced | None:
+            arriving = self._traced().arriving
+            return None if arriving is None else stopped(arriving(), self.plan, arrived, source)
+
+        with torch.inference_mode(False), without_default_devices(), restored():
+            self.ambient.impose()
+            name = f"{self.name}_part_{arrived:b}" if source is None else f"{self.name}_from_{source}"
+            return self._lowered(graph, name)
+
     def _made(self, arrived: int) -> Flat | None:
-        graph = self._graph(arrived)
+        name = self.name if arrived == self.everything else f"{self.name}_{arrived:b}"
+        return self._lowered(lambda: self._graph(arrived), name)
+
+    def _lowered(self, make: Callable[[], Traced | None], name: str) -> Flat | None:
+        graph = make()
         if graph is None:
             return None
         events.count("backwards")
         try:
-            name = self.name if arrived == self.everything else f"{self.name}_{arrived:b}"
             return self.lower(graph, name, True, self.halves is None or self.halves.planned)
         except Exception as error:
             if not (config.suppress_errors and self.options.fallback):
                 raise
             self.halves = None
-            whole = self._graph(arrived)
+            whole = make()
             if whole is None:
                 raise
             text = f"SM020: {self.name} could not be compiled, and PyTorch runs its operators one by one"
@@ -77,17 +92,18 @@ class Backwards:
             return whole.to_consuming()
 
     def _graph(self, arrived: int) -> Traced | None:
+        backward = self._traced().backward
+        assert backward is not None
+        return backward if arrived == self.everything else given_only(backward, self.plan, arrived)
+
+    def _traced(self) -> Halves:
         if self.halves is None:
             self.halves = self.trace()
         if self.halves is None or self.halves.plan != self.plan or self.halves.backward is None:
             self.halves = None
-            if arrived != self.everything:
-                return None
             raise SmeltError(
                 "SM020",
                 f"{self.name} cannot be made: tracing the graph again gave another split than its forward has",
                 hint="run it again with the environment variable SMELT_CACHE=0",
             )
-        if arrived == self.everything:
-            return self.halves.backward
-        return given_only(self.halves.backward, self.plan, arrived)
+        return self.halves

@@ -272,7 +272,8 @@ def beside_stored(
         return again if isinstance(again, Halves) else None
 
     backwards = Backwards(trace, plan, _lowering(options, Fuel(options.fuel), arenas), options, name, ambient)
-    return Parts(source.eager(), plan, source.eager(), replaying(source, plan), backwards, backwards.graph)
+    eager, replay = source.eager(), replaying(source, plan)
+    return Parts(eager, plan, eager, replay, backwards, backwards.graph, backwards.part)
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
@@ -340,7 +341,7 @@ def _bound_parts(
         return Parts(forward, plan, source.eager(), replay)
     sized = partial(lower, bound)
     backwards = Backwards(bound.halves, found.plan, sized, options, f"backward{number}", Ambient.now(), found)
-    return Parts(forward, plan, source.eager(), replay, backwards)
+    return Parts(forward, plan, source.eager(), replay, backwards, parts=backwards.part)
 
 
 def _compile_static(
@@ -368,7 +369,7 @@ def _compile_static(
         return again if isinstance(again, Halves) else None
 
     backwards = Backwards(trace, found.plan, lower, options, f"backward{number}", Ambient.now(), found)
-    return Parts(forward, found.plan, found.eager, found.replay, backwards, backwards.graph)
+    return Parts(forward, found.plan, found.eager, found.replay, backwards, backwards.graph, backwards.part)
 
 
 def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves | None:

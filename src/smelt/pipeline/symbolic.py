@@ -171,4 +171,6 @@ class Bound:
         if isinstance(found, Pure):
             return None
         backward = None if found.backward is None else self.graph(found.backward)
-        return replace(found, forward=self.graph(found.forward), backward=backward)
+        arriving = found.arriving
+        marked = None if arriving is None else lambda: self.graph(arriving())
+        return replace(found, forward=self.graph(found.forward), backward=backward, arriving=marked)

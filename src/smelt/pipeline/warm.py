@@ -23,7 +23,7 @@ from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.pipeline.cached import CacheEntry, Code, Half
 from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward
+from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.wrap import join
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Parts:
     replay: Replay | str = ""
     backwards: MakeBackward | None = None
     graphs: GraphOfBackward | None = None
+    parts: MakePart | None = None
 
     def joined(self) -> Flat:
         if self.plan is None:
@@ -57,6 +58,7 @@ class Parts:
             eager=self.eager,
             consuming=True,
             graphs=self.graphs,
+            parts=self.parts,
         )
 
 
@@ -122,6 +124,7 @@ def _load(entry: CacheEntry, traced: Traced, options: Options, arenas: Arenas) -
         replay=found.why_not_again or (lambda inputs: rest().replay(inputs)),
         backwards=(lambda arrived: rest().backwards(arrived)) if plan.tangents else None,
         graphs=lambda arrived: rest().graphs(arrived),
+        parts=lambda arrived, source: rest().parts(arrived, source),
     )
     return with_stored_backwards(parts, entry, options, arenas)
 

@@ -10,7 +10,7 @@ from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.again import let_go
-from smelt.runtime.kept import Left, from_left, spend
+from smelt.runtime.kept import Left, look, spend
 from smelt.runtime.node import Compiled, without_unfed
 from smelt.runtime.state import Differentiable
 
@@ -53,16 +53,14 @@ class Joined:
 
     def saved(self, arrived: int) -> Sequence[Any]:
         """What the backward is given, still there and unchanged; else an error, as PyTorch words it."""
-        left: Left | None = self.ctx.__dict__.get("left")
-        saved = from_left(left, arrived)[0] if left else (self.ctx.saved_tensors if self.state.kept else ())
-        return saved[: len(self.state.plan.saved)]
+        return look(self.ctx, self.state, arrived)[0][: len(self.state.plan.saved)]
 
     def spend(self, arrived: int) -> None:
         """A backward has been that does not retain the graph."""
         if not arrived:
             return
         left: Left | None = self.ctx.__dict__.get("left")
-        saved, spent = from_left(left, arrived) if left else (self.ctx.saved_tensors if self.state.kept else (), 0)
+        saved, spent = look(self.ctx, self.state, arrived)
         others = self.ctx.joined[1] if "joined" in self.ctx.__dict__ else self.ctx.__dict__.get("others")
         if spend(self.ctx, self.state, arrived, saved, left, spent) and others:
             let_go(others)

@@ -20,10 +20,16 @@ Left = tuple[list[tuple[torch.Tensor, int]], int]
 def saved_for(ctx: Any, state: Differentiable, arrived: int) -> tuple[Sequence[Any], bool]:
     """What was saved for the backward, and whether nobody may ask for it again."""
     left: Left | None = ctx.__dict__.get("left")
-    saved, spent = from_left(left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
+    saved, spent = look(ctx, state, arrived)
     if torch._C._autograd._get_current_graph_task_keep_graph():
         return saved, False
     return saved, spend(ctx, state, arrived, saved, left, spent)
+
+
+def look(ctx: Any, state: Differentiable, arrived: int) -> tuple[Sequence[Any], int]:
+    """What was saved for the backward, and which results are spent; it stays as it is."""
+    left: Left | None = ctx.__dict__.get("left")
+    return from_left(left, arrived) if left else (ctx.saved_tensors if state.kept else (), 0)
 
 
 def spend(

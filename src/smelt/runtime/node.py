@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.again import Other, differentiable_backward, let_go, only_replay_is_right, saved_inputs, track
+from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
+from smelt.runtime.hooks import call_for_own_gradients
 from smelt.runtime.kept import saved_for
+from smelt.runtime.leaning import Lookout
 from smelt.runtime.outputs import own_tensors
-from smelt.runtime.state import Differentiable, Flat
+from smelt.runtime.state import Differentiable
 from smelt.runtime.written import own
 
 
@@ -37,7 +39,7 @@ class Compiled(torch.autograd.Function):
             ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         ctx.set_materialize_grads(False)
-        ctx.joined = (state, others, hooked, box[1])  # in one: every attribute of a context costs
+        ctx.joined = (state, others, hooked, *box[1:])  # in one: every attribute of a context costs
         if not state.only_results:
             box.append([*own_tensors(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
         return results_of([values[index] for index in plan.differentiable])
@@ -47,6 +49,7 @@ class Compiled(torch.autograd.Function):
         return (None, *ctx.joined[0].out(gradients_of(ctx, tangents, *ctx.joined)))
 
 
+call_for_own_gradients(Compiled)
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 apply: Callable[..., Any] = super(torch.autograd.Function, Compiled).apply
 
@@ -58,6 +61,7 @@ def gradients_of(
     others: list[Other] | None = None,
     hooked: bool = False,
     random: torch.Tensor | None = None,
+    lookout: Lookout | None = None,
 ) -> list[Any]:
     """What flows into each input of the graph."""
     arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
@@ -73,16 +77,14 @@ def gradients_of(
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained, only `given` has them now
         if others and spent:
             let_go(others)
-        if state.recalled:
-            del given[-len(state.recalled) :]
-        if hooked:
-            given = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
-        backward, zeros = state.backward_for(arrived)
+        fit_saved(given, state, hooked)
+        if lookout is not None and lookout.anyone():
+            backward, zeros = state.part_for(arrived), False
+        else:
+            backward, zeros = state.backward_for(arrived)
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):
-            if tangent is None and not zeros:
-                continue
-            plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
-            given.append(tangent if plain else _fit(tangent, spec))
+            if tangent is not None or zeros:
+                given.append(fit_tangent(tangent, spec, stride))
         gradients = without_autocast(backward, (given,) if state.consuming else given)
         if state.plan.fed:
             gradients = without_unfed(gradients, state.plan.fed, arrived)
@@ -112,27 +114,3 @@ def _again(value: object, seen: set[int]) -> bool:
         return True
     seen.add(id(value))
     return False
-
-
-def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
-    """The casts autocast asks for are in the graph already."""
-    if torch._C._is_any_autocast_enabled():
-        with torch._C._DisableAutocast():
-            return function(*inputs)
-    return function(*inputs)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its values: not sparse, not zeros without memory, nothing left to be done."""
-    lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
-    return tensor.layout is torch.strided and not lazy
-
-
-def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
-    fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
-    if tensor is None:
-        return fitted.zero_()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    return fitted.copy_(tensor)

@@ -6,12 +6,14 @@ PyTorch remembers of a view how it was made, and lets nobody write some: one of 
 Outputs are views, and such views, where eager's are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan
+
+_NOTHING: Mapping[int, Any] = {}
 
 
 def own_tensors(values: Sequence[Any]) -> list[Any]:
@@ -20,22 +22,23 @@ def own_tensors(values: Sequence[Any]) -> list[Any]:
     return [value.detach() if value._is_view() else value for value in values]
 
 
-def finisher(plan: Plan) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]] | None:
-    """What makes outputs of inputs and results; None if the results are the outputs."""
+def finisher(plan: Plan) -> Callable[..., tuple[Any, ...]] | None:
+    """What makes outputs of inputs and results, but for those that are there already; None if the results are the
+    outputs."""
     if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.written:
         return None
     outputs = plan.outputs
 
-    def finish(inputs: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+    def finish(inputs: Sequence[Any], values: Sequence[Any], there: Mapping[int, Any] = _NOTHING) -> tuple[Any, ...]:
         made: list[Any] = []
-        for output in outputs:
-            made.append(_make(output, inputs, values, made))
+        for place, output in enumerate(outputs):
+            made.append(there[place] if place in there else make_output(output, inputs, values, made))
         return tuple(made)
 
     return finish
 
 
-def _make(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
+def make_output(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
     if isinstance(output, FromResult | FromInput):
         tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
         if not output.alias:

@@ -11,6 +11,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.base.collector import paused
+from smelt.base.errors import SmeltError
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan, Replay
 from smelt.runtime.outputs import finisher
@@ -21,6 +22,9 @@ Flat = Callable[..., "tuple[Any, ...]"]
 MakeBackward = Callable[[int], "Flat | None"]
 # The same as a graph, for whoever writes it out in a larger one.
 GraphOfBackward = Callable[[int], "Traced | None"]
+# Makes a part of a backward that goes no further than outputs that others lean on: from all that arrived to the inputs,
+# or from one tangent to the outputs that its result leans on. None where it cannot be had.
+MakePart = Callable[[int, "int | None"], "Flat | None"]
 
 _numbers = itertools.count()
 
@@ -37,12 +41,15 @@ class Differentiable:
         eager: Flat | None,
         consuming: bool,
         graphs: GraphOfBackward | None,
+        parts: MakePart | None,
     ) -> None:
         self.forward = forward
         self.backwards = backwards
         self.graphs = graphs
+        self.parts = parts
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
         self.made: dict[int, tuple[Flat, bool]] = {}
+        self.made_parts: dict[tuple[int, int | None], Flat] = {}
         self.making = threading.Lock()
         self.number = next(_numbers)
         self.plan = plan
@@ -66,7 +73,7 @@ class Differentiable:
         self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
         # Nothing to be done but to compute: see `_quick`.
-        self.is_simple = self.only_values and self.finish is None and not (plan.copied or plan.recalled or plan.random)
+        self.is_simple = self.only_values and self.finish is None and not _takes_more(plan)
         # What autograd is handed and what it hands on, from the graph's own order and back; see `Plan.handed`.
         self.out, self.back = _turned(plan.handed)
         needed = frozenset(plan.needed).difference(plan.written)
@@ -77,6 +84,25 @@ class Differentiable:
         found = self.made.get(arrived)
         if found is None:
             found = _native.suspended(self._make_once, arrived)  # what is done there is not the program's
+        return found
+
+    def part_for(self, arrived: int, source: int | None = None) -> Flat:
+        """A part of a backward: see `MakePart`."""
+        found = self.made_parts.get((arrived, source))
+        return found or _native.suspended(self._make_part, arrived, source)
+
+    def _make_part(self, arrived: int, source: int | None) -> Flat:
+        with self.making, paused():
+            found = self.made_parts.get((arrived, source))
+            if found is None:
+                found = None if self.parts is None else self.parts(arrived, source)
+                if found is None:
+                    raise SmeltError(
+                        "SM041",
+                        "a gradient of one result of a compiled graph on its way to another cannot be computed apart",
+                        hint="call this part under smelt.disable, or look at the gradient elsewhere",
+                    )
+                self.made_parts[arrived, source] = found
         return found
 
     def _make_once(self, arrived: int) -> tuple[Flat, bool]:
@@ -92,6 +118,11 @@ class Differentiable:
             run, zeros = (self.made.get(everything) or self._make(everything))[0], True
         self.made[arrived] = (run, zeros)
         return run, zeros
+
+
+def _takes_more(plan: Plan) -> bool:
+    """Whether there is more to be done than to compute."""
+    return bool(plan.copied or plan.recalled or plan.random or plan.leaning)
 
 
 def _turned(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:

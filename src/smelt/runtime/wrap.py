@@ -20,9 +20,12 @@ from torch.autograd import forward_ad
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.joint import Plan, Replay
 from smelt.runtime.again import leaves, only_replay_is_right, track
-from smelt.runtime.node import Compiled, apply, gradients_of, results_of, without_autocast
+from smelt.runtime.fit import without_autocast
+from smelt.runtime.hooks import call_for_own_gradients
+from smelt.runtime.leaning import Lookout, lean
+from smelt.runtime.node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.outputs import finisher, own_tensors
-from smelt.runtime.state import Differentiable, Flat, GraphOfBackward, MakeBackward
+from smelt.runtime.state import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.written import count_writes, only_eager_is_right, own, with_old_values, write_back
 
 
@@ -35,6 +38,7 @@ def join(
     eager: Flat | None = None,
     consuming: bool = False,
     graphs: GraphOfBackward | None = None,
+    parts: MakePart | None = None,
 ) -> Flat:
     """A callable from flat input tensors to flat outputs.
 
@@ -51,7 +55,7 @@ def join(
         return _quick_forward(alone) if alone.is_simple else alone.__call__
     if backwards is None:
         raise ValueError("a plan with tangents needs a backward")
-    state = Differentiable(forward, backwards, plan, replay, eager, consuming, graphs)
+    state = Differentiable(forward, backwards, plan, replay, eager, consuming, graphs, parts)
     return _quick(state) if state.is_simple else functools.partial(_call, state)
 
 
@@ -63,9 +67,10 @@ class _Forward:
         self.plan = plan
         self.eager = eager
         self.finish = finisher(plan)
-        self.in_place: bool = getattr(forward, "in_place", False)  # whether it writes to inputs itself
+        # The first of its steps that writes to an input, if it does so itself.
+        self.writes_from: int | None = getattr(forward, "writes_from", None)
         # Nothing to be done but to compute: see `_quick_forward`.
-        self.is_simple = self.finish is None and not (plan.copied or plan.written or plan.rebased or self.in_place)
+        self.is_simple = self.finish is None and not (plan.copied or plan.written or plan.rebased)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -83,8 +88,9 @@ class _Forward:
             if self.eager is None:
                 raise
             return self.eager(*inputs)  # nothing is written before the last call that may end here
-        except RuntimeError as error:
-            if self.in_place and "allocate" in str(error):  # memory ran out, maybe between two writes
+        except Exception as error:
+            step = error.__dict__.pop("smelt_step", -1)
+            if self.writes_from is not None and step >= self.writes_from:  # memory ran out, maybe between two writes
                 count_writes([inputs[index] for index in plan.written])
             raise
         finally:
@@ -108,7 +114,8 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     copied = (*plan.recalled, *(index for index in plan.passing if not inputs[index].is_leaf))
     given = with_old_values(copied, inputs) if copied else inputs
     # The way in, and the way out for values that are no results of the function.
-    box: list[Any] = [state, torch.get_rng_state() if plan.random else None]
+    lookout = Lookout() if plan.leaning else None
+    box: list[Any] = [state, torch.get_rng_state() if plan.random else None, lookout]
     run: Flat = Compiled.apply if transformed else apply
     try:
         differentiable = run(box, *state.out(given))
@@ -117,13 +124,16 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
             raise
         return state.eager(*inputs)
     values: Any = differentiable
-    if len(box) > 2:
-        values = box[2]
+    if len(box) > 3:
+        values = box[3]
         for position, value in zip(plan.differentiable, differentiable, strict=True):
             values[position] = value
-        if plan.written:
-            write_back(plan, inputs, values[plan.results :])
-    result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values)
+    made: Any = ()
+    if lookout is not None:
+        values, made = lean(state, lookout, inputs, values)
+    if plan.written:
+        write_back(plan, inputs, values[plan.results :])
+    result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values, made)
     return result
 
 
@@ -191,6 +201,8 @@ def _quick(state: Differentiable) -> Flat:
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "_smelt_state": state}
     function: Any = type("Compiled", (torch.autograd.Function,), members)
+    if count > 1:
+        call_for_own_gradients(function)
     run: Flat = super(torch.autograd.Function, function).apply
 
     def call(*inputs: Any) -> tuple[Any, ...]:

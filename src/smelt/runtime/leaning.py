@@ -1,0 +1,140 @@
+"""Results that are computed from other outputs, and who looks at those outputs.
+
+    h, y = f(x)        y's node in autograd's graph leads to the compiled graph's, as any does, and to h's
+
+A compiled graph is one node, with a backward for all its results at once. But `y` may be computed from `h`, and then a
+gradient of `y` passes `h` on its way: hooks on `h` see it and may change it, `h.retain_grad()` keeps it, and
+`torch.autograd.grad(y, h)` asks for it. So `y` gets a node of its own. Most of the time nobody looks at `h`, and that
+node hands on what it is given. If somebody does, it computes what of its gradient flows to `h` and gives it to `h`'s
+node, and the compiled graph's backward does the rest: both are parts of the backward that stop at such outputs.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt.base.errors import SmeltError
+from smelt.ir.joint import Repeat
+from smelt.runtime.again import only_replay_is_right
+from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
+from smelt.runtime.hooks import Hooks
+from smelt.runtime.kept import look
+from smelt.runtime.outputs import make_output
+from smelt.runtime.state import Differentiable
+
+
+class Lookout:
+    """Whether somebody looks at outputs that others lean on; decided once for each backward."""
+
+    __slots__ = ("_found", "_hooks", "_task", "_tensors")
+
+    def __init__(self) -> None:
+        self._hooks: list[Mapping[int, Any]] = []
+        self._tensors: list[Callable[[], torch.Tensor | None]] = []
+        self._task, self._found = -1, False
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Notice what becomes of an output. Its hooks outlive it, so they are kept where they can be seen."""
+        node: Any = tensor.grad_fn
+        if node is None:
+            return
+        if tensor._backward_hooks is None:
+            tensor._backward_hooks = Hooks()
+            node._register_hook_dict(tensor)
+        self._hooks.append(tensor._backward_hooks)
+        self._tensors.append(weakref.ref(tensor))
+
+    def anyone(self) -> bool:
+        """In the backward that is under way."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task, self._found = task, self.is_looked_at() or _asks_for_computed()
+        return self._found
+
+    def is_looked_at(self) -> bool:
+        """Whether there are hooks, or gradients to be retained."""
+        if any(self._hooks):
+            return True
+        there = [reference() for reference in self._tensors]
+        return any(tensor is not None and tensor.retains_grad for tensor in there)
+
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_INPUTS = 3  # behind gradients, `retain_graph` and `create_graph`
+
+
+def _asks_for_computed() -> bool:
+    """Whether the backward that is under way is for gradients of tensors that were computed. PyTorch does not tell, so
+    its caller is looked at; where there is none to be seen, somebody may."""
+    frame = sys._getframe(1)
+    while frame.f_code is not _ENGINE:
+        if frame.f_back is None:
+            return True
+        frame = frame.f_back
+    given = frame.f_locals["args"]
+    if len(given) <= _INPUTS:
+        return True
+    return any(not isinstance(each, torch.Tensor) or each.grad_fn is not None for each in given[_INPUTS] or ())
+
+
+class LeaningResult(torch.autograd.Function):
+    """A result, with the outputs that it leans on behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, about: tuple[Differentiable, int, Lookout], value: Any, *outputs: Any) -> torch.Tensor:
+        ctx.about = about
+        ctx.set_materialize_grads(False)
+        detached: torch.Tensor = value.detach()
+        return detached
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        state, number, lookout = ctx.about
+        count = len(ctx.needs_input_grad) - 2
+        if gradient is None or not lookout.anyone():
+            return (None, gradient, *[None] * count)
+        return (None, gradient, *_flowing_to_outputs(ctx.next_functions[0][0], state, number, gradient))
+
+
+# `Function.apply` without its preparations for `torch.func`, where compiled graphs do not run.
+_apply: Callable[..., Any] = super(torch.autograd.Function, LeaningResult).apply
+
+
+def _flowing_to_outputs(node: Any, state: Differentiable, number: int, gradient: Any) -> Sequence[Any]:
+    """What of the gradient of a result flows to the outputs that it leans on; `node` is the compiled graph's."""
+    if only_replay_is_right((gradient,)):
+        raise SmeltError(
+            "SM040",
+            "a gradient of one result of a compiled graph on its way to another is looked at (by a hook, retain_grad() "
+            "or torch.autograd.grad), and create_graph=True asks for its derivative",
+            hint="call this part under smelt.disable to differentiate it twice",
+        )
+    given = list(look(node, state, 1 << number)[0])
+    fit_saved(given, state, node.joined[2])
+    given.append(fit_tangent(gradient, *state.tangents[number]))
+    part = state.part_for(1 << number, number)
+    found: Sequence[Any] = without_autocast(part, (given,) if state.consuming else given)
+    return found
+
+
+def lean(
+    state: Differentiable, lookout: Lookout, inputs: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Any], dict[int, Any]]:
+    """Results, those that lean on outputs with a node of their own; and these outputs, by position."""
+    plan, values, made = state.plan, list(results), {}
+
+    def output(place: int) -> Any:
+        if place not in made:
+            recipe = plan.outputs[place]
+            assert not isinstance(recipe, Repeat)
+            made[place] = make_output(recipe, inputs, values, ())
+            lookout.watch(made[place])
+        return made[place]
+
+    for number, places in plan.leaning:
+        position = plan.differentiable[number]
+        values[position] = _apply((state, number, lookout), values[position], *map(output, places))
+    return values, made
