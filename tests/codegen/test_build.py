@@ -1,5 +1,6 @@
 """What `compile_kernels` promises besides right answers: one build per text, readable output, light imports."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -149,6 +150,21 @@ def test_other_widths_and_missing_instructions_change_nothing(variant: Target) -
         run_kernel(kernel, want)
         for mine, reference in zip(given, want, strict=True):
             torch.testing.assert_close(mine, reference, rtol=2e-6, atol=2e-6)
+
+
+def test_a_maximum_takes_few_instructions_and_keeps_nan(variant: Target) -> None:
+    """Folded over rows longer than a vector, with a NaN first, last, in the middle, and everywhere."""
+    kernel = parse_kernel(
+        "kernel k rows(i:5) cols(j:200)\n in x: f32[1000]\n out y: f32[5]\n out z: f32[1000]\n loop:\n"
+        " a = load x[200*i + j]\n m = reduce max a\n n = neg a : f32\n o = maximum a, n : f32\n"
+        " store z[200*i + j] = o\n row:\n store y[i] = m"
+    )
+    x = torch.arange(1000.0).reshape(5, 200) - 700
+    x[1, 0] = x[2, 199] = x[3, 70] = x[4] = math.nan
+    most, larger = torch.empty(5), torch.empty(1000)
+    call(compile_kernels([kernel], Options())["k"], [x, most, larger], 1)
+    torch.testing.assert_close(most, x.amax(1), equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(larger, x.abs().flatten(), equal_nan=True, rtol=0, atol=0)
 
 
 CHIPS = [

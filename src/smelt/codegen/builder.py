@@ -284,12 +284,12 @@ class Builder:
             return self.fadd(self.fmul(x, y), z)
         return self.intrinsic("llvm.fma", x, y, z)
 
-    def intrinsic(self, name: str, *args: Value) -> Value:
+    def intrinsic(self, name: str, *args: Value, flags: str = "") -> Value:
         """An intrinsic overloaded on one type, which is that of its operands and its result."""
         first = args[0]
         full = f"{name}.{suffix(first.kind, first.lanes)}"
         self.declare(full, first.type, [arg.type for arg in args])
-        return self.op(f"call {first.type} @{full}({', '.join(map(str, args))})", first.kind, first.lanes)
+        return self.op(f"call {flags}{first.type} @{full}({', '.join(map(str, args))})", first.kind, first.lanes)
 
     def declare(self, name: str, result: str, parameters: list[str]) -> None:
         self.declared.add(f"declare {result} @{name}({', '.join(parameters)})")
@@ -325,11 +325,11 @@ class Builder:
         left, right = self.lift(a, b)
         if self.target.has_nan_minimum:
             return self.intrinsic(name, left, right)
-        # Keeps the right operand where they are not ordered, which is one instruction; then a NaN on the left wins.
-        kept = self.select(self.fcmp(how, left, right), left, right)
-        if not isinstance(a, Value):
-            return kept
-        return self.select(self.fcmp("uno", left, left), left, kept)
+        if isinstance(a, Value):
+            # Which zero comes out is left open: that is two instructions less, and a NaN on the right costs none.
+            return self.intrinsic(name, left, right, flags="nsz ")
+        # Keeps the right operand where they are not ordered, which is one instruction.
+        return self.select(self.fcmp(how, left, right), left, right)
 
     def any_lane(self, mask: Value) -> Value:
         return mask if mask.lanes == 1 else self.fold_lanes("or", mask)

@@ -22,7 +22,7 @@ def start(b: Builder, op: Reduction, dtype: torch.dtype, lanes: int) -> Value:
 def combine(b: Builder, op: Reduction, dtype: torch.dtype, left: Value, right: Value) -> Value:
     if op == "prod":
         return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
-    return compute(b, COMBINE[op], [left, right], dtype)
+    return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
 
 
 def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:
