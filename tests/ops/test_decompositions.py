@@ -190,6 +190,13 @@ def _logsumexp(dtype: torch.dtype) -> Iterator[Any]:
             yield (x, [0, 1], keepdim), {}
 
 
+def _repeated(dtype: torch.dtype) -> Iterator[Any]:
+    for times in ([2, 1], [1, 3], [2, 2, 3], [1, 1]):
+        yield (_normal(3, 4, dtype=dtype), times), {}
+        yield (_normal(4, 3, dtype=dtype).t(), times), {}
+    yield (_normal(1, dtype=dtype)[0], [3]), {}
+
+
 def _by_class(*, pixels: bool, backward: bool) -> Callable[[torch.dtype], Iterator[Any]]:
     def calls(dtype: torch.dtype) -> Iterator[Any]:
         forward = aten.nll_loss2d_forward.default if pixels else aten.nll_loss_forward.default
@@ -312,6 +319,7 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten._softmax_backward_data.default: _softmax(backward=True, log=False),
     aten._log_softmax_backward_data.default: _softmax(backward=True, log=True),
     aten.logsumexp.default: _logsumexp,
+    aten.repeat.default: _repeated,
     aten.var.correction: _reduction({}, {"correction": 0, "keepdim": True}, {"correction": 0.5}),
     aten.std.correction: _reduction({}, {"correction": 0, "keepdim": True}),
     aten.var_mean.correction: _reduction({}, {"correction": 0, "keepdim": True}),

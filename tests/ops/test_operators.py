@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from smelt.ops.decompositions import DECOMPOSITIONS
-from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scatter, View, Views
+from smelt.ops.record import LibraryCall, Lookup, OpRecord, Pieces, Pointwise, Reduce, Scan, Scatter, View, Views
 from smelt.ops.registry import all_records, record_of
 from tests.golden import golden
 
@@ -28,6 +28,11 @@ SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
     ),
     ("In kernels, folds", "Over any dimensions.", lambda record: isinstance(record.lowering, Reduce)),
     (
+        "In kernels, folds up to each element",
+        "Along one dimension, in its order; from the end where PyTorch flips before and after.",
+        lambda record: isinstance(record.lowering, Scan),
+    ),
+    (
         "In kernels, side by side",
         "Chosen from by position, where the parts have one size and no library call or caller wants the result in "
         "memory; otherwise a library call.",
@@ -35,8 +40,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
     ),
     (
         "In kernels, looked up",
-        "Read from memory where indices say, which are checked first: for one out of range the operator itself is "
-        "called, and raises. Masks in the place of indices make it a library call.",
+        "Read from memory where positions or indices say. Indices are checked first: for one out of range the "
+        "operator itself is called, and raises. Masks in the place of indices make it a library call.",
         lambda record: isinstance(record.lowering, Lookup),
     ),
     (

@@ -16,9 +16,10 @@ import torch
 from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import is_varying
-from smelt.codegen import folds, rowfolds, scatters, tiles
-from smelt.codegen.builder import Builder, Loop, Value
+from smelt.codegen import folds, rowfolds, scans, scatters, tiles
+from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.math import OF_NEGATIVE
+from smelt.codegen.runs import Run
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
@@ -37,6 +38,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scan,
     Scatter,
     Stage,
     Store,
@@ -47,6 +49,7 @@ _FLUSH = 4096
 _FLUSH_WORTH = 256
 _ALIGN = 64
 _NOWHERE = Value("0", "i64")
+_NEAR = 1 << 30  # what is further away than this is further than any lane
 
 
 def aligned(size: Size) -> Size:
@@ -68,6 +71,11 @@ class Layout:
         for fold in plan.accumulators:
             private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
             kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
+        dtypes = value_dtypes(plan.kernel)
+        for scan in scans.scans(plan.kernel):
+            state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
+            private.append((state.name, state.dtype, state.size))
+            kinds[state.name] = memory_kind(state.dtype)
         for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
             private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
         offsets: dict[str, Size] = {}
@@ -107,6 +115,7 @@ class Body:
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
     ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
     below: frozenset[str] = frozenset()  # values that are never above zero
+    ramps: dict[str, tuple[Value, int]] = field(default_factory=dict)  # positions: the first lane, and the step
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -272,6 +281,9 @@ class Body:
         for instruction in instructions:
             if isinstance(instruction, Load | Gather | Store | Scatter):
                 self._row_address(instruction.buffer, instruction.index)
+            elif isinstance(instruction, Scan):
+                state = self._state(instruction)
+                self._row_address(state.name, state.index)
             elif isinstance(instruction, Accumulate):
                 accumulator = self._accumulator(instruction)
                 self._row_address(accumulator.arrays[-1][0], accumulator.index)
@@ -450,7 +462,9 @@ class Body:
             case Gather(out, buffer, index, by):
                 self.values[out] = from_memory(b, self._gather_raw(buffer, index, by), self.dtypes[out])
             case Position(out, index):
-                self.values[out] = self._position(index)
+                self.values[out] = self._position(out, index)
+            case Compute(out, op, (left, right), _) if (narrow := self._compared(op, left, right)) is not None:
+                self.values[out] = narrow
             case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
                 vectors = [self._vector(arg) for arg in args]
                 short = OF_NEGATIVE.get(op) if self.below.issuperset(args) else None
@@ -459,22 +473,40 @@ class Body:
                 self.values[out] = cast(b, self._vector(source), self.dtypes[source], dtype)
             case Store(buffer, index, source):
                 self._store(buffer, index, to_memory(b, self._vector(source), self.dtypes[source]))
+            case Scan(out):
+                self.values[out] = self._scan(instruction)
             case Accumulate():
                 self._accumulate(instruction)
             case Scatter():
                 self._scatter(instruction)
 
-    def _position(self, index: Index) -> Value:
+    def _position(self, out: str, index: Index) -> Value:
         total = self._row_offset(index)
         total = self._add(total, self._col_offset(index))
         stride = index.stride(self._vector_axis)
+        self.ramps.pop(out, None)
         if self.lanes == 1 or stride == 0:
             return total
         if is_varying(stride):
             ramp = self.b.mul(self.b.ramp("i64", range(self.lanes)), stride)
         else:
             ramp = self.b.ramp("i64", [lane * stride for lane in range(self.lanes)])
+            self.ramps[out] = (total, stride)
         return self.b.add(self.b.splat(total, self.lanes), ramp)
+
+    def _compared(self, op: str, left: str, right: str) -> Value | None:
+        """A position beside one number for all lanes: how far that is from the first lane, in 32 bits, beside the
+        number of the lane. None for anything else."""
+        if op not in SIGNED_LESS or left not in self.ramps or self.values[right].lanes != 1:
+            return None
+        first, step = self.ramps[left]
+        if abs(step) * self.lanes >= _NEAR:
+            return None
+        b = self.b
+        apart = b.sub(self.values[right], first)
+        held = b.intrinsic("llvm.smin", b.intrinsic("llvm.smax", apart, b.const("i64", -_NEAR)), b.const("i64", _NEAR))
+        lanes = b.ramp("i32", [lane * step for lane in range(self.lanes)])
+        return b.icmp(SIGNED_LESS[op], lanes, b.splat(b.convert("trunc", held, "i32"), self.lanes))
 
     @property
     def _vector_axis(self) -> str:
@@ -542,21 +574,22 @@ class Body:
 
     def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> Value:
         """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
-        kind = self.layout.kinds[array]
+        b, kind = self.b, self.layout.kinds[array]
         base = self._address(array, index)
-        offsets = [self.b.mul(self._held(self.values[name], extent), stride) for name, stride, extent in by]
-        for offset in [each for each in offsets if each.lanes == 1]:
-            base = self.b.element(base, kind, offset)
-        apart = [each for each in offsets if each.lanes > 1]
+        apart = [each for each in by if self.values[each[0]].lanes > 1]
+        for name, step, extent in by:
+            if self.values[name].lanes == 1:
+                base = b.element(base, kind, b.mul(self._held(self.values[name], extent), step))
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
-        if not apart and stride == 0:
-            return self.b.load(base, kind)
-        if not apart and stride == 1:
-            return self.b.load(base, kind, self.lanes)
-        ramp = self.b.mul(self.b.ramp("i64", range(self.lanes)), stride)
-        total = reduce(self.b.add, apart, ramp)
-        places = [self.b.element(base, kind, self.b.extract(total, lane)) for lane in range(self.lanes)]
-        return self.b.gathered([self.b.load(place, kind) for place in places])
+        if not apart and stride in (0, 1):
+            return b.load(base, kind, self.lanes if stride else 1)
+        if stride == 0 and len(apart) == 1 and (run := Run.of(*apart[0], self.ramps)) is not None:
+            return run.read(b, base, kind, self.lanes)
+        ramp = b.mul(b.ramp("i64", range(self.lanes)), stride)
+        offsets = [b.mul(self._held(self.values[name], extent), step) for name, step, extent in apart]
+        total = reduce(b.add, offsets, ramp)
+        places = [b.element(base, kind, b.extract(total, lane)) for lane in range(self.lanes)]
+        return b.gathered([b.load(place, kind) for place in places])
 
     def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
@@ -600,6 +633,28 @@ class Body:
             self.mask,
             self.pointers[scatters.nowhere(instruction.buffer)],
         ).write(b)
+
+    # Folds up to a point.
+
+    def _state(self, scan: Scan) -> scans.State:
+        return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
+
+    def _scan(self, scan: Scan) -> Value:
+        """What the points before this one came to, which is nothing where the axis begins, folded with its value."""
+        b, state, given = self.b, self._state(scan), self.dtypes[scan.value]
+        value = self._counted(cast(b, self._vector(scan.value), given, state.dtype), scan.op, state.dtype)
+        place = self._address(state.name, state.index)
+        along = scan.axis == self._vector_axis
+        kept = b.load(place, self.layout.kinds[state.name], 1 if along else self.lanes)
+        begins = b.icmp("eq", self.axes[scan.axis], 0)
+        before = b.select(begins, folds.start(b, scan.op, state.dtype, kept.lanes), from_memory(b, kept, state.dtype))
+        if along:
+            found, after = scans.run_lanes(b, scan, state.dtype, before, value)
+        else:
+            found = after = folds.combine(b, scan.op, state.dtype, before, value)
+            after = after if self.mask is None else b.select(self.mask, after, from_memory(b, kept, state.dtype))
+        b.store(to_memory(b, after, state.dtype), place)
+        return cast(b, found, state.dtype, given)
 
     # Folds over rows.
 

@@ -33,6 +33,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Stage,
     Store,
 )
@@ -112,6 +113,8 @@ class _Pairing:
                 return Cast(_second(out), self._second(value), dtype)
             case Reduce(out, op, value):
                 return Reduce(_second(out), op, self._second(value))
+            case Scan(out, op, value):
+                return replace(instruction, out=_second(out), value=self._second(value))
             case Load(out, buffer, index):
                 return Load(_second(out), self._own(buffer), index)
             case Gather(out, buffer, index, by):

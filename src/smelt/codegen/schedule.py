@@ -18,6 +18,7 @@ from smelt.base.sizes import Size, product
 from smelt.base.varying import greater, is_varying, known_at_least, known_equal, typical
 from smelt.codegen.math import FLOAT32
 from smelt.codegen.pairs import paired
+from smelt.codegen.scans import fold_dtype, forwards, in_blocks, scanned
 from smelt.codegen.tiles import Tile, tiled
 from smelt.device import Target
 from smelt.ir.check import operands, value_dtypes
@@ -36,6 +37,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Scatter,
     Stage,
     Store,
@@ -155,9 +157,9 @@ class Plan:
 
 def plan(kernel: Kernel, target: Target) -> Plan:
     """The schedule of `kernel` on `target`."""
-    kernel = _fold_rows_first(_without_unit_axes(kernel))
+    kernel = _fold_rows_first(_without_unit_axes(forwards(kernel)))
     pointwise = _is_pointwise(kernel)
-    kernel = _flattened(kernel) if pointwise else _ordered(kernel)
+    kernel = _flattened(kernel) if pointwise else in_blocks(_ordered(kernel))
     kernel, units = _units_first(kernel)
     if target.pairs_rows and _only_folds_one_array(kernel):
         kernel = paired(kernel) or kernel
@@ -228,9 +230,9 @@ def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: It
 
 
 def _without_unit_axes(kernel: Kernel) -> Kernel:
-    rows = [axis for axis in kernel.rows if axis.size != 1]
-    cols = [axis for axis in kernel.cols if axis.size != 1]
-    gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1}
+    gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1} - scanned(kernel)
+    rows = [axis for axis in kernel.rows if axis.name not in gone]
+    cols = [axis for axis in kernel.cols if axis.name not in gone]
     return _without_axes(kernel, gone, rows, cols) if gone else kernel
 
 
@@ -241,12 +243,13 @@ def _indices(kernel: Kernel) -> list[Index]:
 def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
     """Neighbouring axes that every index walks as one axis become one, under the inner one's name."""
     axes = list(kernel.cols if cols else kernel.rows)
-    indices = _indices(kernel)
+    indices, alone = _indices(kernel), scanned(kernel)
     position = len(axes) - 2
     gone: set[str] = set()
     while position >= 0:
         outer, inner = axes[position], axes[position + 1]
-        if all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices):
+        walked = all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices)
+        if walked and not alone & {outer.name, inner.name}:
             axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
             gone.add(outer.name)
         position -= 1
@@ -260,7 +263,7 @@ def _is_pointwise(kernel: Kernel) -> bool:
     return (
         len(kernel.stages) == 1
         and kernel.stages[0].loop
-        and not any(isinstance(i, Reduce | Accumulate | Scatter) for i in kernel.instructions())
+        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in kernel.instructions())
         and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
         and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
     )
@@ -283,7 +286,7 @@ def _ordered(kernel: Kernel) -> Kernel:
         return kernel  # points that meet take turns in the order given
 
     def steps(axis: Axis) -> int:
-        return sum(index.stride(axis.name) == 1 for index in _indices(kernel)) if axis.size > 1 else -1
+        return sum(index.stride(axis.name) in (1, -1) for index in _indices(kernel)) if axis.size > 1 else -1
 
     last = max(reversed(kernel.cols), key=steps)
     rest = tuple(axis for axis in kernel.cols if axis is not last)
@@ -377,6 +380,8 @@ def varying(kernel: Kernel, stage: Stage) -> list[Instruction]:
                 moves = source in inside
             case Const(out, _, _):
                 moves = False
+            case Scan(out):
+                moves = True
             case _:
                 out, moves = "", True
         if moves:
@@ -389,7 +394,7 @@ def repeatable(body: Iterable[Instruction]) -> bool:
     """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
     body = tuple(body)
     loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
-    once = any(isinstance(i, Reduce | Accumulate | Scatter) for i in body)
+    once = any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in body)
     return not once and not any(isinstance(i, Store) and i.buffer in loaded for i in body)
 
 
@@ -401,6 +406,7 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     for stage in kernel.stages:
         inside = varying(kernel, stage) if stage.loop else []
         widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
+        widths += [fold_dtype(i, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
         math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2

@@ -26,6 +26,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Store,
 )
 
@@ -75,6 +76,8 @@ class _Known:
                 self.signs[out] = self.signs.get(value, 0) if dtype in (torch.float32, torch.float64) else 0
             case Reduce(out, op, value):
                 self._is(out, "reduce", op, self.numbers[value])
+            case Scan(out):
+                self._is(out, out)
 
     def _is(self, out: str, *made_of: Hashable) -> None:
         self.numbers[out] = self.found.setdefault(made_of, len(self.found))

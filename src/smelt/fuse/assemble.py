@@ -29,6 +29,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Scatter,
     Stage,
     Store,
@@ -51,13 +52,14 @@ def assemble(name: str, ordered: Ordered) -> Assembled:
 class _Axes:
     """The axes after merging: which of the old ones lead each new one, and the names."""
 
-    def __init__(self, space: Space, places: set[Place], plain: bool) -> None:
+    def __init__(self, space: Space, places: set[Place], alone: set[int], plain: bool) -> None:
         runs: list[list[int]] = []
         for axis, size in enumerate(space.sizes):
             if size == 1 and len(space.sizes) > 1:
                 continue
             same_side = bool(runs) and (runs[-1][-1] < space.row_axes) == (axis < space.row_axes)
-            if same_side and all(_continues(place, space, runs[-1][-1], axis) for place in places):
+            apart = bool(runs) and not alone.isdisjoint((runs[-1][-1], axis))
+            if same_side and not apart and all(_continues(place, space, runs[-1][-1], axis) for place in places):
                 runs[-1].append(axis)
             else:
                 runs.append([axis])
@@ -75,6 +77,10 @@ class _Axes:
     def index(self, place: Place) -> Index:
         terms = tuple((name, place[1 + axis]) for name, axis in self._leaders if place[1 + axis])
         return Index(terms, place[0])
+
+    def name(self, axis: int) -> str:
+        """Of an axis that leads one."""
+        return next(name for name, leader in self._leaders if leader == axis)
 
 
 def _continues(place: Place, space: Space, outer: int, inner: int) -> bool:
@@ -113,14 +119,15 @@ class _Assembler:
             for line in lines
             for place in _places(line)
         }
+        scanned = {line.expr.axis for _, lines in ordered.stages for line in lines if line.expr.op == "scan"}
         self.plain = all(loop for loop, _ in ordered.stages) and not any(
-            line.expr.op == "reduce" or (line.effect is not None and line.effect.fold is not None)
+            line.expr.op in ("reduce", "scan") or (line.effect is not None and line.effect.fold is not None)
             for _, lines in ordered.stages
             for line in lines
         )
         if ordered.scratch:
             places.add(_column(ordered.space))
-        self.axes = _Axes(ordered.space, places, self.plain and ordered.space.row_axes == 0)
+        self.axes = _Axes(ordered.space, places, scanned, self.plain and ordered.space.row_axes == 0)
         self.inputs: dict[Value, Buffer] = {}
         self.outputs: dict[Value, Buffer] = {}
         self.scratch = [
@@ -154,6 +161,8 @@ class _Assembler:
             pending.append((expr, name))
             return Reduce(name, expr.fold, args[0])
         out = self.names.new(expr, lasting=not loop)
+        if expr.op == "scan":
+            return Scan(out, expr.fold, args[0], self.axes.name(expr.axis), expr.backwards)
         if expr.op == "load":
             assert expr.source is not None
             return Load(out, self._input(expr.source), index)

@@ -6,7 +6,7 @@ A `Place` is an affine position over the kernel's axes. An expression `varies` i
 its `ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,9 +29,14 @@ _COSTS = {
     "fma": 2 * CHEAP,
     "load": 1,
     "gather": ROOT,
+    "scan": ROOT,
     "const": 0,
     "position": 1,
 }
+
+
+_MOVES = ("add", "sub", "mul")
+_FAR = 1 << 48
 
 
 class Unbuildable(Exception):
@@ -93,15 +98,18 @@ class Space:
         dims = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: -stride[d])
         for dim in dims:
             step = stride[dim]
-            found[dim] = tuple(part // step for part in rest)
-            rest = [part % step for part in rest]
-            reach = rest[0] + sum(part * (size - 1) for part, size in zip(rest[1:], self.sizes, strict=True))
-            if reach >= step:
+            found[dim] = tuple(-(-part // step) if part < 0 else part // step for part in rest)
+            rest = [part - whole * step for part, whole in zip(rest, found[dim], strict=True)]
+            reaches = [part * (size - 1) for part, size in zip(rest[1:], self.sizes, strict=True)]
+            highest = rest[0] + sum(reach for reach in reaches if reach > 0)
+            lowest = rest[0] + sum(reach for reach in reaches if reach < 0)
+            if highest >= step or lowest < 0:
                 raise self._finer(rest, step)
         return found
 
     def _finer(self, rest: list[Size], step: Size) -> Exception:
         for part, size, own in zip(rest[1:], self.sizes, self.steps, strict=True):
+            part = abs(part)
             if part and step % part == 0 and size > step // part and size % (step // part) == 0:
                 return NeedsCut(own * (step // part))
         return Unbuildable("an index is not affine in the axes of the kernel")
@@ -121,7 +129,7 @@ def combine(indices: list[Place], stride: Shape, offset: Size, axes: int) -> Pla
 
 @dataclass(slots=True)
 class Expr:
-    """One scalar value. `op` is a scalar operation or const, load, gather, position, cast, reduce."""
+    """One scalar value. `op` is a scalar operation or const, load, gather, position, cast, reduce, scan."""
 
     id: int
     op: str
@@ -131,6 +139,8 @@ class Expr:
     source: Value | None = None
     place: Place = ()
     fold: Reduction = "sum"
+    axis: int = 0  # of a scan: the axis it runs along, and whether backwards
+    backwards: bool = False
     reach: tuple[tuple[Size, Size], ...] = ()  # of a gather: stride and extent for each place among `args`
     varies: bool = False
     ready: int = 0
@@ -205,6 +215,8 @@ class Expressions:
         )
 
     def compute(self, op: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
+        if op in _MOVES and dtype is torch.int64 and (place := self._moved(op, *args)) is not None:
+            return self.position(place)
         return self._intern(
             (op, tuple(arg.id for arg in args)),
             op=op,
@@ -215,10 +227,41 @@ class Expressions:
             cost=_COSTS.get(op, CHEAP),
         )
 
+    def _moved(self, op: str, left: Expr, right: Expr) -> Place | None:
+        """Sums and multiples of positions are positions. None for what is no position, and for numbers so large that
+        they might wrap round."""
+        if {left.op, right.op} not in ({"position"}, {"position", "const"}) or (op == "mul" and left.op == right.op):
+            return None
+        nowhere = (0,) * len(self.space.sizes)
+        first, second = (
+            each.place if each.op == "position" else cast(Place, (each.number, *nowhere)) for each in (left, right)
+        )
+        if op == "mul":
+            factor, place = (first[0], second) if left.op == "const" else (second[0], first)
+            found = tuple(factor * part for part in place)
+        else:
+            found = tuple(a + b if op == "add" else a - b for a, b in zip(first, second, strict=True))
+        return found if all(abs(typical(part)) < _FAR for part in found) else None
+
     def reduce(self, fold: Reduction, value: Expr) -> Expr:
         """The fold of a value over the cols of its row."""
         return self._intern(
             ("reduce", fold, value.id), op="reduce", args=(value,), dtype=value.dtype, fold=fold, ready=value.ready + 1
+        )
+
+    def scan(self, fold: Reduction, value: Expr, axis: int, backwards: bool) -> Expr:
+        """The fold of a value over the points of its row up to each along an axis."""
+        return self._intern(
+            ("scan", fold, value.id, axis, backwards),
+            op="scan",
+            args=(value,),
+            dtype=value.dtype,
+            fold=fold,
+            axis=axis,
+            backwards=backwards,
+            varies=True,
+            ready=value.ready,
+            cost=_COSTS["scan"],
         )
 
     def scalar(self, expr: Expr) -> Scalar:

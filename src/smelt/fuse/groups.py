@@ -21,7 +21,7 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.limits import Limits
-from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, ScatterRule, Value, references
+from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, ScanRule, ScatterRule, Value, references
 
 
 class Level(Enum):
@@ -53,6 +53,11 @@ class Group:
     def folds(self) -> list[FoldRule]:
         """Folds over rows, which restrict how the points may be cut into rows."""
         return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is Level.TOTAL]
+
+    @property
+    def directions(self) -> set[bool]:
+        """Which ways its scans run: backwards or not."""
+        return {value.rule.call.backwards for value in self.members if isinstance(value.rule, ScanRule)}
 
     @property
     def scatters(self) -> bool:
@@ -114,6 +119,9 @@ class Groups:
         group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
             _settle_fold(group, value, value.rule, self.limits)
+        elif isinstance(value.rule, ScanRule):
+            group.points, group.cols, group.firm = value.numel, value.rule.cols, True
+            group.levels[value] = Level.FULL
         elif isinstance(value.rule, ScatterRule):
             group.points = product(value.rule.shape)
             group.levels[value] = Level.TOTAL
@@ -199,7 +207,7 @@ def needed_cuts(value: Value) -> set[Size]:
     shape, stride = value.loop
     cuts: set[Size] = set()
     bent = any(not reading.straight and any(reading.stride) for reading in value.readings)
-    if bent or isinstance(value.rule, FoldRule | ScatterRule):
+    if bent or isinstance(value.rule, FoldRule | ScanRule | ScatterRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
                 cuts.update((step, step * size))
@@ -252,6 +260,10 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         return f"{call.name} is a library call: it {call.why}"
     if len(a.members) + len(b.members) > limits.values:
         return f"the kernel would have more than {limits.values} operations"
+    if len(a.directions | b.directions) > 1:
+        return "the one runs forwards along a dimension, the other backwards"
+    if (a.directions and (b.folds or b.scatters)) or (b.directions and (a.folds or a.scatters)):
+        return "the one visits rows in order, the other folds or scatters"
     if a.scatters and b.scatters:
         return "each of them writes at places that only running tells"
     plan = _common_rows(a, b)

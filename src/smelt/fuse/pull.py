@@ -17,7 +17,7 @@ from smelt.base.varying import known_equal, typical
 from smelt.fuse.expressions import Expr, Expressions, NeedsCut, Place, Space, Unbuildable, combine
 from smelt.fuse.groups import Group, Groups, Level
 from smelt.fuse.limits import Limits
-from smelt.fuse.values import FoldRule, PointRule, Reading, ScatterRule, Slot, Value
+from smelt.fuse.values import FoldRule, PointRule, Reading, ScanRule, ScatterRule, Slot, Value
 from smelt.ir.kernel import Reduction
 from smelt.ir.scalar import SCALAR_OPS
 from smelt.ops.promote import widened
@@ -130,6 +130,8 @@ class _Puller:
             if self.group.levels[value] is not Level.ROW or place != self.space.row:
                 raise Unbuildable(f"{value.name} is read at other places than its row")
             return self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
+        if isinstance(value.rule, ScanRule):
+            return self._scanned(value, value.rule, place)
         assert isinstance(value.rule, PointRule)
         return _Emitter(self, value, value.rule.common, place).run(value.rule)
 
@@ -138,6 +140,20 @@ class _Puller:
         reading = value.readings[0]
         found = self.element(reading.value, self.moved(value, reading, self.space.point))
         return self.exprs.cast(found, rule.call.dtype)
+
+    def _scanned(self, value: Value, rule: ScanRule, place: Place) -> Expr:
+        """What a scan comes to at its own point, along the axis that its dim is."""
+        if place != self.space.point:
+            raise Unbuildable(f"{value.name} is read at other points than its own")
+        axes = zip(self.space.steps, self.space.sizes, strict=True)
+        found = [n for n, axis in enumerate(axes) if axis == (rule.step, rule.size) and n >= self.space.row_axes]
+        if not found:
+            raise Unbuildable(f"the dimension that {value.name} runs along is cut in parts")
+        reading = value.readings[0]
+        given = self.element(reading.value, self.moved(value, reading, place))
+        return self.exprs.scan(
+            rule.call.fold, self.exprs.cast(given, rule.call.dtype), found[0], rule.call.backwards
+        )
 
     def _total(self, value: Value) -> Effect:
         """A fold over rows: of each row's own fold, or of what stands in each col."""

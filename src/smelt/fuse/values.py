@@ -44,6 +44,8 @@ from smelt.ops.record import (
     Pointwise,
     Reduce,
     Scalar,
+    Scan,
+    ScanCall,
     Scatter,
     ScatterCall,
     View,
@@ -58,6 +60,7 @@ class Kind(Enum):
     LIBRARY = "library"  # a result of a library call
     POINTWISE = "pointwise"
     REDUCE = "reduce"
+    SCAN = "scan"  # folds up to each element
     SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
 
 
@@ -94,7 +97,7 @@ class Value:
     spec: TensorSpec
     numel: Size
     readings: tuple[Reading, ...] = ()
-    rule: "PointRule | FoldRule | ScatterRule | None" = None
+    rule: "PointRule | FoldRule | ScanRule | ScatterRule | None" = None
     cost: int = 0
     users: "list[Value]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
@@ -103,7 +106,7 @@ class Value:
 
     @property
     def is_computed(self) -> bool:
-        return self.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.SCATTER)
+        return self.kind in (Kind.POINTWISE, Kind.REDUCE, Kind.SCAN, Kind.SCATTER)
 
     @property
     def memory(self) -> "Value":
@@ -162,6 +165,19 @@ class FoldRule:
             result[dim] * inner == stride[dim] for dim in inside_out if dim not in call.dims
         )
         return cls(call, shape, stride, result, count, inner, kept_inner, is_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRule:
+    """A scan along one dim, whose neighbours are `step` apart in memory: points are visited in rows of `cols`."""
+
+    call: ScanCall
+    size: Size
+    step: Size
+
+    @property
+    def cols(self) -> Size:
+        return self.step * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +280,7 @@ class _Lowerer:
             self.lowered.returns.append(self._resolve(returned))
         for ref in references(self.lowered.returns):
             ref.value.needed = True
+        _forget_unused(self.lowered)
         return self.lowered
 
     def _resolve(self, argument: Any, instead: "dict[fx.Node, Ref] | None" = None) -> Any:
@@ -308,6 +325,10 @@ class _Lowerer:
             self._reduce(node, record.lowering)
         elif isinstance(record.lowering, Pieces):
             self._pieces(node, record, record.lowering)
+        elif isinstance(record.lowering, Scan):
+            call = record.lowering.read(node)
+            assert isinstance(call, ScanCall)
+            self._scan(node, call)
         elif isinstance(record.lowering, Lookup):
             self._lookup(node, record, record.lowering)
         elif isinstance(record.lowering, Scatter):
@@ -399,7 +420,11 @@ class _Lowerer:
         """A value that reads its source wherever its indices say, behind a call that raises unless they all may."""
         call = lowering.read(node)
         if isinstance(call, CopyCall):
-            self._copy(node, call)
+            base: Ref = self.refs[call.source]
+            self._take(node, base.value, call.move(base.layout))
+            return
+        if isinstance(call, ScanCall):
+            self._scan(node, call)
             return
         assert isinstance(call, LookupCall)
         spec, source = tensor_spec(node), self.refs[call.source]
@@ -422,17 +447,24 @@ class _Lowerer:
         value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
-    def _copy(self, node: fx.Node, call: CopyCall) -> None:
-        """As a view, in memory of its own."""
-        base: Ref = self.refs[call.source]
-        self._take(node, base.value, call.move(base.layout))
-
     def _take(self, node: fx.Node, source: Value, layout: Layout) -> None:
         """The elements of another value that lie where `layout` says."""
         spec = tensor_spec(node)
         reading = Reading.of(source, layout, spec.stride)
         rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
-        self.refs[node] = _whole(self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
+        self.refs[node] = _whole(value)
+
+    def _scan(self, node: fx.Node, call: ScanCall) -> None:
+        spec = tensor_spec(node)
+        base: Ref = self.refs[call.source]
+        if spec.shape[call.dim] == 1:
+            self._take(node, base.value, base.layout)
+            return
+        rule = ScanRule(call, spec.shape[call.dim], spec.stride[call.dim])
+        reading = Reading.of(base.value, base.layout, spec.stride)
+        value = self._new(node, node.name, Kind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT)
+        self.refs[node] = _whole(value)
 
     def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
         """A copy of what is changed, and a value that puts elements there, in its memory."""
@@ -579,7 +611,7 @@ class _Lowerer:
         instead: "dict[fx.Node, Ref] | None" = None,
     ) -> None:
         lowering = record.lowering
-        if isinstance(lowering, Pieces | Lookup | Scatter):
+        if isinstance(lowering, Pieces | Lookup | Scan | Scatter):
             lowering = lowering.otherwise
         lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
         target = record.op if isinstance(record.lowering, LibraryCall) else node.target
@@ -658,6 +690,14 @@ def _itself(e: Emitter, x: Scalar) -> Scalar:
 
 def _divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
     return e.op("div", x, e.const(count, x.dtype))
+
+
+def _forget_unused(lowered: Lowered) -> None:
+    """Values that nothing reads, because something else is computed in the place of their readers, read nothing."""
+    for value in reversed(list(lowered.values)):
+        if value.is_computed and not value.users and not value.needed:
+            for reading in value.readings:
+                reading.value.users.remove(value)
 
 
 def _live_nodes(graph: fx.Graph) -> set[fx.Node]:

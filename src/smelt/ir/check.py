@@ -30,6 +30,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Scatter,
     Stage,
     Store,
@@ -60,7 +61,7 @@ def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
                 found[out] = buffers[buffer]
             case Position(out, _):
                 found[out] = torch.int64
-            case Reduce(out, _, value) if value in found:
+            case (Reduce(out, _, value) | Scan(out, _, value)) if value in found:
                 found[out] = found[value]
     return found
 
@@ -74,7 +75,9 @@ def operands(instruction: Instruction) -> tuple[str, ...]:
             return tuple(value for value, _, _ in by)
         case Scatter(_, _, _, by, value):
             return (*(place for place, _, _ in by), value)
-        case Cast(_, value, _) | Reduce(_, _, value) | Store(_, _, value) | Accumulate(_, _, _, value):
+        case Cast(_, value, _) | Reduce(_, _, value) | Scan(_, _, value) | Store(_, _, value):
+            return (value,)
+        case Accumulate(_, _, _, value):
             return (value,)
     return ()
 
@@ -200,7 +203,7 @@ def _operand_fault(name: str, given: list[torch.dtype], out: torch.dtype) -> str
 def _rule_narrow(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for instruction in kernel.instructions():
-        computes = isinstance(instruction, Compute | Reduce | Accumulate)
+        computes = isinstance(instruction, Compute | Reduce | Scan | Accumulate)
         if not computes and not (isinstance(instruction, Scatter) and instruction.op):
             continue
         for name in operands(instruction):
@@ -369,14 +372,29 @@ def _rule_store_apart(kernel: Kernel) -> Iterator[Fault]:
 
 def _rule_reduce_in_loop(kernel: Kernel) -> Iterator[Fault]:
     for stage, instruction in _staged(kernel):
-        if isinstance(instruction, Reduce) and not stage.loop:
-            yield instruction, "reduce folds over cols and stands in a loop stage only"
+        if isinstance(instruction, Reduce | Scan) and not stage.loop:
+            word = "reduce" if isinstance(instruction, Reduce) else "scan"
+            yield instruction, f"{word} folds over cols and stands in a loop stage only"
+
+
+def _rule_scans(kernel: Kernel) -> Iterator[Fault]:
+    """A scan runs along a col axis, in the same direction as all others along it: that is the order of the loop."""
+    directions: dict[str, bool] = {}
+    for instruction in kernel.instructions():
+        if not isinstance(instruction, Scan):
+            continue
+        if instruction.axis not in {axis.name for axis in kernel.cols}:
+            yield instruction, f"{instruction.axis} is no axis of the cols"
+        if directions.setdefault(instruction.axis, instruction.backwards) is not instruction.backwards:
+            yield instruction, f"{instruction.axis} is run along both ways"
 
 
 def _rule_fold_dtypes(kernel: Kernel) -> Iterator[Fault]:
     dtypes = value_dtypes(kernel)
     for instruction in kernel.instructions():
-        if isinstance(instruction, Reduce | Accumulate | Scatter) and instruction.op and instruction.value in dtypes:
+        if not isinstance(instruction, Reduce | Scan | Accumulate | Scatter):
+            continue
+        if instruction.op and instruction.value in dtypes:
             dtype = dtypes[instruction.value]
             if (dtype is torch.bool) != (instruction.op in ("any", "all")):
                 yield instruction, f"{instruction.op} does not fold {short_name(dtype)}"
@@ -435,6 +453,7 @@ KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
     "stores": _rule_stores,
     "stores apart": _rule_store_apart,
     "reduce in loop": _rule_reduce_in_loop,
+    "scans": _rule_scans,
     "fold dtypes": _rule_fold_dtypes,
     "accumulate": _rule_accumulate,
     "scatters": _rule_scatters,

@@ -31,6 +31,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scan,
     Scatter,
     Store,
 )
@@ -119,6 +120,9 @@ class _Run:
                 dims = tuple(range(len(self.kernel.rows), len(self.axes)))
                 spread = self.values[source].expand(self.grid(loop))
                 self.values[out] = fold(op, spread, dims, spread.dtype)
+            case Scan(out, op, source, axis, backwards):
+                dim = [each.name for each in self.axes].index(axis)
+                self.values[out] = scan(op, self.values[source].expand(self.grid(loop)), dim, backwards)
             case Accumulate(name, op, index, source):
                 self.accumulate(name, op, index, self.values[source].expand(self.grid(loop)))
             case Scatter(name, op, index, by, source):
@@ -188,6 +192,22 @@ def scatter(op: Reduction | None, memory: Tensor, where: Tensor, value: Tensor) 
         return
     wide = torch.float64 if memory.dtype.is_floating_point else torch.int64
     memory.copy_(memory.to(wide).scatter_reduce(0, where, value.to(wide), _SCATTERS[op]))
+
+
+def scan(op: Reduction, value: Tensor, dim: int, backwards: bool) -> Tensor:
+    """Folds of `value` up to each point along `dim`, or from each on."""
+    work = value.double() if value.dtype.is_floating_point and op in ("sum", "prod") else value
+    work = work.flip(dim) if backwards else work
+    match op:
+        case "sum" | "any":
+            work = work.cumsum(dim)
+        case "prod" | "all":
+            work = work.cumprod(dim)
+        case "max":
+            work = work.cummax(dim).values
+        case "min":
+            work = work.cummin(dim).values
+    return (work.flip(dim) if backwards else work).to(value.dtype)
 
 
 # Programs.

@@ -23,11 +23,12 @@ buffer), a value of a row stage and the result of a `Reduce` are visible in all 
         v5 = div v4, s : f32
         store y[1024*i + j] = v5
 
-`Reduce` folds over the cols of one row. `Accumulate` folds over rows: the buffer element at an index that leaves some
-row axes out becomes the fold of all values sent to it (no prior contents, no zero-fill needed). How a fold is kept
-accurate and shared between threads is the target's business; sums of f32 and narrower are to be kept so that their
-error does not grow with the number of rows. `Scatter` changes what is in a buffer, at places that only running yields;
-points that meet at one place take turns in the order of their rows, then cols, and elsewhere the buffer stays as it is.
+`Reduce` folds over the cols of one row, `Scan` over those up to each point. `Accumulate` folds over rows: the buffer
+element at an index that leaves some row axes out becomes the fold of all values sent to it (no prior contents, no
+zero-fill needed). How a fold is kept accurate and shared between threads is the target's business; sums of f32 and
+narrower are to be kept so that their error does not grow with the number of rows. `Scatter` changes what is in a
+buffer, at places that only running yields; points that meet at one place take turns in the order of their rows, then
+cols, and elsewhere the buffer stays as it is.
 """
 
 from enum import Enum
@@ -161,6 +162,18 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """`out` = the fold of `value` over all points of this row up to its own along the col axis `axis`, which is then
+    visited in order; or with `backwards`, from its own on. Of `value`'s dtype; every other col axis is kept."""
+
+    out: str
+    op: Reduction
+    value: str
+    axis: str
+    backwards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulate:
     """`buffer[index]` = the fold of `value` over all rows (and cols) that `index` does not name."""
 
@@ -185,7 +198,7 @@ class Scatter:
     value: str
 
 
-Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Accumulate | Scatter
+Instruction = Const | Load | Gather | Position | Compute | Cast | Store | Reduce | Scan | Accumulate | Scatter
 Access = Load | Gather | Store | Accumulate | Scatter  # has a buffer and an index
 
 

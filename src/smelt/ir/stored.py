@@ -22,8 +22,8 @@ from smelt.ir import joint, kernel, program, tensorspec
 RECORDS: tuple[type, ...] = (
     tensorspec.TensorSpec,
     kernel.Axis, kernel.Index, kernel.Buffer, kernel.Const, kernel.Load, kernel.Gather, kernel.Position,
-    kernel.Compute, kernel.Cast, kernel.Store, kernel.Reduce, kernel.Accumulate, kernel.Scatter, kernel.Stage,
-    kernel.Kernel,
+    kernel.Compute, kernel.Cast, kernel.Store, kernel.Reduce, kernel.Scan, kernel.Accumulate, kernel.Scatter,
+    kernel.Stage, kernel.Kernel,
     program.ProgramBuffer, program.Operand, program.Launch, program.Library, program.Program,
     joint.ViewStep, joint.Restride, joint.FromInput, joint.FromResult, joint.Repeat, joint.Plain, joint.Saved,
     joint.Plan,

@@ -43,6 +43,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Scan,
     Scatter,
     Stage,
     Store,
@@ -98,6 +99,8 @@ def format_instruction(instruction: Instruction) -> str:
             return f"store {buffer}[{format_index(index)}] = {source}"
         case Reduce(out, op, source):
             return f"{out} = reduce {op} {source}"
+        case Scan(out, op, source, axis, backwards):
+            return f"{out} = scan {op} {source} along {axis}{' backwards' if backwards else ''}"
         case Accumulate(buffer, op, index, source):
             return f"accumulate {op} {buffer}[{format_index(index)}] = {source}"
         case Scatter(buffer, op, index, by, source):
@@ -144,6 +147,7 @@ _SCATTER = re.compile(rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})
 _GATHER = re.compile(rf"gather ({_NAME})\[([^\]]*)\] by (.+)")
 _REACH = re.compile(rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)")
 _REDUCE = re.compile(rf"reduce (\w+) ({_NAME})")
+_SCAN = re.compile(rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?")
 _TYPED = re.compile(r"(\w+) (.*) : (\w+)")
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -285,6 +289,8 @@ class _Parser:
             return Gather(out, match[1], self.index(match[2]), self._reaches(match[3], text))
         if match := _REDUCE.fullmatch(rest):
             return Reduce(out, _parse_reduction(match[1]), match[2])
+        if match := _SCAN.fullmatch(rest):
+            return Scan(out, _parse_reduction(match[1]), match[2], match[3], match[4] is not None)
         if rest.startswith("position "):
             return Position(out, self.index(rest.removeprefix("position ")))
         match = _need(_TYPED.fullmatch(rest), "an instruction", text)

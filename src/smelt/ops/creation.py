@@ -34,20 +34,21 @@ def _filled(number: int) -> Any:
     return emit
 
 
-def _why_not_hold(position: int) -> Any:
+def why_not_hold(number: object, dtype: torch.dtype) -> str | None:
     """A number the dtype cannot hold is PyTorch's to refuse or wrap."""
-
-    def why_not(node: fx.Node) -> str | None:
-        number, dtype = node.args[position], tensor_spec(node).dtype
-        if not isinstance(number, bool | int | float):
-            return "is filled with a value that is no number"
-        if dtype.is_floating_point or dtype is torch.bool:
-            return None
-        if isinstance(number, float) or not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
-            return "is filled with a number its dtype cannot hold"
+    if not isinstance(number, bool | int | float):
+        return "is filled with a value that is no number"
+    if dtype.is_floating_point or dtype is torch.bool:
         return None
+    if isinstance(number, float) and not number.is_integer():
+        return "is filled with a fraction"
+    if not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
+        return "is filled with a number its dtype cannot hold"
+    return None
 
-    return why_not
+
+def _why_not_hold(position: int) -> Any:
+    return lambda node: why_not_hold(node.args[position], tensor_spec(node).dtype)
 
 
 def _like(*extra: Any) -> Any:
@@ -140,3 +141,11 @@ def _triangle_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 declare(aten.triu.default, emit=_triangle("ge"), cost=2, samples=_triangle_samples)
 declare(aten.tril.default, emit=_triangle("le"), cost=2, samples=_triangle_samples)
+
+
+def _eye(e: Emitter, *_: Any, **__: Any) -> Scalar:
+    return e.cast(e.op("eq", e.position(0), e.position(1)), e.result)
+
+
+declare(aten.eye.default, emit=_eye, cost=2, samples=fixed(((5,), {}), ((1,), {})))
+declare(aten.eye.m, emit=_eye, cost=2, samples=fixed(((5, 7), {}), ((40, 3), {}), ((1, 4), {})))

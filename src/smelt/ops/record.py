@@ -203,12 +203,31 @@ class CopyCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanCall:
+    """A call, read: each element is the fold of all up to it along `dim` of `source`, or of all from it on."""
+
+    source: fx.Node
+    fold: Fold
+    dim: int
+    dtype: torch.dtype  # dtype folded in, widened
+    backwards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Folds up to each element. `read(node)` interprets the call, or gives the reason why it is left to the library."""
+
+    read: Callable[[fx.Node], ScanCall | str]
+    otherwise: LibraryCall = LibraryCall()
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """Elements of a tensor in memory, from places that indices or positions say. `read(node)` interprets the call, or
     gives the reason why it is better left to the library. Indices are checked first; for one out of range the
     operator itself is called, which raises."""
 
-    read: Callable[[fx.Node], LookupCall | CopyCall | str]
+    read: Callable[[fx.Node], LookupCall | CopyCall | ScanCall | str]
     otherwise: LibraryCall = LibraryCall()
 
 
@@ -253,7 +272,7 @@ class Pieces:
     otherwise: LibraryCall = LibraryCall()
 
 
-Lowering = Pointwise | Reduce | View | Views | Pieces | Lookup | Scatter | LibraryCall
+Lowering = Pointwise | Reduce | Scan | View | Views | Pieces | Lookup | Scatter | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from torch import fx
 
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
 from smelt.ops.promote import KERNEL_DTYPES
-from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord, Pieces, Scatter, View, Views
+from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View, Views
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
-    "pointwise", "choice", "activations", "creation", "reductions", "pieces", "lookups", "scatters", "views", "library"
+    "pointwise", "choice", "activations", "creation", "reductions", "scans", "pieces", "lookups", "moves", "scatters",
+    "views", "library",
 )  # fmt: skip
 _loaded = False
 
@@ -92,7 +93,7 @@ def why_not_lower(node: fx.Node) -> str | None:
             return f"moves between {spec.device} and {result.device}"
     if not is_dense(result):
         return "yields a tensor with gaps"
-    if isinstance(record.lowering, Pieces | Lookup | Scatter):
+    if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):
         found = record.lowering.read(node)
         return found if isinstance(found, str) else None
     return record.why_not(node) if record.why_not else None

@@ -136,6 +136,17 @@ def diagonal(layout: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> L
     return Layout(shape, stride, start)
 
 
+def unfold(layout: Layout, dim: int, size: Size, step: Size) -> Layout:
+    """Windows along a dim, which overlap where they are longer than the steps between them."""
+    if not layout.shape:
+        return Layout((size,), (1,), layout.offset)
+    dim %= len(layout.shape)
+    count = (layout.shape[dim] - size) // step + 1
+    shape = (*layout.shape[:dim], count, *layout.shape[dim + 1 :], size)
+    stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :], layout.stride[dim])
+    return Layout(shape, stride, layout.offset)
+
+
 def restride(layout: Layout, shape: Sequence[Size], stride: Sequence[Size], offset: int | None = None) -> Layout:
     """`as_strided`, its offset as given: counted from the start of the storage."""
     return Layout(tuple(shape), tuple(stride), layout.offset if offset is None else offset)
@@ -187,6 +198,7 @@ _view(aten.squeeze.dims, squeeze, (1, 3, 1), ([0, 2],), ([1],))
 _view(aten.select.int, select, (2, 3), (0, 1), (1, -1))
 _view(aten.slice.Tensor, cut, (6, 3), (0, 1, 5), (0, 0, 9223372036854775807, 2), (1, -2))
 _view(aten.diagonal.default, diagonal, (3, 4), (), (1,), (-1, 1, 0))
+_view(aten.unfold.default, unfold, (3, 8), (1, 3, 1), (-1, 2, 3), (0, 3, 1), (1, 8, 2))
 _view(aten.as_strided.default, restride, (3, 4), ([2, 2], [1, 3]), ([5], [2], 1))
 _view(aten.alias.default, unchanged, (2, 3), ())
 _view(aten.detach.default, unchanged, (2, 3), ())

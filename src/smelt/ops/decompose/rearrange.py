@@ -1,4 +1,4 @@
-"""Views by their simplest name, joins, dropout.
+"""Views by their simplest name, joins, repeats, dropout.
 
     t(x) → permute(x, [1, 0])        split(x, 2) → slices
 
@@ -84,6 +84,19 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if any(one.shape != first.shape or not one.is_contiguous() for one in tensors):
         return NotImplemented
     return aten.cat.default([aten.unsqueeze.default(one, dim) for one in tensors], dim % (first.dim() + 1))
+
+
+@decomposes(aten.repeat.default)
+def repeat(x: Tensor, times: Sequence[int]) -> Any:
+    """Each dim as two, how often before where, and those spread out."""
+    if any(number < 1 for number in times):
+        return NotImplemented
+    shape = [1] * (len(times) - x.dim()) + list(x.shape)
+    apart = x[(None,) * (len(times) - x.dim())] if len(shape) > x.dim() else x
+    for dim in reversed(range(len(times))):
+        apart = apart.unsqueeze(dim)
+    pairs = [number for pair in zip(times, shape, strict=True) for number in pair]
+    return apart.expand(pairs).reshape([number * size for number, size in zip(times, shape, strict=True)])
 
 
 @decomposes(aten.native_dropout.default)

@@ -1,0 +1,310 @@
+"""Records of elements moved along dimensions: flipped, rolled round, put among padding.
+
+    flip(x, [1]) of f32[4, 6]         →  at [i, j]: x[i, 5 - j], read with a stride of -1
+    constant_pad_nd(x, [2, 1], 7.0)   →  at [i, j]: where 0 <= j - 2 < 6 then x[i, j - 2] else 7.0
+    roll(x, [2], [1])                 →  at [i, j]: where j < 2 then x[i, j + 4] else x[i, j - 2]
+
+Places are sums of positions wherever lanes lie side by side in memory, one read for each way of counting: code that
+reads a vector at a time needs nothing else. Along other dimensions one place is chosen, which costs a number a row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product as combinations
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.sizes import Size
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops import samples
+from smelt.ops.creation import why_not_hold
+from smelt.ops.record import (
+    ROOT,
+    CopyCall,
+    Emitter,
+    Fetch,
+    Layout,
+    Lookup,
+    LookupCall,
+    OpRecord,
+    Sample,
+    Samples,
+    Scalar,
+    ScanCall,
+)
+from smelt.ops.registry import register
+from smelt.ops.scans import from_the_end
+
+aten = torch.ops.aten
+_I64 = torch.int64
+_MOST = 9  # reads for one element
+
+# A way to count places along a dim, and where it holds (None: wherever none before it does).
+Way = tuple[Scalar, Scalar | None]
+Ways = Callable[[Emitter, Scalar], list[Way]]
+
+
+def _source(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _add(e: Emitter, place: Scalar, number: Size) -> Scalar:
+    return e.op("add", place, e.const(number, _I64))
+
+
+def _back_from(e: Emitter, number: Size, place: Scalar) -> Scalar:
+    return e.op("sub", e.const(number, _I64), place)
+
+
+def _below(e: Emitter, place: Scalar, number: Size) -> Scalar:
+    return e.op("lt", place, e.const(number, _I64))
+
+
+def _from(e: Emitter, place: Scalar, number: Size) -> Scalar:
+    return e.op("ge", place, e.const(number, _I64))
+
+
+# Copies of views.
+
+
+def _flip(node: fx.Node) -> CopyCall | ScanCall:
+    if (scan := from_the_end(node)) is not None:
+        return scan
+    source, given = _source(node), _listed(node.args[1])
+    rank = len(tensor_spec(source).shape)
+    turned = {dim % rank for dim in given} if rank else set()
+
+    def move(layout: Layout) -> Layout:
+        offset, stride = layout.offset, list(layout.stride)
+        for dim in turned:
+            offset += (layout.shape[dim] - 1) * stride[dim]
+            stride[dim] = -stride[dim]
+        return Layout(layout.shape, tuple(stride), offset)
+
+    return CopyCall(source, move)
+
+
+def _cropped(source: fx.Node, pads: Sequence[tuple[Size, Size]]) -> CopyCall:
+    def move(layout: Layout) -> Layout:
+        shape = tuple(size + low + high for size, (low, high) in zip(layout.shape, pads, strict=True))
+        offset = sum((-low * step for step, (low, _) in zip(layout.stride, pads, strict=True)), layout.offset)
+        return Layout(shape, layout.stride, offset)
+
+    return CopyCall(source, move)
+
+
+# Places chosen by position.
+
+
+def _chosen(node: fx.Node, ways: dict[int, Ways]) -> LookupCall:
+    """Each element from the first way that holds, along each dim of `ways`."""
+    source = _source(node)
+    spec = tensor_spec(source)
+    apart = min(ways, key=lambda dim: spec.stride[dim])
+    dims = sorted(ways)
+
+    def emit(e: Emitter, fetch: Fetch) -> Scalar:
+        found = {dim: ways[dim](e, e.position(dim)) for dim in dims}
+        places = {dim: _first(e, each) for dim, each in found.items() if dim != apart}
+        reads = [(fetch(*({**places, apart: place}[dim] for dim in dims)), holds) for place, holds in found[apart]]
+        return _first(e, reads)
+
+    return LookupCall(source, tuple(None if dim in ways else dim for dim in range(len(spec.shape))), emit)
+
+
+def _first(e: Emitter, ways: Sequence[Way]) -> Scalar:
+    *others, (found, _) = ways
+    for value, holds in reversed(others):
+        assert holds is not None
+        found = e.op("where", holds, value, found)
+    return found
+
+
+def _pads(given: Any, rank: int) -> list[tuple[Size, Size]]:
+    """How many elements come before and after each dim: given from the last dim on."""
+    pairs = [(given[number], given[number + 1]) for number in range(0, len(given), 2)]
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+def _constant_pad(node: fx.Node) -> LookupCall | CopyCall | str:
+    source = _source(node)
+    shape = tensor_spec(source).shape
+    pads = _pads(node.args[1], len(shape))
+    number = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
+    if (why := why_not_hold(number, tensor_spec(node).dtype)) is not None:
+        return why
+    if all(low <= 0 and high <= 0 for low, high in pads):
+        return _cropped(source, pads)
+    moved = [dim for dim, pad in enumerate(pads) if pad != (0, 0)]
+
+    def emit(e: Emitter, fetch: Fetch) -> Scalar:
+        places = [_add(e, e.position(dim), -pads[dim][0]) for dim in moved]
+        found = fetch(*places)
+        filled = e.cast(e.const(number, e.dtype), e.result)  # type: ignore[arg-type]
+        for dim, place in zip(moved, places, strict=True):
+            low, high = pads[dim]
+            found = e.op("where", _from(e, place, 0), found, filled) if low > 0 else found
+            found = e.op("where", _below(e, place, shape[dim]), found, filled) if high > 0 else found
+        return found
+
+    return LookupCall(source, tuple(None if dim in moved else dim for dim in range(len(shape))), emit)
+
+
+def _roll(node: fx.Node) -> LookupCall | CopyCall | str:
+    source = _source(node)
+    shape = tensor_spec(source).shape
+    shifts, dims = _listed(node.args[1]), _listed(node.args[2] if len(node.args) > 2 else [])
+    if not dims and len(shape) == 1:
+        dims = [0]
+    if not dims:
+        return "rolls over the ends of rows"
+    total: dict[int, Size] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        total[dim % len(shape)] = total.get(dim % len(shape), 0) + shift
+    ways: dict[int, Ways] = {}
+    for dim, shift in total.items():
+        shift = shift if 0 <= shift < shape[dim] else shift % shape[dim]
+        if shift != 0:
+            ways[dim] = _rolled(shift, shape[dim])
+    return _chosen(node, ways) if ways else _cropped(source, [(0, 0)] * len(shape))
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def _rolled(shift: Size, size: Size) -> Ways:
+    def ways(e: Emitter, here: Scalar) -> list[Way]:
+        return [(_add(e, here, size - shift), _below(e, here, shift)), (_add(e, here, -shift), None)]
+
+    return ways
+
+
+def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], LookupCall | CopyCall | str]:
+    def read(node: fx.Node) -> LookupCall | CopyCall | str:
+        shape = tensor_spec(_source(node)).shape
+        pads = _pads(node.args[1], len(shape))
+        if any(pad < 0 for pair in pads for pad in pair):
+            return "takes away what it does not add"
+        ways = {dim: reader(shape[dim], *pair) for dim, pair in enumerate(pads) if pair != (0, 0)}
+        return _chosen(node, ways) if ways else _cropped(_source(node), pads)
+
+    return read
+
+
+def _reflected(size: Size, low: Size, high: Size) -> Ways:
+    def ways(e: Emitter, here: Scalar) -> list[Way]:
+        found: list[Way] = [(_add(e, here, -low), None)]
+        if low > 0:
+            found.insert(0, (_back_from(e, low, here), _below(e, here, low)))
+        if high > 0:
+            found.insert(0, (_back_from(e, 2 * (size - 1) + low, here), _from(e, here, size + low)))
+        return found
+
+    return ways
+
+
+def _replicated(size: Size, low: Size, high: Size) -> Ways:
+    """What lies beyond the end is the last: a place outside is taken for it."""
+
+    def ways(e: Emitter, here: Scalar) -> list[Way]:
+        found: list[Way] = [(_add(e, here, -low), None)]
+        return [(e.const(0, _I64), _below(e, here, low)), *found] if low > 0 else found
+
+    return ways
+
+
+# Sums of all that one element was read for.
+
+
+def _reflected_backward(node: fx.Node) -> LookupCall | CopyCall | str:
+    """A gradient for each way an element was read: in its own place, and mirrored at either end."""
+    gradient, source = _source(node), node.args[1]
+    assert isinstance(source, fx.Node)
+    shape = tensor_spec(source).shape
+    pads = _pads(node.args[2], len(shape))
+    moved = [dim for dim, pair in enumerate(pads) if pair != (0, 0)]
+    if any(pad < 0 for pair in pads for pad in pair):
+        return "adds what it takes away"
+    if 3 ** len(moved) > _MOST:
+        return f"sums more than {_MOST} elements into one"
+    if not moved:
+        return _cropped(gradient, pads)
+
+    def ways(e: Emitter, dim: int) -> list[Way]:
+        here, size, (low, high) = e.position(dim), shape[dim], pads[dim]
+        left = e.op("and", _from(e, here, 1), _below(e, here, low + 1))
+        right = e.op("and", _from(e, here, size - 1 - high), _below(e, here, size - 1))
+        mirrored: list[Way] = [
+            (_back_from(e, low, here), left),
+            (_back_from(e, 2 * (size - 1) + low, here), right),
+        ]
+        return [(_add(e, here, low), None), *(way for way, pad in zip(mirrored, (low, high), strict=True) if pad)]
+
+    def emit(e: Emitter, fetch: Fetch) -> Scalar:
+        total: Scalar | None = None
+        for each in combinations(*(ways(e, dim) for dim in moved)):
+            found = fetch(*(place for place, _ in each))
+            for _, holds in each:
+                found = e.op("where", holds, found, e.const(0, found.dtype)) if holds is not None else found
+            total = found if total is None else e.op("add", total, found)
+        assert total is not None
+        return total
+
+    return LookupCall(gradient, tuple(None if dim in moved else dim for dim in range(len(shape))), emit)
+
+
+# Samples.
+
+
+def _moved(*calls: tuple[Any, ...], shapes: Sequence[tuple[int, ...]] = ((5, 40),)) -> Samples:
+    """Calls on a tensor, and on one that lies the other way round."""
+
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        for shape in shapes:
+            turned = samples.tensor(dtype, (*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
+            for tensor in (samples.tensor(dtype, shape), turned):
+                for rest in calls:
+                    yield Sample((tensor, *rest))
+
+    return generate
+
+
+def _declare(op: torch._ops.OpOverload, read: Callable[[fx.Node], Any], found: Samples) -> None:
+    register(OpRecord(op, Lookup(read), ROOT, found))
+
+
+_declare(aten.flip.default, _flip, _moved(([1],), ([0, -1],), ([],)))
+_declare(
+    aten.constant_pad_nd.default,
+    _constant_pad,
+    _moved(([2, 1], 1), ([0, 3],), ([-1, 2, 3, 0], 1), ([-2, -3],), ([1, 1, 1, 1], 0)),
+)
+_declare(aten.roll.default, _roll, _moved(([2], [1]), ([-1, 3], [0, 1]), ([41], [-1]), ([1, 1], [1, 1]), ([0], [0])))
+
+
+def _back(shape: tuple[int, ...], pads: Sequence[int]) -> Samples:
+    """Gradients of padding: of what has come out, for what went in. Small numbers, whose sums are exact."""
+
+    def generate(dtype: torch.dtype) -> Iterator[Sample]:
+        padded = torch.nn.functional.pad(torch.empty(shape), list(pads)).shape
+        turned = (*padded[:-2], padded[-1], padded[-2])
+        for gradient in (_small(dtype, padded), _small(dtype, turned).transpose(-1, -2)):
+            yield Sample((gradient, samples.tensor(dtype, shape), list(pads)))
+
+    return generate
+
+
+def _small(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    return samples.tensor(torch.int32, tuple(shape)).remainder(4).to(dtype)
+
+
+_PADS = {"1d": ((2, 3, 40), [3, 5]), "2d": ((2, 3, 5, 20), [3, 5, 2, 4]), "3d": ((2, 2, 3, 6, 20), [3, 5, 2, 4, 1, 0])}
+for _kind, (_shape, _pad) in _PADS.items():
+    _calls = _moved((_pad,), ([0] * len(_pad),), (_pad[:1] + [0] * (len(_pad) - 1),), shapes=(_shape,))
+    _declare(getattr(aten, f"reflection_pad{_kind}").default, _padded(_reflected), _calls)
+    _declare(getattr(aten, f"replication_pad{_kind}").default, _padded(_replicated), _calls)
+    _declare(getattr(aten, f"reflection_pad{_kind}_backward").default, _reflected_backward, _back(_shape, _pad))

@@ -1,0 +1,116 @@
+"""Running sums and products: eager's numbers and gradients in every layout, one kernel with their neighbours."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import smelt
+from smelt.ir.program import Library, Program
+from smelt.ops.decompositions import DECOMPOSITIONS
+from tests.fuse.running import assert_same, fused
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+SCANS: dict[str, Function] = {
+    "sums along the last": lambda x: x.cumsum(-1),
+    "sums along the first": lambda x: x.cumsum(0),
+    "sums between": lambda x: x.cumsum(1),
+    "sums from the end": lambda x: x.flip(1).cumsum(1).flip(1),
+    "sums of every dim": lambda x: x.cumsum(0).cumsum(1).cumsum(2),
+    "products": lambda x: x.cumprod(-1),
+    "products from the end": lambda x: x.flip(-1).cumprod(-1).flip(-1),
+    "shares": lambda x: x.softmax(-1).cumsum(-1),
+    "sums of sums": lambda x: x.cumsum(-1).sum(-1),
+    "sums over rows of sums": lambda x: x.cumsum(1).sum(0),
+    "both ways": lambda x: x.cumsum(-1) * x.flip(-1).cumsum(-1).flip(-1),
+    "of a mask": lambda x: (x > 0).cumsum(1),
+    "in float64": lambda x: x.cumsum(1, dtype=torch.float64),
+}
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "contiguous": lambda: _x(3, 5, 37),
+    "transposed": lambda: _x(37, 3, 5).permute(1, 2, 0),
+    "every second of a slice": lambda: _x(7, 11, 80)[1:4, ::2, 5:79:2][:, :5],
+    "spread out": lambda: _x(3, 1, 37).expand(3, 5, 37),
+    "spread out along the last": lambda: _x(3, 5, 1).expand(3, 5, 37),
+}
+
+
+def _x(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SCANS)
+def test_numbers_and_gradients_are_eagers(name: str, layout: str) -> None:
+    scan, x = SCANS[name], LAYOUTS[layout]().detach().requires_grad_()
+    found, expected = smelt.compile(lambda x: scan(x), fullgraph=True)(x), scan(x)
+    assert found.stride() == expected.stride() and found.dtype is expected.dtype
+    torch.testing.assert_close(found, expected)
+    if expected.requires_grad:
+        tangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4), dtype=expected.dtype)
+        mine, theirs = (torch.autograd.grad(each, x, tangent)[0] for each in (found, expected))
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_the_interpreter_agrees(name: str) -> None:
+    assert_same(SCANS[name], _x(3, 5, 37))
+
+
+def _calls(program: Program) -> list[str]:
+    return [str(step.op) for step in program.steps if isinstance(step, Library)]
+
+
+@pytest.mark.parametrize(
+    "name", ["sums along the last", "sums along the first", "sums from the end", "shares", "sums of sums", "of a mask"]
+)
+def test_it_is_one_kernel_with_its_neighbours(name: str) -> None:
+    program = fused(lambda x: SCANS[name](x * 2) + 1, _x(3, 5, 37), decompositions=DECOMPOSITIONS)
+    assert _calls(program) == [] and len(program.steps) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in SCANS if name != "sums of every dim"])
+def test_sizes_that_vary(name: str) -> None:
+    compiled = smelt.compile(lambda x: SCANS[name](x) + 1, dynamic=True)
+    for shape in ((3, 5, 37), (2, 6, 41), (4, 11, 16), (2, 5, 130), (20, 3, 3)):
+        x = _x(*shape)
+        torch.testing.assert_close(compiled(x), SCANS[name](x) + 1)
+
+
+EDGES: dict[str, tuple[tuple[int, ...], Function]] = {
+    "of nothing": ((0, 3), lambda x: x.cumsum(1)),
+    "along nothing": ((3, 0), lambda x: x.cumsum(1)),
+    "of a number": ((), lambda x: x.cumsum(0)),
+    "along one": ((3, 1, 4), lambda x: x.cumsum(1)),
+    "of one": ((1,), lambda x: x.cumprod(0)),
+    "along one, from the end": ((3, 1), lambda x: x.flip(1).cumsum(1).flip(1)),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_nothing_and_one(name: str) -> None:
+    shape, scan = EDGES[name]
+    x = _x(*shape)
+    found, expected = smelt.compile(lambda x: scan(x) * 2)(x), scan(x) * 2
+    assert found.shape == expected.shape and found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integers(dtype: torch.dtype) -> None:
+    x = torch.arange(120).reshape(3, 40).remainder(5).to(dtype)
+
+    def scans(x: torch.Tensor) -> list[torch.Tensor]:
+        return [scan(x, dim) for scan in (torch.cumsum, torch.cumprod) for dim in (0, 1)]
+
+    for found, expected in zip(smelt.compile(scans)(x), scans(x), strict=True):
+        assert found.dtype is expected.dtype and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_long_sums_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
+    x = torch.rand(2, 20_000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = x.double().cumsum(1)
+    found, eager = smelt.compile(lambda x: x.cumsum(1))(x), x.cumsum(1)
+    assert (found.double() - expected).abs().max() <= (eager.double() - expected).abs().max()
