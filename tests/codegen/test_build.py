@@ -184,6 +184,7 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
     target = replace(
         find("cpu"), triple=triple, cpu=chip, features=features, vector_bits=bits,
         has_fma=True, fma_overwrites=arm, has_nan_minimum=arm, vector_registers=16 if bits == 256 else 32,
+        scales_floats=bits == 512,
     )  # fmt: skip
     narrow = parse_kernel(
         "kernel n rows() cols(j:37)\n in x: f16[37]\n in b: bf16[37]\n out y: f16[37]\n out z: bf16[37]\n loop:\n"
@@ -199,6 +200,8 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
         " a = load x[i + 300*j]\n store y[200*i + j] = a"
     )
     text = engine.assemble(build.module_text([*_kernels(), narrow, wide, turned], target), target)
+    for scale in ("vscalefps", "vscalefpd"):  # in the exponentials of whole vectors
+        assert (scale in text) == target.scales_floats
     called = set()
     for line in text.splitlines():
         words = line.split()

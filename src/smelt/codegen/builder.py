@@ -27,6 +27,11 @@ UNSIGNED_LESS = {"lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge", "eq": "eq",
 SIGNED_LESS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
 
 
+# Has no portable name: x · 2^n, here of 512 bits, with what stands in for lanes left out, the lanes, and how to round.
+_SCALE = {"f32": ("llvm.x86.avx512.mask.scalef.ps.512", "i16"), "f64": ("llvm.x86.avx512.mask.scalef.pd.512", "i8")}
+_SCALE_BITS = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """An SSA value or constant: its text, element kind, and lanes (1 for a plain scalar). `order` counts values."""
@@ -365,6 +370,32 @@ class Builder:
     def copysign(self, size: Term, sign: Term) -> Value:
         return self.intrinsic("llvm.copysign", *self.lift(size, sign))
 
+    def scales(self, x: Value) -> bool:
+        """Whether `scaled` takes a value like this one."""
+        return self.target.scales_floats and x.lanes * BITS[x.kind] % _SCALE_BITS == 0
+
+    def scaled(self, x: Value, n: Value) -> Value:
+        """x · 2^n for a float n that is whole, rounded once; of infinite n only where x is finite."""
+        name, mask = _SCALE[x.kind]
+        lanes = _SCALE_BITS // BITS[x.kind]
+        kind = type_text(x.kind, lanes)
+        self.declare(name, kind, [kind, kind, kind, mask, "i32"])
+        found = []
+        for first in range(0, x.lanes, lanes):
+            args = f"{self._slice(x, first, lanes)}, {self._slice(n, first, lanes)}, {kind} poison, {mask} -1, i32 4"
+            found.append(self.op(f"call {kind} @{name}({args})", x.kind, lanes))
+        while len(found) > 1:
+            found = [self._joined(low, high) for low, high in zip(found[::2], found[1::2], strict=True)]
+        return found[0]
+
+    def _slice(self, value: Value, first: int, lanes: int) -> Value:
+        order = self.ramp("i32", range(first, first + lanes))
+        return self.op(f"shufflevector {value}, {value.type} poison, {order}", value.kind, lanes)
+
+    def _joined(self, low: Value, high: Value) -> Value:
+        lanes = 2 * low.lanes
+        return self.op(f"shufflevector {low}, {high}, {self.ramp('i32', range(lanes))}", low.kind, lanes)
+
     # Memory.
 
     def element(self, pointer: str, kind: str, offset: Value | int) -> str:
@@ -412,7 +443,7 @@ class Builder:
         halves = self.interleaved(self.const("i16", 0, value.lanes), value)
         wide = type_text("i32", value.lanes // 2)
         low, high = (self.op(f"bitcast {half} to {wide}", "i32", value.lanes // 2) for half in halves)
-        return self.op(f"shufflevector {low}, {high}, {self.ramp('i32', range(value.lanes))}", "i32", value.lanes)
+        return self._joined(low, high)
 
     def backwards(self, value: Value) -> Value:
         """The lanes, last first."""

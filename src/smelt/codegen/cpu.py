@@ -38,7 +38,8 @@ def describe_host() -> Target:
         interleaves_well=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
-        tile_bytes=(1024, 256) if arm else (512, 512),
+        scales_floats=bool(features.get("avx512f")),
+        tile_bytes=(1024, 256),
     )
 
 

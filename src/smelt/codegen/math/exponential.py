@@ -64,10 +64,10 @@ def _between(b: Builder, x: Value, ends: tuple[float, float]) -> Value:
     return b.maximum(ends[0], b.minimum(ends[1], x))
 
 
-def _reduced(b: Builder, x: Value) -> tuple[Value, Value]:
-    """r and the bits holding n."""
+def _reduced(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """r, n, and the bits holding n."""
     n, held = round_scaled(b, x, LOG2E)
-    return without_ln2(b, x, n), held
+    return without_ln2(b, x, n), n, held
 
 
 def _exp_of_reduced(b: Builder, r: Value, scale: float = 1.0) -> Value:
@@ -77,20 +77,23 @@ def _exp_of_reduced(b: Builder, r: Value, scale: float = 1.0) -> Value:
 
 
 def exp(b: Builder, x: Value) -> Value:
-    r, held = _reduced(b, _between(b, x, _EXP_ENDS[x.kind]))
-    return scale_by_two_to(b, _exp_of_reduced(b, r), held)
+    r, n, held = _reduced(b, _between(b, x, _EXP_ENDS[x.kind]))
+    return scale_by_two_to(b, _exp_of_reduced(b, r), n, held)
 
 
 def exp_moderate(b: Builder, x: Value) -> Value:
     """exp where the caller knows that the result is a normal number."""
-    r, held = _reduced(b, x)
-    return b.fmul(_exp_of_reduced(b, r), two_to(b, held))
+    r, n, held = _reduced(b, x)
+    small = _exp_of_reduced(b, r)
+    return b.scaled(small, n) if b.scales(x) else b.fmul(small, two_to(b, held))
 
 
 def exp_of_negative(b: Builder, x: Value) -> Value:
     """exp for x ≤ 0: with e^r made smaller and 2^n larger, both are normal numbers, and their product rounds once."""
+    r, n, held = _reduced(b, b.maximum(_EXP_ENDS[x.kind][0], x))
+    if b.scales(x):
+        return b.scaled(_exp_of_reduced(b, r), n)
     lift = _LIFT[x.kind]
-    r, held = _reduced(b, b.maximum(_EXP_ENDS[x.kind][0], x))
     return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
 
 
@@ -98,7 +101,7 @@ def exp2(b: Builder, x: Value) -> Value:
     inside = _between(b, x, _EXP2_ENDS[x.kind])
     n, held = round_scaled(b, inside, 1.0)
     r = b.fsub(inside, n)
-    return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), held)
+    return scale_by_two_to(b, b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0), n, held)
 
 
 def expm1(b: Builder, x: Value) -> Value:
@@ -111,7 +114,7 @@ def expm1(b: Builder, x: Value) -> Value:
 
 
 def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
-    r, held = _reduced(b, x)
+    r, _, held = _reduced(b, x)
     return b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1[x.kind]), r), held
 
 
@@ -121,8 +124,10 @@ def _exact_exp_of_negative(b: Builder, x: Value) -> Value:
     n, held = round_scaled(b, inside, LOG2E)
     r, lost = _with_rest(b, inside, n)
     curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP[x.kind]), lost)
-    small = b.fmul(b.fadd(b.fadd(r, curved), 1.0), 2.0 ** -_LIFT[x.kind])
-    return b.fmul(small, two_to(b, held, _LIFT[x.kind]))
+    small = b.fadd(b.fadd(r, curved), 1.0)
+    if b.scales(x):
+        return b.scaled(small, n)
+    return b.fmul(b.fmul(small, 2.0 ** -_LIFT[x.kind]), two_to(b, held, _LIFT[x.kind]))
 
 
 def _with_rest(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:

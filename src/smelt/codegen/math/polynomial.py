@@ -87,8 +87,10 @@ def minus_two_to(b: Builder, held: Value) -> Value:
     return b.from_bits(b.add(b.shl(held, form.mantissa), form.one - (1 << width - 1)))
 
 
-def scale_by_two_to(b: Builder, x: Value, held: Value) -> Value:
+def scale_by_two_to(b: Builder, x: Value, n: Value, held: Value) -> Value:
     """x · 2^n for any n that matters, in two steps so that results below the normal range round once."""
+    if b.scales(x):
+        return b.scaled(x, n)
     half = b.lshr(held, 1)
     rest = b.sub(held, half)
     return b.fmul(b.fmul(x, two_to(b, half)), two_to(b, rest))
