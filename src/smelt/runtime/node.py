@@ -14,7 +14,7 @@ import torch
 from smelt.runtime.again import Other, differentiable_backward, let_go, only_replay_is_right, saved_inputs, track
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
-from smelt.runtime.kept import saved_for
+from smelt.runtime.kept import save, saved_for
 from smelt.runtime.leaning import Lookout
 from smelt.runtime.outputs import own_tensors
 from smelt.runtime.state import Differentiable
@@ -36,7 +36,7 @@ class Compiled(torch.autograd.Function):
         hooked = False
         others = track(state, inputs)
         if state.kept:
-            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in state.kept])
+            save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in state.kept])
             hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         ctx.set_materialize_grads(False)
         ctx.joined = (state, others, hooked, *box[1:])  # in one: every attribute of a context costs
@@ -65,10 +65,11 @@ def gradients_of(
 ) -> list[Any]:
     """What flows into each input of the graph."""
     arrived = sum(1 << number for number, tangent in enumerate(tangents) if tangent is not None)
-    saved, spent = saved_for(ctx, state, arrived)
+    replayed = only_replay_is_right(tangents)
+    saved, spent = saved_for(ctx, state, arrived, replayed)
     if not arrived:
         return [None] * state.plan.inputs  # as from any node that a later one had no gradient for
-    if only_replay_is_right(tangents):
+    if replayed:
         inputs = saved_inputs(state, saved, others or [])
         gradients: Sequence[Any] = differentiable_backward(state, inputs, random, tangents)
     else:

@@ -22,6 +22,7 @@ from smelt.ir.joint import Plan, Replay
 from smelt.runtime.again import leaves, only_replay_is_right, track
 from smelt.runtime.fit import without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
+from smelt.runtime.kept import save
 from smelt.runtime.leaning import Lookout, lean
 from smelt.runtime.node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.outputs import finisher, own_tensors
@@ -182,7 +183,7 @@ def _quick(state: Differentiable) -> Flat:
             inputs = back(inputs)
         values = without_autocast(compute, inputs) if in_autocast() else compute(*inputs)
         if kept:
-            ctx.save_for_backward(*[inputs[index] if is_input else values[index] for is_input, index in kept])
+            save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in kept])
         for index in places:
             if track_always or not inputs[index].is_leaf:
                 ctx.others = track(state, inputs)
