@@ -343,6 +343,8 @@ class Outside:
             return Object(real, source=source)
         quirks = ("is_quantized", "is_nested", "is_neg", "is_conj", "_is_zerotensor", "has_names")
         found = [quirk for quirk in quirks if _says(real, quirk)]
+        if real.requires_grad and not (real.dtype.is_floating_point or real.dtype.is_complex):
+            found.append("of integers, and written from what requires a gradient")
         if real.layout is not torch.strided or found:
             raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
         try:

@@ -232,12 +232,16 @@ def _same(e: Emitter, x: Scalar, **_: Any) -> Scalar:
     return x
 
 
-def _copy(e: Emitter, target: None, source: Scalar, non_blocking: bool = False) -> Scalar:
+def _copy(e: Emitter, target: None, source: Operand, non_blocking: bool = False) -> Scalar:
+    if isinstance(source, bool | int | float):
+        kind = torch.float64 if isinstance(source, float) else torch.int64
+        source = e.const(source, kind)
     return e.cast(source, e.result)
 
 
 def _copy_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample((samples.finite(dtype), samples.finite(torch.float32, (4,))))
+    yield from (Sample((samples.finite(dtype), number)) for number in (3, 1.5, True))
 
 
 declare(aten._to_copy.default, emit=_convert, samples=_convert_samples, why_not=_why_not_convert)

@@ -142,11 +142,12 @@ def _triangle(value: Any, *diagonal: Any) -> Any:
 
 
 def _copy(value: Any, source: Any, *rest: Any) -> Any:
-    """`source` written over all of `value`, as a new tensor laid out like `value`."""
+    """`source`, a number or a tensor, written over all of `value`, as a new tensor laid out like `value`."""
     shape = tuple(value.shape)
-    if len(source.shape) > len(shape) or value.dtype not in KNOWN or source.dtype not in KNOWN:
+    given = tuple(source.shape) if isinstance(source, torch.Tensor | TensorSpec) else ()
+    if len(given) > len(shape) or value.dtype not in KNOWN or getattr(source, "dtype", value.dtype) not in KNOWN:
         return NotImplemented
-    for size, have in zip(reversed(shape), reversed(source.shape), strict=False):
+    for size, have in zip(reversed(shape), reversed(given), strict=False):
         if have not in (1, size):
             return NotImplemented
     if not is_dense(shape, value.stride()):
