@@ -228,3 +228,15 @@ def test_buffers_may_be_called_like_anything_the_source_needs() -> None:
     program = Program("p", buffers, ("take",), (), steps, (Operand("empty_strided", *shape),))
     x = torch.randn(4)
     assert torch.equal(Executable(program, {})(x)[0], -x)
+
+
+def test_strides_of_single_elements_take_no_copy() -> None:
+    """As a gradient of a 1×1 weight has them, channels-last. Nor is what comes a view, which autograd would see."""
+    given = torch.randn(4, 3, 1, 1).contiguous(memory_format=torch.channels_last)
+    given = given.as_strided((4, 3, 1, 1), (3, 1, 3, 3)).clone(memory_format=torch.preserve_format)
+    assert given.stride() == (3, 1, 3, 3)
+    fitted = fit(given, (4, 3, 1, 1), (3, 1, 1, 1), torch.float32, "x")
+    assert fitted.stride() == (3, 1, 1, 1) and fitted.data_ptr() == given.data_ptr() and not fitted._is_view()
+    assert torch.equal(fitted, given)
+    turned = fit(given, (4, 3, 1, 1), (1, 4, 1, 1), torch.float32, "x")
+    assert turned.stride() == (1, 4, 1, 1) and turned.data_ptr() != given.data_ptr() and torch.equal(turned, given)

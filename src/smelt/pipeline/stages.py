@@ -43,7 +43,7 @@ from smelt.pipeline.warm import Built, Parts, bind, look_up, program_of, with_st
 from smelt.runtime.launch import Arenas, Executable
 from smelt.runtime.scratch import scratch_of, scratch_of_step
 from smelt.runtime.state import Flat
-from smelt.simplify import PASSES, SimplifyPass, why_not_operands
+from smelt.simplify import PASSES, SimplifyPass, lay_images, why_not_operands
 
 
 class Form(Enum):
@@ -91,6 +91,13 @@ def _trace_forward(traced: Traced, context: Context) -> Pure:
 
 def _trace_joint(traced: Traced, context: Context) -> Joint:
     return trace_joint(traced, context.decompositions)
+
+
+def _lay_images(found: Pure | Joint, context: Context) -> Pure | Joint:
+    # What is not decomposed is run operator by operator, as eager would.
+    how = context.options.convolutions if context.decompositions else "library"
+    lay_images(found.traced, context.fuel, how)
+    return found
 
 
 def _split(joint: Joint, context: Context) -> Halves:
@@ -148,6 +155,7 @@ TRACE_FORWARD = (
         _trace_forward,
         "decompositions apply while recording: one walk, not two",
     ),
+    Pass("lay images", Form.PURE, Form.PURE, _lay_images, "while convolutions are still to be seen as such"),
 )
 
 # A graph that is trained through.
@@ -159,6 +167,7 @@ TRACE_JOINT = (
         _trace_joint,
         "the engine runs on ghosts, so every formula is eager's own",
     ),
+    Pass("lay images", Form.JOINT, Form.JOINT, _lay_images, "before the split: what is saved lies as it is read"),
     Pass(
         "split",
         Form.JOINT,

@@ -133,8 +133,13 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
     if tensor.shape != shape or tensor.dtype is not dtype:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         raise UnexpectedResult("SM023", f"{what} yields {found}, described as {dtype} of shape {shape}")
-    if tensor.stride() == stride and not tensor.is_neg() and not tensor._is_zerotensor():
-        return tensor
+    if not tensor.is_neg() and not tensor._is_zerotensor():
+        if tensor.stride() == stride:
+            return tensor
+        if all(size == 1 or have == want for size, have, want in zip(shape, tensor.stride(), stride, strict=True)):
+            # The same memory; no view of it, which autograd would treat as one.
+            whole = torch.empty(0, dtype=dtype, device=tensor.device)
+            return whole.set_(tensor.untyped_storage(), tensor.storage_offset(), shape, stride)
     fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     return fitted.copy_(tensor)
 

@@ -3,7 +3,8 @@
     mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
     →  view = view(x, [32]); return exp(view)
 
-A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
+A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. (`lay_images` stands beside
+them: it is for the joint graph, before that is split.) Every rewrite leaves the
 spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
 """
 
@@ -15,6 +16,7 @@ from smelt.simplify.common import share_common
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.dead import drop_dead
 from smelt.simplify.identities import fold_identities
+from smelt.simplify.images import lay_images
 from smelt.simplify.layouts import turn_matrices
 from smelt.simplify.masks import draw_masks
 from smelt.simplify.numbers import numbers_as_operands, why_not_operands
@@ -41,6 +43,7 @@ __all__ = [
     "drop_dead",
     "fold_constants",
     "fold_identities",
+    "lay_images",
     "numbers_as_operands",
     "share_common",
     "turn_matrices",

@@ -15,7 +15,6 @@ import torch
 
 from smelt.base.sizes import product
 from smelt.device.library import slow_convolutions, slow_narrow_convolutions
-from smelt.ir.specrules.layout import is_channels_last
 from smelt.ops.decompose.products import on_host, widened
 from smelt.ops.decompose.table import checked, decomposes, widen
 
@@ -53,12 +52,10 @@ def convolution(
         if bias is not None:
             result = result + aten.view.default(widen(bias), [bias.shape[0], 1, 1])
         return result.to(x.dtype)
-    rest = (*steps, transposed, output_padding, groups)
-    if slow_narrow_convolutions(x.dtype):
-        return widened(aten.convolution.default, x, weight, bias, *rest).to(x.dtype)
-    if how != "channels_last" or not plane or is_channels_last(tuple(x.shape), x.stride()):
+    if not slow_narrow_convolutions(x.dtype):
         return NotImplemented
-    return aten.convolution.default(_channels_last(x), _channels_last(weight), bias, *rest)
+    rest = (*steps, transposed, output_padding, groups)
+    return widened(aten.convolution.default, x, weight, bias, *rest).to(x.dtype)
 
 
 @decomposes(aten.convolution_backward.default)
@@ -78,16 +75,15 @@ def convolution_backward(
     how: str = "auto",
 ) -> Any:
     products = _as_products(how)
-    if not on_host(x) or not (products or slow_narrow_convolutions(x.dtype) or how == "channels_last"):
+    if not on_host(x) or not (products or slow_narrow_convolutions(x.dtype)):
         return NotImplemented
     steps = (stride, padding, dilation)
     plane = x.dim() == 4 and not transposed and all(len(step) == 2 for step in steps)
     wide = (widen(grad), widen(x), widen(weight))
     to_x = to_weight = None
     if not products or not plane:
-        if wide[0] is grad and (how != "channels_last" or not plane or is_channels_last(tuple(x.shape), x.stride())):
+        if wide[0] is grad:
             return NotImplemented
-        wide = (_channels_last(wide[0]), _channels_last(wide[1]), _channels_last(wide[2])) if wide[0] is grad else wide
         made = aten.convolution_backward.default(*wide, bias_sizes, *steps, transposed, output_padding, groups, mask)
         return tuple(one if one is None else one.to(x.dtype) for one in made)
     wide = (wide[0].contiguous(), wide[1].contiguous(), wide[2].contiguous())
@@ -115,11 +111,6 @@ def convolutions_by(how: str) -> Mapping[Any, Callable[..., Any]]:
 
 def _as_products(how: str) -> bool:
     return slow_convolutions() if how == "auto" else how == "products"
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    found: Tensor = aten.clone.default(x, memory_format=torch.channels_last)
-    return found
 
 
 def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:

@@ -1,0 +1,120 @@
+"""Images channels-last between convolutions: which copies are left, and that nobody outside sees any of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Level, Traced, check_graph
+from smelt.ir.specrules.layout import is_channels_last
+from smelt.ir.tensorspec import tensor_spec
+from smelt.simplify import images, lay_images
+from tests.simplify.test_layouts import assert_close
+from tests.simplify.test_passes import copied, recorded, targets
+
+aten = torch.ops.aten
+X, WIDE, EACH, BACK = torch.randn(2, 3, 6, 5), torch.randn(8, 3, 1, 1), torch.randn(8, 1, 3, 3), torch.randn(3, 8, 1, 1)
+
+
+def convolution(x: torch.Tensor, weight: torch.Tensor, padding: int = 0, groups: int = 1) -> torch.Tensor:
+    found: torch.Tensor = aten.convolution.default(
+        x, weight, None, [1, 1], [padding, padding], [1, 1], False, [0, 0], groups
+    )
+    return found
+
+
+def block(x: torch.Tensor, wide: torch.Tensor, each: torch.Tensor, back: torch.Tensor) -> Any:
+    """As MobileNetV2 has them: widen, each channel by itself, narrow again, add."""
+    y = aten.relu.default(convolution(x, wide))
+    y = aten.relu.default(convolution(y, each, padding=1, groups=8))
+    mean = aten.mean.dim(y, [0, 2, 3], True)
+    y = aten.sub.Tensor(y, mean)
+    return aten.add.Tensor(x, convolution(y, back)), aten.mean.dim(y, [2, 3])
+
+
+def laid(function: Callable[..., Any], *inputs: torch.Tensor, how: str, fuel: int = -1) -> tuple[Traced, Traced]:
+    before = recorded(function, *inputs)
+    after = lay_images(copied(before), Fuel(fuel), how)
+    check_graph(after.graph, Level.PURE, after="lay images")
+    return before, after
+
+
+@pytest.fixture(autouse=True)
+def library_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules of processors whose convolutions are the library's."""
+    monkeypatch.setattr(images, "slow_convolutions", lambda: False)
+
+
+def test_one_copy_in_and_one_out() -> None:
+    before, after = laid(block, X, WIDE, EACH, BACK, how="channels_last")
+    # In: x. Out: the sum, which was added up channels-last, in eager's layout.
+    assert targets(after).count(aten.clone.default) == 2
+    convolutions = [node for node in after.graph.nodes if node.target is aten.convolution.default]
+    assert all(is_channels_last(tensor_spec(node).shape, tensor_spec(node).stride) for node in convolutions)
+    assert_close(before, after, X, WIDE, EACH, BACK)
+
+
+def test_by_itself_from_the_first_convolution_by_channel_on() -> None:
+    before, after = laid(block, X, WIDE, EACH, BACK, how="auto")
+    first, *others = [node for node in after.graph.nodes if node.target is aten.convolution.default]
+    assert tensor_spec(first).stride == (240, 30, 5, 1)
+    assert len(others) == 2 and all(is_channels_last(tensor_spec(o).shape, tensor_spec(o).stride) for o in others)
+    assert_close(before, after, X, WIDE, EACH, BACK)
+
+
+@pytest.mark.parametrize("how", ["library", "products"])
+def test_not_where_convolutions_are_to_be_something_else(how: str) -> None:
+    before, after = laid(block, X, WIDE, EACH, BACK, how=how)
+    assert targets(after) == targets(before)
+
+
+def test_not_without_a_convolution_by_channel_nor_fuel() -> None:
+    plain, same = laid(lambda x, w: aten.relu.default(convolution(x, w)), X, WIDE, how="auto")
+    assert targets(same) == targets(plain)
+    before, after = laid(block, X, WIDE, EACH, BACK, how="channels_last", fuel=0)
+    assert targets(after) == targets(before)
+
+
+class Block(nn.Module):
+    """Training with batch norm, a residual, a view and a dropout of images, whose coins fall in eager's order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.back = nn.Conv2d(4, 12, 1, bias=False), nn.Conv2d(12, 4, 1)
+        self.each = nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.norm, self.drop = nn.BatchNorm2d(12), nn.Dropout(0.4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(self.wide(x)).relu()
+        y = self.drop(self.each(y))
+        return x + self.back(y), y.flatten(1).sum(1), y
+
+
+@pytest.mark.parametrize("how", ["auto", "channels_last"])
+@pytest.mark.parametrize("training", [True, False])
+def test_outside_nothing_shows(how: str, training: bool) -> None:
+    torch.manual_seed(1)
+    model, x = Block().train(training), torch.randn(3, 4, 7, 5)
+    compiled = smelt.compile(model, options={"convolutions": how})
+    outcomes = []
+    for run in (model, compiled):
+        torch.manual_seed(2)
+        model.zero_grad()
+        model.norm.reset_running_stats()
+        results = run(x)
+        sum(result.square().sum() for result in results).backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        outcomes.append([*results, *gradients, model.norm.running_mean, model.norm.running_var])
+    for eager, mine in zip(*outcomes, strict=True):
+        assert eager.stride() == mine.stride()
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_in_channels_last_is_left_as_it_is() -> None:
+    x = X.contiguous(memory_format=torch.channels_last)
+    before, after = laid(lambda x, w: convolution(x, w), x, WIDE, how="channels_last")
+    assert targets(after) == targets(before)
