@@ -18,7 +18,7 @@ from smelt.ir.ghost import GhostMode, GhostTensor
 from smelt.ir.specrules import creation, describe, fourier, indexing, library, losses, pointwise, reduction, views
 from smelt.ir.specrules.layout import like_stride
 from smelt.ir.specrules.promotion import result_dtype
-from smelt.ir.specrules.tables import CPU_RULES
+from smelt.ir.specrules.tables import EVERYWHERE, ON_CPU, _functional_of, rules_of
 from smelt.ir.tensorspec import TensorSpec
 
 aten = torch.ops.aten
@@ -560,9 +560,16 @@ def test_in_place_yields_its_argument() -> None:
     assert _agrees(aten.relu_.default, torch.ones(2, 6)[:, ::2])
 
 
+def test_an_operator_has_one_rule() -> None:
+    """Families are looked through in turn, so a rule in a later one would go unasked."""
+    rules = [op for family in (*EVERYWHERE, *ON_CPU) for op in rules_of(family)]
+    assert len(rules) == len(set(rules)) > 300
+    assert not [op for op in rules if _functional_of(op) is not None]
+
+
 def test_rules_take_the_arguments_of_their_schema() -> None:
     """Options that the dispatcher passes by name must be names the rule knows, or lets pass."""
-    for op, rule in CPU_RULES.items():
+    for op, rule in ((op, rule) for family in (*EVERYWHERE, *ON_CPU) for op, rule in rules_of(family).items()):
         parameters = inspect.signature(rule).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             continue

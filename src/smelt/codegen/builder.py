@@ -86,7 +86,7 @@ class Builder:
         self.target = target
         self.symbol = symbol
         self.sizes = sizes
-        self.prologue: list[str] = []  # loads of sizes
+        self.prologue: list[str] = []  # loads of sizes, space on the stack
         self._sizes: dict[int, Value] = {}
         self.lines: list[str] = []
         self.declared: set[str] = set()
@@ -142,7 +142,7 @@ class Builder:
         assert self.sizes is not None
         slot = self.sizes.slot(number)
         if slot not in self._sizes:
-            if not self.prologue:
+            if not self._sizes:
                 at = f"getelementptr ptr, ptr %buffers, i64 {self.sizes.place}"
                 self.prologue += [f"%sizes.at = {at}", "%sizes = load ptr, ptr %sizes.at, !invariant.load !{}"]
             name = f"%size{slot}"

@@ -299,10 +299,11 @@ def _count_list_written(value: Any) -> None:
 class Recorder(GhostMode):  # type: ignore[no-untyped-call]
     """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
 
-    `decompositions` maps an operator to a function of the same arguments; calls of that operator are recorded as what
-    the function does instead. A decomposition may return `NotImplemented` to leave a particular call whole. Composite
-    operators that a decomposition calls are taken apart as well. Real tensors that meet ghosts become constants:
-    `get_attr` nodes, kept in `constants` by name. Inputs stand at the head of the graph, whenever they are asked for.
+    `decompositions` maps an operator, or the name of all its overloads ("aten::_foreach_add"), to a function of its
+    arguments; calls of it are recorded as what the function does instead. A decomposition may return `NotImplemented`
+    to leave a particular call whole. Composite operators that a decomposition calls are taken apart as well. Real
+    tensors that meet ghosts become constants: `get_attr` nodes, kept in `constants` by name. Inputs stand at the head
+    of the graph, whenever they are asked for.
     """
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
@@ -311,6 +312,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self.constants: dict[str, torch.Tensor] = {}
         self._constant_nodes: dict[int, fx.Node] = {}
         self._decompositions = decompositions or {}
+        self._taken_apart: dict[Any, Callable[..., Any] | None] = {}  # by which function, of each operator met so far
         self._last_input: fx.Node | None = None
         self._given: dict[Any, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._given.__getitem__)
@@ -373,9 +375,10 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        decomposition = self._decompositions.get(func)
-        if decomposition is None and _is_composite(func):
-            decomposition = func.decompose
+        try:
+            decomposition = self._taken_apart[func]
+        except KeyError:
+            decomposition = self._taken_apart[func] = self._decomposition_of(func)
         if decomposition is not None:
             with self:
                 result = decomposition(*args, **kwargs)
@@ -384,6 +387,10 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         result = propagate(func, args, kwargs)
         self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
         return result
+
+    def _decomposition_of(self, func: Any) -> Callable[..., Any] | None:
+        found = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
+        return func.decompose if found is None and _is_composite(func) else found
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""

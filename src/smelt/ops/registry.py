@@ -28,19 +28,24 @@ def register(record: OpRecord) -> None:
     _records[record.op] = record
 
 
-def _load() -> None:
+def _load(wanted: object = None) -> None:
+    """Load one family of records after the other, until the one that is wanted is there."""
     global _loaded
     if _loaded:
         return
-    _loaded = True
     for family in _FAMILIES:
         importlib.import_module(f"smelt.ops.{family}")
+        if wanted in _records:
+            return
+    _loaded = True
 
 
 def record_of(op: object) -> OpRecord:
     """The record of an operator; one that nobody wrote down is a plain library call."""
-    _load()
     found = _records.get(op)  # type: ignore[call-overload]
+    if found is None:
+        _load(op)
+        found = _records.get(op)  # type: ignore[call-overload]
     if found is None:
         if not isinstance(op, torch._ops.OpOverload):
             raise TypeError(f"{op} is not an ATen operator")

@@ -1,12 +1,12 @@
 """sin and cos: x = n·π/2 + r with |r| ≤ π/4, then one of two polynomials by n.
 
-r is found by subtracting n·π/2 in three parts while |x| is below 2^16. Where any lane is larger, a helper is called for
-one lane after the other; it multiplies by the bits of 2/π that matter (Payne and Hanek's method), exact to 2^-60.
+r is found by subtracting n·π/2 in three parts while |x| is below 2^16. Where any lane is larger a helper is called: one
+lane after another it multiplies by the bits of 2/π that matter (Payne and Hanek's method), exact to 2^-60.
 
 f64 does the same in four parts below 2^20; where any lane is larger, all of it is the C library's.
 """
 
-from smelt.codegen.builder import Builder, Value
+from smelt.codegen.builder import Builder, Value, type_text
 from smelt.codegen.math.library import library
 from smelt.codegen.math.polynomial import polynomial, round_scaled
 
@@ -39,11 +39,20 @@ _TWO_OVER_PI_WORDS = (
     0x00000000, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB, 0xDEBBC561,
 )  # fmt: skip
 
-_REDUCE = "smelt.reduce_angle"
+_REDUCE = "smelt.reduce_angles"
 _WORDS_TEXT = ", ".join(f"i32 {word}" for word in _TWO_OVER_PI_WORDS)
 _REDUCE_TEXT = f"""
 @smelt.two_over_pi = internal constant [{len(_TWO_OVER_PI_WORDS)} x i32] [{_WORDS_TEXT}]
-define internal {{ float, i32 }} @{_REDUCE}(float %x) noinline {{
+
+; `lanes` angles in memory are reduced in place, and the quadrants are written behind them.
+define internal void @{_REDUCE}(ptr %angles, i64 %lanes) noinline {{
+entry:
+  %quadrants = getelementptr i32, ptr %angles, i64 %lanes
+  br label %each
+each:
+  %lane = phi i64 [ 0, %entry ], [ %next, %each ]
+  %angle = getelementptr float, ptr %angles, i64 %lane
+  %x = load float, ptr %angle
   ; |x| = m * 2^(e - 23): take the 96 bits of 2/pi that start at weight 2 in 2/pi * 2^(e - 23); higher ones add turns.
   %bits = bitcast float %x to i32
   %size = and i32 %bits, 2147483647
@@ -99,9 +108,14 @@ define internal {{ float, i32 }} @{_REDUCE}(float %x) noinline {{
   %qs = select i1 %negative, i32 %qn, i32 %quadrant
   %nan = fsub float %x, %x
   %rf = select i1 %finite, float %rs, float %nan
-  %a = insertvalue {{ float, i32 }} poison, float %rf, 0
-  %b = insertvalue {{ float, i32 }} %a, i32 %qs, 1
-  ret {{ float, i32 }} %b
+  store float %rf, ptr %angle
+  %q = getelementptr i32, ptr %quadrants, i64 %lane
+  store i32 %qs, ptr %q
+  %next = add i64 %lane, 1
+  %more = icmp ult i64 %next, %lanes
+  br i1 %more, label %each, label %done
+done:
+  ret void
 }}
 """
 
@@ -161,15 +175,17 @@ def _subtract_quadrants(b: Builder, x: Value, n: Value) -> Value:
 
 
 def _reduce_each(b: Builder, x: Value) -> tuple[Value, Value]:
+    """All lanes by the helper. A loop in there: calls for each lane took LLVM longer than the rest of a kernel."""
     b.helpers[_REDUCE] = _REDUCE_TEXT
-    angles: list[Value] = []
-    quadrants: list[Value] = []
-    for lane in range(x.lanes):
-        pair = b.fresh()
-        b.emit(f"{pair} = call {{ float, i32 }} @{_REDUCE}({b.extract(x, lane)})")
-        angles.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 0", "f32", 1))
-        quadrants.append(b.op(f"extractvalue {{ float, i32 }} {pair}, 1", "i32", 1))
-    return b.gathered(angles), b.gathered(quadrants)
+    place = f"%angles{x.lanes}"
+    space = f"{place} = alloca [{2 * x.lanes} x i32], align 16"
+    if space not in b.prologue:
+        b.prologue.append(space)
+    b.emit(f"store {x}, ptr {place}, align 4")
+    b.emit(f"call void @{_REDUCE}(ptr {place}, i64 {x.lanes})")
+    behind = b.op(f"getelementptr i32, ptr {place}, i64 {x.lanes}", "ptr", 1)
+    angles = b.op(f"load {x.type}, ptr {place}, align 4", x.kind, x.lanes)
+    return angles, b.op(f"load {type_text('i32', x.lanes)}, ptr {behind.name}, align 4", "i32", x.lanes)
 
 
 def sin_wide(b: Builder, x: Value) -> Value:

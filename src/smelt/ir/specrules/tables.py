@@ -1,40 +1,60 @@
-"""All rules in two tables, and the answer to a call out of them; loaded at the first question.
+"""Which rule answers a call. Families of rules are looked through in turn, each loaded when those before it have none.
 
-`RULES` of element-wise operators, reductions, copies and views hold on every device; `CPU_RULES` adds the libraries'.
+The families of `EVERYWHERE` hold on every device, the libraries' on the CPU. No operator has rules in two of them.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from smelt.ir.specrules import (
-    creation,
-    fourier,
-    images,
-    indexing,
-    library,
-    losses,
-    missing,
-    pointwise,
-    rearranging,
-    reduction,
-    views,
-)
+from smelt.ir.specrules import pointwise
 from smelt.ir.tensorspec import TensorSpec
 
-RULES: dict[Any, Any] = {**pointwise.RULES, **reduction.RULES, **creation.RULES, **views.RULES}
-_LIBRARIES = (library, images, rearranging, indexing, losses, fourier, missing)
-CPU_RULES: dict[Any, Any] = {**RULES, **{op: rule for each in _LIBRARIES for op, rule in each.RULES.items()}}
+EVERYWHERE = ("pointwise", "reduction", "creation", "views")
+ON_CPU = ("library", "images", "rearranging", "indexing", "losses", "fourier", "missing")
+
+Rule = Callable[..., Any]
+
+
+class _Known(NamedTuple):
+    """What is known of an operator: its rule, or the operator that it writes the result of."""
+
+    rule: Rule | None = None
+    functional: Any = None
+    on_cpu: bool = False  # and nowhere else
+
+
+_known: dict[Any, _Known] = {}
+
+
+def rules_of(family: str) -> Mapping[Any, Rule]:
+    rules: Mapping[Any, Rule] = importlib.import_module(f"smelt.ir.specrules.{family}").RULES
+    return rules
+
+
+def _find(func: Any) -> _Known:
+    functional = _functional_of(func)
+    if functional is not None:
+        return _Known(functional=functional)
+    for family in (*EVERYWHERE, *ON_CPU):
+        rule = rules_of(family).get(func)
+        if rule is not None:
+            return _Known(rule, on_cpu=family in ON_CPU)
+    return _Known()
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers."""
-    rule = (CPU_RULES if device.type == "cpu" else RULES).get(func)
-    if rule is not None:
-        return rule(*args, **kwargs)
-    functional = _functional_of(func)
-    return NotImplemented if functional is None else _written(functional, args, kwargs, device)
+    known = _known.get(func)
+    if known is None:
+        known = _known[func] = _find(func)
+    if known.functional is not None:
+        return _written(known.functional, args, kwargs, device)
+    if known.rule is None or (known.on_cpu and device.type != "cpu"):
+        return NotImplemented
+    return known.rule(*args, **kwargs)
 
 
 def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
@@ -48,7 +68,6 @@ def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     return TensorSpec(made.shape, value.stride(), value.dtype, device, value.storage_offset())
 
 
-_functionals: dict[Any, Any] = {}
 _SAME_BY_ANOTHER_NAME = {
     torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
     torch.ops.aten.pow_.Scalar: torch.ops.aten.pow.Tensor_Scalar,
@@ -58,12 +77,11 @@ _SAME_BY_ANOTHER_NAME = {
 
 def _functional_of(func: Any) -> Any:
     """`aten.add_.Tensor` → `aten.add.Tensor`, where that one has an element-wise rule; None for everything else."""
-    if func not in _functionals:
-        packet, overload = func.overloadpacket.__name__, func._overloadname
-        found = _SAME_BY_ANOTHER_NAME.get(func)
-        if found is None and packet.endswith("_") and not packet.endswith("__") and func.namespace == "aten":
-            functional = getattr(torch.ops.aten, packet[:-1], None)
-            found = getattr(functional, overload, None) if functional is not None else None
-        named = func in _SAME_BY_ANOTHER_NAME
-        _functionals[func] = found if named or found in pointwise.RULES else None
-    return _functionals[func]
+    if func in _SAME_BY_ANOTHER_NAME:
+        return _SAME_BY_ANOTHER_NAME[func]
+    packet, overload = func.overloadpacket.__name__, func._overloadname
+    if not packet.endswith("_") or packet.endswith("__") or func.namespace != "aten":
+        return None
+    functional = getattr(torch.ops.aten, packet[:-1], None)
+    found = getattr(functional, overload, None) if functional is not None else None
+    return found if found in pointwise.RULES else None

@@ -18,7 +18,11 @@ aten = torch.ops.aten
 
 
 def _scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, first, second, value=1: function(x, first, second, value=value)
+    def decomposition(x: Tensor, first: Tensor, second: Tensor, value: Any = 1) -> Any:
+        # One tensor may hold the numbers for all: that call is left whole.
+        return NotImplemented if isinstance(value, Tensor) else function(x, first, second, value=value)
+
+    return decomposition
 
 
 def _bounded(by_tensor: Callable[..., Any], by_number: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,20 +51,12 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         count = max(len(each) for each in args if isinstance(each, list | tuple))
         rows = zip(*[each if isinstance(each, list | tuple) else [each] * count for each in args], strict=True)
-        return [function(*row, **kwargs) for row in rows]
+        made = [function(*row, **kwargs) for row in rows]
+        return NotImplemented if any(each is NotImplemented for each in made) else made
 
     return decomposition
 
 
-def _declare() -> None:
-    functions = {name: getattr(torch, name) for name in _AS_NAMED} | _OTHERWISE
-    for name, function in functions.items():
-        packet = getattr(aten, f"_foreach_{name}", None)
-        for overload in packet.overloads() if packet is not None else ():
-            op = getattr(packet, overload)
-            packed = name.startswith("addc") and overload == "Tensor"  # numbers in one tensor
-            if not op._schema.is_mutable and not packed:
-                rewrites(op)(_each(function))
-
-
-_declare()
+# By name: to look up each of their overloads would take longer than compiling a small function.
+for _name, _function in ({name: getattr(torch, name) for name in _AS_NAMED} | _OTHERWISE).items():
+    rewrites(f"aten::_foreach_{_name}")(_each(_function))

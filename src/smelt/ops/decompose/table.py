@@ -37,7 +37,7 @@ def decomposes(*ops: Any) -> Callable[[Function], Function]:
 
 
 def rewrites(*ops: Any) -> Callable[[Function], Function]:
-    """Use the function for `ops` as it is: views that are another view by a second name."""
+    """Use the function for `ops` as it is: views that are another view by a second name. A name is of all overloads."""
 
     def enter(function: Function) -> Function:
         for op in ops:
