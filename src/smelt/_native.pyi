@@ -209,7 +209,8 @@ class Runner:
     The GIL is free while kernels and native calls run. Python does what native code does not: `allocate(sizes,
     strides, dtype, device)`, `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` yield
     tensors, `threads()` a number. It does all but the kernels where one of `watchers` yields something true, where
-    `set_library` was never called, and where an input is not a plain tensor or parameter.
+    `set_library` was never called, and where an input is not a plain tensor or parameter. What a step raises says by
+    its attribute `smelt_step` which one did.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from smelt.base.events import collect
 from smelt.fuse.plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.program import Operand, Place, Program
 from smelt.pipeline import symbolic
+from smelt.runtime import launch
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,122 @@ def test_gradients_get_the_memory_of_what_the_backward_has_read() -> None:
     held = sum(b.spec.nbytes for b in program.buffers if b.name in _dying(program))
     assert held > 4_000_000
     assert peak(program) < 0.8 * (results + held + program.arena_bytes)
+
+
+def _let_go(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    """Nobody keeps the gradients of this one."""
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    opt.step()
+    opt.zero_grad()
+    return loss
+
+
+def _clipped(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+    opt.zero_grad()
+    return loss
+
+
+_OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, weight_decay=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, nesterov=True),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.parts = nn.Sequential(*[nn.Conv2d(64, 64, 3, padding=1) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x).relu()
+        return x
+
+
+def _program(step: Callable[..., torch.Tensor], model: Callable[[], nn.Module], kind: str, x: torch.Tensor) -> Program:
+    """The program of a step from the second on, after it was found to do what eager does."""
+    ours, theirs = model(), model()
+    mine, plain = _OPTIMIZERS[kind](ours.parameters()), _OPTIMIZERS[kind](theirs.parameters())
+    compiled = smelt.compile(step, fullgraph=True)
+    with collect() as events:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(ours, mine, x), step(theirs, plain, x))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    return [event.subject for event in events if isinstance(event.subject, Program)][-1]
+
+
+def _held_at_once(program: Program, size: int) -> int:
+    """How many values of so many bytes there are besides inputs, at most."""
+    lives = lifetimes(program)
+    made = [lives[b.name] for b in program.buffers if b.place is not Place.INPUT and b.spec.nbytes == size]
+    return max(sum(first <= step <= last for first, last in made) for step in range(len(program.steps)))
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_gradients_that_nobody_keeps_never_exist_all_at_once(kind: str) -> None:
+    def layers() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(256, 256), nn.ReLU())])
+
+    x, size = torch.randn(32, 256), 256 * 256 * 4
+    assert _held_at_once(_program(_clipped, layers, kind, x), size) == 6
+    program = _program(_let_go, layers, kind, x)
+    assert _held_at_once(program, size) == 1
+    assert peak(program) < 3 * size
+    assert all(output is None for output in program.outputs[1:])  # parameters and state are written where they are
+
+
+def test_gradients_of_convolutions_never_exist_all_at_once() -> None:
+    program = _program(_let_go, Images, "SGD", torch.randn(1, 64, 4, 4))
+    assert _held_at_once(program, 64 * 64 * 9 * 4) <= 2
+    assert all(output is None for output in program.outputs[1:])
+
+
+def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may run out in a product: what is updated by then was updated once, and who called is told."""
+    left = [10**9]
+
+    def product(*args: Any, **named: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("no memory is left")
+        return torch.mm(*args, **named)
+
+    monkeypatch.delitem(launch._NATIVE, torch.ops.aten.mm.out)
+    monkeypatch.setitem(launch.BINDINGS, torch.ops.aten.mm.out, product)
+
+    def layers() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(256, 256), nn.ReLU())])
+
+    ours, theirs = layers(), layers()
+    mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2) for model in (ours, theirs))
+    compiled = smelt.compile(_let_go, fullgraph=True)
+    x = torch.randn(32, 256)
+    for _ in range(2):
+        before = left[0]
+        torch.testing.assert_close(compiled(ours, mine, x), _let_go(theirs, plain, x))
+    products = before - left[0]
+    old = [(p.detach().clone(), p._version) for p in ours.parameters()]
+    _let_go(theirs, plain, x)
+    left[0] = products - 1  # the last one fails
+    with pytest.raises(RuntimeError, match="no memory is left"):
+        compiled(ours, mine, x)
+    updated = 0
+    for (value, version), one, other in zip(old, ours.parameters(), theirs.parameters(), strict=True):
+        assert one._version > version  # who saved it for a backward learns that it may have changed
+        if not torch.equal(one, value):
+            torch.testing.assert_close(one, other)
+            updated += 1
+    assert 0 < updated < len(old)
 
 
 def test_memory_is_planned_for_sizes_that_vary_too(monkeypatch: pytest.MonkeyPatch) -> None:

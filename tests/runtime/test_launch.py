@@ -3,6 +3,7 @@
 import itertools
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,28 @@ def test_steps_run_in_order_on_planned_memory() -> None:
     torch.testing.assert_close(transposed, out.t())
     assert transposed.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
     assert nothing is None
+
+
+def test_what_a_step_raises_says_which_step_it_was() -> None:
+    def fail(threads: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        raise KeyError("k0")
+
+    executable = Executable(mm_then_negate(), {"k0": fail})
+    with pytest.raises(KeyError) as caught:
+        executable(torch.randn(2, 3), torch.randn(4, 3))
+    assert executable.run.steps[caught.value.smelt_step][0] == "launch"  # type: ignore[attr-defined]
+
+
+def test_a_program_knows_where_it_begins_to_write_inputs() -> None:
+    assert Executable(mm_then_negate(), {"k0": run_negate}).run.__dict__["writes_from"] is None
+    program = mm_then_negate()
+    steps = (*program.steps, Launch(negate("k0", 8), ("out", "y")))
+    buffers = (*program.buffers, ProgramBuffer("y", spec(2, 4), Place.INPUT))
+    writing = replace(program, steps=steps, buffers=buffers, inputs=("x", "w", "y"))
+    executable = Executable(writing, {"k0": run_negate})
+    place = executable.run.__dict__["writes_from"]
+    assert [step[0] for step in executable.run.steps[:place]].count("launch") == 1
+    assert executable.run.steps[place][0] == "launch"
 
 
 def test_a_consuming_program_lets_go_of_its_inputs() -> None:

@@ -34,6 +34,7 @@ typedef struct {
     Workspace workspace;
     int64_t threads; /* 0: not asked yet */
     bool native;     /* whether handles may be used */
+    int step;        /* the one at work, -1: none yet */
 } Run;
 
 static PyObject *data_ptr_name; /* interned */
@@ -479,6 +480,7 @@ run_steps(Run *run)
 {
     const Runner *program = run->program;
     for (int i = 0; i < program->step_count; i++) {
+        run->step = i;
         if (run_step(run, &program->steps[i]) < 0) {
             return -1;
         }
@@ -506,6 +508,7 @@ run_steps_timed(Run *run, Runner *program)
     int status = 0;
     int64_t before = nanoseconds();
     for (int i = 0; status == 0 && i < program->step_count; i++) {
+        run->step = i;
         status = run_step(run, &program->steps[i]);
         int64_t after = nanoseconds();
         taken[i] = after - before;
@@ -579,6 +582,21 @@ begin(Run *run, PyObject *const *inputs)
     return 0;
 }
 
+/* Lets the exception there is say at which step it was raised: who catches it wants to know what was done by then. */
+static void
+note_step(int step)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *number = PyLong_FromLong(step);
+    if (number == NULL || PyObject_SetAttrString(error, "smelt_step", number) < 0) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(number);
+    PyErr_Restore(type, error, trace);
+}
+
 /* Lets go of everything, with whatever exception there is left as it is. With the GIL. */
 static int
 end(Run *run, int status)
@@ -611,6 +629,9 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     }
     status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run);
     take_back(run);
+    if (status < 0 && run->step >= 0) {
+        note_step(run->step);
+    }
     PyObject *result = status < 0 ? NULL : object_made(run, &self->items[self->output], true);
     if (end(run, result ? 0 : -1) < 0) {
         Py_CLEAR(result);
@@ -638,7 +659,7 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     }
     Value usual[USUAL_VALUES];
     void *usual_pointers[USUAL_BUFFERS];
-    Run run = {.program = self, .numbers = self->numbers, .values = usual, .pointers = usual_pointers};
+    Run run = {.program = self, .numbers = self->numbers, .values = usual, .pointers = usual_pointers, .step = -1};
     if (self->values > USUAL_VALUES) {
         run.values = PyMem_New(Value, self->values);
     }

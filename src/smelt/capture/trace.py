@@ -232,6 +232,7 @@ class _Closing:
         self.fullgraph = fullgraph
         self.entry = entry
         self.final = interp.tape.ambient
+        self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
         self.build = Rebuilder(interp.tape.home, interp.tape.spent)
 
     def captured(self) -> Captured:
@@ -404,6 +405,7 @@ class _Closing:
             if not (pin_tensor(each) and pinned):
                 self.interp.outside.relate(value.source, each.source, True)
             node.replace_all_uses_with(first)
+            self.joined[node] = first
 
     def _order_inputs(self) -> tuple[int, ...]:
         """Placeholders in the order their values are collected; returns which of the collected they are."""
@@ -444,7 +446,8 @@ class _Closing:
 
     def _written(self) -> tuple[list[int], ...]:
         """The inputs that are written, those that are with gradients, those that are before something may raise."""
-        kinds = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+        found = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+        kinds = [{self.joined.get(node, node) for node in kind} for kind in found]
         inputs = list(enumerate(placeholders(self.tape.graph)))
         return tuple([place for place, node in inputs if node in kind] for kind in kinds)
 

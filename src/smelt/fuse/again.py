@@ -104,7 +104,29 @@ class _Turn:
             early.add(item)
             alone = {source for source in sources if source in self.kept and self._late_readers(source) == [item]}
             if sum(map(_bytes, alone - self.again - self.returned)) <= _bytes(item):
-                item.after = self._call_before(item.id)
+                given = self._given(item)
+                item.after = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
+
+    def _given(self, item: Value) -> set[Value] | None:
+        """The inputs that a value is computed from, if it is from nothing else: part of an update, most often."""
+        found: set[Value] = set()
+        waiting = [reading.value for reading in item.readings]
+        while waiting:
+            source = waiting.pop()
+            if source.kind is Kind.LEAF:
+                found.add(source)
+            elif self._is_early(source) or not _is_repeatable(source):
+                return None
+            else:
+                waiting += [reading.value for reading in source.readings]
+        return found
+
+    def _last_reader(self, given: set[Value], position: int) -> Call | None:
+        """The last call of the backward that reads one of these inputs: from there on they may have new values."""
+        late = [call for value in given for call in self.calls.get(value, ()) if self.turn <= call.id < position]
+        if late:
+            return max(late, key=lambda call: call.id)
+        return next((item for item in self.lowered.items[self.turn : position] if isinstance(item, Call)), None)
 
     def _call_before(self, position: int) -> Call | None:
         for item in reversed(self.lowered.items[self.turn : position]):

@@ -12,15 +12,19 @@ over only by what the program hands back to be copied into it:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from smelt.base.varying import known_equal
 from smelt.fuse.plan import aliases, lifetimes
 from smelt.ir.check_program import operands_in, reads, span, writes
 from smelt.ir.kernel import Accumulate, Buffer, Gather, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+
+aten = torch.ops.aten
 
 
 def reuse_in_place(program: Program) -> Program:
@@ -31,7 +35,7 @@ def reuse_in_place(program: Program) -> Program:
 def write_in_place(program: Program, pairs: Sequence[tuple[int, int]]) -> Program:
     """Let kernels write new values of inputs (outputs and inputs by position) where the old ones are.
 
-    Only behind the last library call: those may fail, and then nothing must have been written.
+    Only behind the last library call that may fail: then nothing must have been written.
     """
     return _Overwrite(program).run(pairs) if pairs else program
 
@@ -46,7 +50,7 @@ class _Overwrite:
         self.made = {name: number for number, step in enumerate(self.steps) for name in writes(step)}
         self.returned = Counter(operand.buffer for operand in operands_in(program.outputs))
         self.viewed = {name for step in self.steps if aliases(step) for name in reads(step)}
-        calls = [number for number, step in enumerate(self.steps) if isinstance(step, Library)]
+        calls = [number for number, step in enumerate(self.steps) if isinstance(step, Library) and may_fail(step.op)]
         self.last_call = calls[-1] if calls else -1
         self.now: dict[str, str] = {}  # new values → the inputs they lie in
 
@@ -56,14 +60,9 @@ class _Overwrite:
         return replace(
             self.program,
             buffers=tuple(buffer for buffer in self.program.buffers if buffer.name not in self.now),
-            steps=tuple(self._renamed(step) for step in self.steps),
+            steps=tuple(_step_renamed(step, self.now) for step in self.steps),
             outputs=tuple(self.outputs),
         )
-
-    def _renamed(self, step: Step) -> Step:
-        if not isinstance(step, Launch):
-            return step  # it comes before all that is written in place
-        return Launch(step.kernel, tuple(self.now.get(name, name) for name in step.args))
 
     def _try(self, place: int, mine: str) -> None:
         output = self.outputs[place]
@@ -106,22 +105,14 @@ class _Reuse:
             return self.program
         left = [buffer for buffer in self.program.buffers if buffer.name not in self.now]
         buffers = tuple(replace(each, place=Place.FRESH) if each.name in self.leaving else each for each in left)
-        outputs = tuple(self._renamed(output) for output in self.program.outputs)
+        outputs = tuple(_renamed(output, self.now) for output in self.program.outputs)
         return replace(self.program, buffers=buffers, steps=tuple(steps), outputs=outputs)
 
-    def _renamed(self, value: Any) -> Any:
-        if isinstance(value, Operand):
-            return replace(value, buffer=self.now.get(value.buffer, value.buffer))
-        if isinstance(value, list | tuple):
-            return type(value)(self._renamed(item) for item in value)
-        return value
-
     def _step(self, number: int, step: Step) -> Step:
+        step = _step_renamed(step, self.now)
         if isinstance(step, Library):
-            kwargs = tuple((name, self._renamed(value)) for name, value in step.kwargs)
-            unless = None if step.unless is None else self.now.get(step.unless, step.unless)
-            return replace(step, args=self._renamed(step.args), kwargs=kwargs, unless=unless)
-        kernel, args = step.kernel, tuple(self.now.get(name, name) for name in step.args)
+            return step
+        kernel, args = step.kernel, step.args
         for source in [parameter for parameter in kernel.parameters if parameter.role is Role.INPUT]:
             given = dict(zip((p.name for p in kernel.parameters), args, strict=True))
             target = self._taker(number, kernel, source, given)
@@ -148,6 +139,43 @@ class _Reuse:
             if target.role is Role.OUTPUT and _alike(mine, theirs) and is_safe(kernel, source, target):
                 return target
         return None
+
+
+# Products that write into memory given to them, and gradients, which have the shape and dtype of what they are of: all
+# that can go wrong is that memory runs out.
+_SURE = frozenset(
+    {
+        aten.mm.out,
+        aten.bmm.out,
+        aten.addmm.out,
+        aten.baddbmm.out,
+        aten.convolution_backward.default,
+        aten.col2im.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten.embedding_dense_backward.default,
+    }
+)
+
+
+def may_fail(op: torch._ops.OpOverload) -> bool:
+    """Whether a library call may raise for some values, or yield something else than was said of it."""
+    return op not in _SURE
+
+
+def _renamed(value: Any, now: Mapping[str, str]) -> Any:
+    if isinstance(value, Operand):
+        return replace(value, buffer=now.get(value.buffer, value.buffer))
+    if isinstance(value, list | tuple):
+        return type(value)(_renamed(item, now) for item in value)
+    return value
+
+
+def _step_renamed(step: Step, now: Mapping[str, str]) -> Step:
+    if isinstance(step, Launch):
+        return Launch(step.kernel, tuple(now.get(name, name) for name in step.args))
+    kwargs = tuple((name, _renamed(value, now)) for name, value in step.kwargs)
+    unless = None if step.unless is None else now.get(step.unless, step.unless)
+    return replace(step, args=_renamed(step.args, now), kwargs=kwargs, unless=unless)
 
 
 def _alike(mine: ProgramBuffer, theirs: ProgramBuffer) -> bool:

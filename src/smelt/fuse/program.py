@@ -8,7 +8,9 @@ lies in the arena; results of library calls without an out-variant are the libra
 
 import heapq
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from smelt.base import events
@@ -26,6 +28,7 @@ from smelt.fuse.order import order
 from smelt.fuse.plan import plan
 from smelt.fuse.pull import pull
 from smelt.fuse.records import Made
+from smelt.fuse.updates import move_up
 from smelt.fuse.values import Call, Kind, Lowered, Ref, Value, lower, references
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import Kernel
@@ -44,7 +47,7 @@ def build_program(
     while True:
         fuel.left = given
         groups = form_groups(lowered, limits, fuel, alone)
-        builder = _Builder(lowered, groups, limits)
+        builder = _Builder(lowered, groups, limits, traced.writes)
         try:
             program = builder.run(name)
         except _Failed as failed:
@@ -68,10 +71,13 @@ class _Failed(Exception):
 
 
 class _Builder:
-    def __init__(self, lowered: Lowered, groups: Groups, limits: Limits) -> None:
+    def __init__(
+        self, lowered: Lowered, groups: Groups, limits: Limits, writes: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self.lowered = lowered
         self.groups = groups
         self.limits = limits
+        self.writes = writes
         self.buffers: dict[Value, ProgramBuffer] = {}
         self.kernels: dict[Any, Kernel] = {}
         self.returned = {ref.value.memory for ref in references(lowered.returns)}
@@ -81,7 +87,7 @@ class _Builder:
             if value.kind is Kind.LEAF:
                 constant = any(value.name == known for known, _ in self.lowered.constants)
                 self._buffer(value, Place.CONSTANT if constant else Place.INPUT)
-        steps = [step for group in _in_order(self.groups) for step in self._steps(group)]
+        steps = [step for group in _in_order(self.groups, self.lowered, self.writes) for step in self._steps(group)]
         inputs = tuple(buffer.name for buffer in self.buffers.values() if buffer.place is Place.INPUT)
         outputs = tuple(_operands(returned) for returned in self.lowered.returns)
         buffers = tuple(self.buffers.values())
@@ -163,8 +169,8 @@ def _operands(argument: Any) -> Any:
     return argument
 
 
-def _in_order(groups: Groups) -> list[Group]:
-    """Groups and calls so that each comes after what it needs, otherwise as the graph has them."""
+def _in_order(groups: Groups, lowered: Lowered, writes: Sequence[tuple[int, int]]) -> list[Group]:
+    """Groups and calls so that each comes after what it needs, otherwise as the graph has them, but for updates."""
     everything = groups.all()
     after: dict[int, list[Group]] = {}
     missing: dict[int, int] = {}
@@ -174,6 +180,7 @@ def _in_order(groups: Groups) -> list[Group]:
         for number in needs:
             after.setdefault(number, []).append(group)
     rank = {group.id: _rank(group) for group in everything}
+    move_up(rank, groups, partial(_before, groups), lowered, writes)
     ready = [(rank[group.id], group.id) for group in everything if missing[group.id] == 0]
     heapq.heapify(ready)
     found: list[Group] = []

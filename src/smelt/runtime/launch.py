@@ -24,6 +24,7 @@ import torch
 from smelt import _native
 from smelt.base.errors import UnexpectedResult
 from smelt.base.sizes import Shape, Size
+from smelt.ir.kernel import Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 from smelt.runtime.interface import connect, dtype_code
 from smelt.runtime.profile import note
@@ -113,7 +114,7 @@ class Executable:
             watchers=_WATCHERS,
         )
         self.run.__dict__["executable"] = self
-        self.run.__dict__["in_place"] = any(output is None for output in program.outputs)
+        self.run.__dict__["writes_from"] = table.writes_from
         note(self)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
@@ -230,6 +231,7 @@ class _Table:
         self.wholes = {name: Operand(name, each.spec.shape, each.spec.stride) for name, each in self.buffers.items()}
         self.refs: dict[str, Ref] = {}  # to whole buffers, which most are
         self.arena_views: dict[Operand, int] = {}
+        self.writes_from: int | None = None  # the first step that writes an input
         self.layouts = self._layouts()
         for step in program.steps:
             self._find_arena_views(step)
@@ -276,11 +278,19 @@ class _Table:
                 if name not in allocated and self.buffers[name].place is Place.FRESH:
                     allocated.add(name)
                     made.append(self._allocate(name))
+            if self.writes_from is None and self._writes_input(step):
+                self.writes_from = len(made)
             made.append(self._launch(step) if isinstance(step, Launch) else self._call(step))
             dying = tuple(self.numbers[name] for name in last_use.get(position, ()) if self._is_local(name))
             if dying:
                 made.append(("drop", dying))
         return tuple(made)
+
+    def _writes_input(self, step: Step) -> bool:
+        pairs = zip(step.kernel.parameters, step.args, strict=True) if isinstance(step, Launch) else ()
+        return any(
+            parameter.role is not Role.INPUT and self.buffers[name].place is Place.INPUT for parameter, name in pairs
+        )
 
     def outputs(self) -> tuple[Any, ...]:
         return tuple(self._argument(output) for output in self.program.outputs)
