@@ -206,6 +206,43 @@ def one_for_several(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
     return [*sorted(told, key=lambda pair: str(pair[0])), x.grad, w.grad]
 
 
+def views_of_views(x: torch.Tensor, w: torch.Tensor) -> Any:
+    whole = x * w
+    flat = whole.view(-1)
+    part = flat[:6]
+    rows = x.view(12)
+    return part.sin(), part, flat, whole, rows[2:], rows
+
+
+@scene(views_of_views)
+def hooks_along_a_chain_of_views(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
+    told: Told = []
+    result, *shown = f(x, w)
+    for number, tensor in enumerate(shown):
+        tensor.register_hook(lambda grad, number=number: told.append((number, grad * 1)))
+    result.sum().backward(retain_graph=True)
+    (result.sum() + shown[3].exp().sum()).backward()
+    return [*told, x.grad, w.grad]
+
+
+def written(x: torch.Tensor, w: torch.Tensor) -> Any:
+    x.mul_(w)
+    row = x[1]
+    return x.sin(), row, x
+
+
+@scene(written)
+def hooks_on_what_was_written(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
+    told: Told = []
+    middle = x * 2
+    result, row, same = f(middle, w)
+    assert same is middle
+    middle.register_hook(lambda grad: told.append(grad * 1))
+    row.retain_grad()
+    (result.sum() + row.sum()).backward(retain_graph=True)
+    return [*told, *torch.autograd.grad(result.sum(), [middle, w]), row.grad, x.grad, w.grad]
+
+
 def inside(x: torch.Tensor, w: torch.Tensor) -> Any:
     seen: list[Any] = []
     h = (x * w).sin()

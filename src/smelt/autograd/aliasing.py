@@ -10,6 +10,8 @@ of the real inputs, so that aliasing, in-place writes afterwards and autograd's 
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -102,12 +104,43 @@ def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrang
         for position in positions:
             recipes[position] = FromResult(len(results), *_alias_of(outputs[position], result.tensor))
         results.append(result)
+    for positions in sharing.values():
+        _go_through_each_other(outputs, positions, recipes)
     first: dict[int, int] = {}
     for position, output in enumerate(outputs):
         seen = first.setdefault(id(output), position) if isinstance(output, torch.Tensor) else position
         if seen != position:
             recipes[position] = Repeat(seen)
     return Arrangement(tuple(recipes), tuple(results), _copied(results))
+
+
+def _go_through_each_other(outputs: Sequence[object], positions: Sequence[int], recipes: list[Output]) -> None:
+    """Make views of outputs that are views themselves of those, not of what both show: hooks on them tell."""
+    views: dict[Any, int] = {}  # by where their gradients arrive
+    for position in positions:
+        output, recipe = outputs[position], recipes[position]
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None and _is_alias(recipe):
+            views.setdefault((output.grad_fn, output.output_nr), position)
+    if len(views) < 2:
+        return
+    for (start, _), position in views.items():
+        edges = start.next_functions
+        while len(edges) == 1 and edges[0] not in views:
+            edges = edges[0][0].next_functions if edges[0][0] is not None else ()
+        recipe = recipes[position]
+        if len(edges) != 1 or not isinstance(recipe, FromResult | FromInput):
+            continue
+        through = views[edges[0]]
+        shown, base = outputs[position], outputs[through]
+        assert isinstance(shown, torch.Tensor) and isinstance(base, torch.Tensor)
+        node, base_node = settled(shown).node, settled(base).node
+        steps = view_steps(node, base_node) if node is not None and base_node is not None else None
+        if steps:
+            recipes[position] = replace(recipe, steps=steps, through=through)
+
+
+def _is_alias(recipe: Output) -> bool:
+    return isinstance(recipe, FromResult | FromInput) and recipe.alias and not recipe.detached and bool(recipe.steps)
 
 
 def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.aliasing import Arrangement, arrange, view_root
-from smelt.autograd.leaning import Leaning, find_leaning, mark_arrivals
+from smelt.autograd.leaning import Seen, find_leaning, mark_arrivals
 from smelt.autograd.ready import pushed_to_pop
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
@@ -186,8 +186,10 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         differentiable = [position for position, needed in enumerate(wanted) if needed]
         _refuse_checked(run)
         recorder.phase = Phase.BACKWARD
-        leaning = _leaning(run, arrangement, written, differentiable, [tensor for _, tensor in values])
-        mark_arrivals(recorder, run.outputs, leaning)
+        rebased = {write.index: write.tensor if write.rebased else None for write in written}
+        seen = Seen(run.outputs, arrangement.outputs, rebased)
+        leaning = find_leaning(seen, len(arrangement.results), {place: values[place][1] for place in differentiable})
+        mark_arrivals(recorder, seen, leaning)
         tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
@@ -208,18 +210,6 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
     )
     replay = _replay(source, plan, recorder)
     return Joint(_finish(recorder), plan, source.eager(), replay)
-
-
-def _leaning(
-    run: _Run,
-    arrangement: Arrangement,
-    written: Sequence[_Write],
-    differentiable: Sequence[int],
-    tensors: Sequence[torch.Tensor],
-) -> Leaning:
-    tangents = {position: number for number, position in enumerate(differentiable)}
-    values = [tensors[position] for position in differentiable]
-    return find_leaning(run.outputs, arrangement.outputs, [each.index for each in written], values, tangents.get)
 
 
 def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:

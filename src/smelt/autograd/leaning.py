@@ -11,84 +11,97 @@ graph marks where the gradient of each such output is complete:
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.autograd.trace import CannotTrace, SharingRecorder, functional, settled
+from smelt.base.data import dataclass
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.history import behind
-from smelt.ir.joint import FromInput, FromResult, Output, Phase, set_arrival, set_phase
+from smelt.ir.joint import FromInput, FromResult, Output, Phase, Repeat, set_arrival, set_phase
 from smelt.ir.tensorspec import set_spec, tensor_spec
 
 Leaning = tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def find_leaning(
-    outputs: Sequence[object],
-    recipes: Sequence[Output],
-    written: Iterable[int],
-    values: Sequence[torch.Tensor],
-    tangent_of: Callable[[int], int | None],
-) -> Leaning:
-    """`Plan.leaning`, for `values` that gradients arrive for.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a graph leaves to be seen: outputs, how they are made, and inputs that it writes, those with their new past
+    that gradients flow through."""
 
-    Outputs are known by how they are made (`recipes`); `tangent_of` tells which of the values a result is. What shows
-    the memory of `written` inputs is left out.
-    """
-    at: dict[tuple[Any, int], int] = {}  # outputs, by the place in autograd's graph where their gradient arrives
-    lost = set(written)
-    for position, (output, recipe) in enumerate(zip(outputs, recipes, strict=True)):
-        if not isinstance(output, torch.Tensor) or output.grad_fn is None:
-            continue
-        of_input = isinstance(recipe, FromInput) and recipe.alias and recipe.index not in lost
-        if of_input or isinstance(recipe, FromResult):
-            at.setdefault((output.grad_fn, output.output_nr), position)
-    if not at:
+    outputs: Sequence[object]
+    recipes: Sequence[Output]
+    written: Mapping[int, torch.Tensor | None]
+
+    def tensors(self) -> list[Any]:
+        return [*self.outputs, *self.written.values()]
+
+    def places(self) -> dict[tuple[Any, int], int]:
+        """The places of `tensors`, by where their gradients arrive in autograd's graph."""
+        found: dict[tuple[Any, int], int] = {}
+        for place, tensor in enumerate(self.tensors()):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None and not self._is_given(place):
+                found.setdefault((tensor.grad_fn, tensor.output_nr), place)
+        return found
+
+    def _is_given(self, place: int) -> bool:
+        """Whether this is an input as it came in, or what another output is."""
+        recipe = self.recipes[place] if place < len(self.recipes) else None
+        return isinstance(recipe, Repeat) or (
+            isinstance(recipe, FromInput) and not recipe.alias and recipe.index not in self.written
+        )
+
+    def beneath(self, place: int, results: int) -> Sequence[int]:
+        """The results, and new values behind them, that must be there before what is seen at a place."""
+        recipe = self.recipes[place] if place < len(self.recipes) else None
+        if isinstance(recipe, FromResult):
+            return (recipe.index,)
+        if isinstance(recipe, FromInput) and recipe.index not in self.written:
+            return ()
+        return range(results, results + len(self.written))
+
+
+def find_leaning(seen: Seen, results: int, values: Mapping[int, torch.Tensor]) -> Leaning:
+    """`Plan.leaning`, for `values` that gradients arrive for, by their place among the results and the new values."""
+    places = seen.places()
+    if not places:
         return ()
-    found: dict[Any, int] = {}  # per node, outputs that it leads to by no other output, a bit each
-    for node in behind(value.grad_fn for value in values):
+    found: dict[Any, int] = {}  # per node, places that it leads to by no other, a bit each
+    for node in behind(value.grad_fn for value in values.values()):
         bits = 0
-        for before, place in node.next_functions:
-            position_before = at.get((before, place))
-            bits |= found.get(before, 0) if position_before is None else 1 << position_before
+        for before, number in node.next_functions:
+            place = places.get((before, number))
+            bits |= found.get(before, 0) if place is None else 1 << place
         found[node] = bits
-    pending = {number: _places(found.get(value.grad_fn, 0)) for number, value in enumerate(values)}
-    return _in_order({number: leans for number, leans in pending.items() if leans}, recipes, tangent_of)
-
-
-def _places(bits: int) -> tuple[int, ...]:
-    return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)
-
-
-def _in_order(
-    leaning: dict[int, tuple[int, ...]], recipes: Sequence[Output], tangent_of: Callable[[int], int | None]
-) -> Leaning:
-    """Each behind those that what it leans on is made of."""
+    leans = {position: _bits_of(found.get(value.grad_fn, 0)) for position, value in values.items()}
+    number_of = {position: number for number, position in enumerate(values)}
     ordered: list[tuple[int, tuple[int, ...]]] = []
-    waiting = dict(leaning)
+    waiting = {position for position, places in leans.items() if places}
     while waiting:
         ready = [
-            number
-            for number, leans in waiting.items()
-            if all(_beneath(recipes[place], tangent_of) not in waiting for place in leans)
+            position
+            for position in sorted(waiting)
+            if not any(waiting.intersection(seen.beneath(place, results)) for place in leans[position])
         ]
         if not ready:
-            raise CannotTrace("outputs are computed from each other in a circle")
-        ordered += [(number, waiting.pop(number)) for number in ready]
+            raise CannotTrace("inputs are written with what is computed from others that are written")
+        waiting.difference_update(ready)
+        ordered += [(number_of[position], leans[position]) for position in ready]
     return tuple(ordered)
 
 
-def _beneath(recipe: Output, tangent_of: Callable[[int], int | None]) -> int | None:
-    return tangent_of(recipe.index) if isinstance(recipe, FromResult) else None
+def _bits_of(bits: int) -> tuple[int, ...]:
+    return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)
 
 
-def mark_arrivals(recorder: SharingRecorder, outputs: Sequence[Any], leaning: Leaning) -> None:
+def mark_arrivals(recorder: SharingRecorder, seen: Seen, leaning: Leaning) -> None:
     """Have the engine write down where the gradients of outputs arrive that others lean on."""
+    tensors = seen.tensors()
     for place in sorted({place for _, leans in leaning for place in leans}):
-        outputs[place].register_hook(functools.partial(_mark, recorder, place))
+        tensors[place].register_hook(functools.partial(_mark, recorder, place))
 
 
 def _mark(recorder: SharingRecorder, place: int, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -106,6 +106,7 @@ class FromInput:
     alias: bool = False  # a new tensor object on the same memory, not that very object
     detached: bool = False  # no gradient flows through the alias
     made: str = "DEFAULT"  # PyTorch's word for how a view came about; some it lets nobody write
+    through: int | None = None  # the output that it is a view of and `steps` start from, if it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class FromResult:
     alias: bool = False
     detached: bool = False
     made: str = "DEFAULT"
+    through: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ class Plan:
     fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
     # Which tangents, a bit each, a backward from each may not be followed by: what eager saved for both is freed then.
     spends: tuple[int, ...] = ()
-    # What gradients arrive for that is computed from other outputs: which tangent, and those outputs, by position. Each
-    # stands behind those that its outputs are made of.
+    # What gradients arrive for that is computed from other outputs: which tangent, and those outputs, by position, with
+    # written inputs behind them. Each stands behind those that its outputs are made of.
     leaning: tuple[tuple[int, tuple[int, ...]], ...] = ()
     # The order in which autograd is handed the inputs, if not their own: so that it gives leaves their gradients, and
     # calls hooks on them, in the order in which it does so in eager.
@@ -185,16 +187,40 @@ class Plan:
         return () if self.tangents else tuple(pair for pair in places if pair[1] not in self.rebased)
 
     @property
-    def stops(self) -> tuple[int, ...]:
-        """Outputs that something else gradients arrive for is computed from."""
-        return tuple(sorted({output for _, outputs in self.leaning for output in outputs}))
+    def watched(self) -> tuple[int, ...]:
+        """Outputs, and behind them written inputs, that something is computed from which gradients arrive for: those
+        that `leaning` names, and outputs that those are views of."""
+        found = {place for _, places in self.leaning for place in places}
+        for place in list(found):
+            while place < len(self.outputs) and isinstance(made := self.outputs[place], FromResult | FromInput):
+                found.add(place)
+                if made.through is None:
+                    whole = FromResult(made.index) if isinstance(made, FromResult) and made.alias else None
+                    found.update([self.outputs.index(whole)] if whole in self.outputs else [])
+                    break
+                place = made.through
+        return tuple(sorted(found))
+
+    @property
+    def showing_written(self) -> frozenset[int]:
+        """Outputs that show the memory of written inputs, and behind the outputs those inputs themselves."""
+        outputs = [
+            place
+            for place, made in enumerate(self.outputs)
+            if isinstance(made, FromInput) and made.index in self.written
+        ]
+        return frozenset([*outputs, *range(len(self.outputs), len(self.outputs) + len(self.written))])
 
     def tangent_of(self, output: int) -> int | None:
         """The number of the tangent that is the gradient of an output itself, not of what it is a view of."""
-        made = self.outputs[output]
-        if not isinstance(made, FromResult) or made.alias or made.index not in self.differentiable:
+        behind = output - len(self.outputs)
+        made = self.outputs[output] if behind < 0 else FromInput(self.written[behind])
+        if not isinstance(made, FromResult | FromInput) or made.alias:
             return None
-        return self.differentiable.index(made.index)
+        if isinstance(made, FromInput) and made.index not in self.written:
+            return None
+        place = made.index if isinstance(made, FromResult) else self.results + self.written.index(made.index)
+        return self.differentiable.index(place) if place in self.differentiable else None
 
     @property
     def forward_outputs(self) -> int:

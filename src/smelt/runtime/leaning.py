@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from smelt.base.errors import SmeltError
-from smelt.ir.joint import Repeat
 from smelt.runtime.again import only_replay_is_right
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
 from smelt.runtime.hooks import Hooks
 from smelt.runtime.kept import look
 from smelt.runtime.outputs import make_output
 from smelt.runtime.state import Differentiable
+from smelt.runtime.written import write_back
 
 
 class Lookout:
@@ -123,18 +123,32 @@ def _flowing_to_outputs(node: Any, state: Differentiable, number: int, gradient:
 def lean(
     state: Differentiable, lookout: Lookout, inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Results, those that lean on outputs with a node of their own; and these outputs, by position."""
-    plan, values, made = state.plan, list(results), {}
+    """Results, those that lean on outputs with a node of their own; and these outputs, by position. Inputs that are
+    written have their new values afterwards."""
+    plan, values = state.plan, list(results)
+    made: dict[int, Any] = {}
+    waiting = bool(plan.written)
+    watched: set[int] = set()
 
     def output(place: int) -> Any:
-        if place not in made:
-            recipe = plan.outputs[place]
-            assert not isinstance(recipe, Repeat)
-            made[place] = make_output(recipe, inputs, values, ())
-            lookout.watch(made[place])
-        return made[place]
+        nonlocal waiting
+        if waiting and place in state.after_writing:
+            write_back(plan, inputs, values[plan.results :])
+            waiting = False
+        if place < len(plan.outputs):
+            tensor = make_output(place, plan.outputs, inputs, values, made)
+        else:
+            tensor = inputs[plan.written[place - len(plan.outputs)]]
+        if place not in watched:
+            watched.add(place)
+            lookout.watch(tensor)
+        return tensor
 
     for number, places in plan.leaning:
         position = plan.differentiable[number]
         values[position] = _apply((state, number, lookout), values[position], *map(output, places))
+    for place in state.watched:
+        output(place)
+    if waiting:
+        write_back(plan, inputs, values[plan.results :])
     return values, made

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan
+from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Repeat
 
 _NOTHING: Mapping[int, Any] = {}
 
@@ -30,21 +30,32 @@ def finisher(plan: Plan) -> Callable[..., tuple[Any, ...]] | None:
     outputs = plan.outputs
 
     def finish(inputs: Sequence[Any], values: Sequence[Any], there: Mapping[int, Any] = _NOTHING) -> tuple[Any, ...]:
-        made: list[Any] = []
-        for place, output in enumerate(outputs):
-            made.append(there[place] if place in there else make_output(output, inputs, values, made))
-        return tuple(made)
+        made = dict(there)
+        return tuple([make_output(place, outputs, inputs, values, made) for place in range(len(outputs))])
 
     return finish
 
 
-def make_output(output: Output, inputs: Sequence[Any], values: Sequence[Any], made: Sequence[Any]) -> Any:
-    if isinstance(output, FromResult | FromInput):
-        tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
-        if not output.alias:
-            return tensor
-        return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
-    return output.value if isinstance(output, Plain) else made[output.index]
+def make_output(
+    place: int, outputs: Sequence[Output], inputs: Sequence[Any], values: Sequence[Any], made: dict[int, Any]
+) -> Any:
+    """The output at a place, with those that it is made of; they go into `made`."""
+    if place not in made:
+        output = outputs[place]
+        if isinstance(output, Plain):
+            made[place] = output.value
+        elif isinstance(output, Repeat):
+            made[place] = make_output(output.index, outputs, inputs, values, made)
+        elif output.through is not None:
+            made[place] = _seen(output, make_output(output.through, outputs, inputs, values, made))
+        else:
+            tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
+            made[place] = _seen(output, tensor) if output.alias else tensor
+    return made[place]
+
+
+def _seen(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
 
 
 def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,8 @@ class Differentiable:
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
         # Nothing to be done but to compute: see `_quick`.
         self.is_simple = self.only_values and self.finish is None and not _takes_more(plan)
+        self.watched = plan.watched  # outputs that others lean on, and which of them show written inputs
+        self.after_writing = plan.showing_written
         # What autograd is handed and what it hands on, from the graph's own order and back; see `Plan.handed`.
         self.out, self.back = _turned(plan.handed)
         needed = frozenset(plan.needed).difference(plan.written)

@@ -132,7 +132,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     made: Any = ()
     if lookout is not None:
         values, made = lean(state, lookout, inputs, values)
-    if plan.written:
+    elif plan.written:
         write_back(plan, inputs, values[plan.results :])
     result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values, made)
     return result
