@@ -92,3 +92,57 @@ def test_a_graph_out_of_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
         for mine, theirs in zip(gradients(compiled, (0,)), gradients(infinite, (0,)), strict=True):
             torch.testing.assert_close(mine, theirs)
     assert smelt.counters["cache_hits"] == 2
+
+
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_an_input_that_no_gradient_goes_to_is_left_alone(backend: str, compiled_autograd: bool) -> None:
+    """A backward does not come by it, and frees nothing of what it was computed from."""
+    smelt.config.compiled_autograd = compiled_autograd
+    try:
+        one, other = (torch.randn(3, requires_grad=True) for _ in range(2))
+        seen: list[Any] = []
+        other.register_hook(seen.append)
+        computed = other.exp()
+        compiled = smelt.compile(lambda x, y: (x * 2, y.detach() * 3), backend=backend)
+        first, second = compiled(one.exp(), computed)
+        assert first.requires_grad and not second.requires_grad
+        first.sum().backward()
+        assert seen == [] and other.grad is None
+        computed.sum().backward()
+        torch.testing.assert_close(other.grad, other.detach().exp())
+    finally:
+        smelt.config.compiled_autograd = False
+
+
+class Looked(torch.nn.Module):
+    """A table whose gradients are sparse, looked up twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(11, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor, tied: bool) -> torch.Tensor:
+        found = self.table(x)
+        return found @ self.table.weight.t() if tied else found.sum() + self.table(x[:1] + 1).square().sum()
+
+
+@pytest.mark.parametrize("compiled_autograd", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+def test_sparse_gradients_that_are_added_up(backend: str, tied: bool, compiled_autograd: bool) -> None:
+    """No kernel computes with those: ghosts do not tell them from others."""
+    x = torch.tensor([[1, 2], [1, 3]])
+    plain, model = Looked(), Looked()
+    smelt.config.compiled_autograd = compiled_autograd
+    try:
+        compiled = smelt.compile(model, backend=backend)
+        for _ in range(2):
+            plain(x, tied).square().sum().backward()
+            compiled(x, tied).square().sum().backward()
+    finally:
+        smelt.config.compiled_autograd = False
+    expected, found = plain.table.weight.grad, model.table.weight.grad
+    assert expected is not None and found is not None and found.layout is expected.layout
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())

@@ -209,3 +209,41 @@ def test_a_function_that_gives_another_set_of_gradients_is_refused() -> None:
         Moody.gives = False
         with pytest.raises(RuntimeError, match="leave what uses it out of compiled autograd"):
             apply(x).sum().backward()
+
+
+def test_what_nothing_arrives_for_is_not_spent() -> None:
+    """A graph that is reached by way of another, for a gradient that does not come, can be gone through later."""
+
+    def program(compiled: bool) -> list[Any]:
+        torch.manual_seed(0)
+        one, other = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        both, before = (lambda x, y: (x * 2, (y * 3).tanh())), (lambda x: x.exp())
+        if compiled:
+            both, before = (smelt.compile(each, backend="aot_eager") for each in (both, before))  # type: ignore[assignment]
+        first, second = both(one, before(other))
+        first.sum().backward()
+        found = [one.grad, other.grad]
+        second.sum().backward()
+        return [*found, one.grad, other.grad]
+
+    expected = program(False)
+    for _ in range(2):
+        with enable(smelt.compile(backend="aot_eager")):
+            torch.testing.assert_close(program(True), expected)
+
+
+def test_a_backward_that_is_traced_only_now() -> None:
+    """The forward came from a cache on disk: tracing it again is not part of what is captured."""
+    x = torch.randint(0, 11, (4,))
+    for _ in range(2):
+        smelt.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(11, 4, sparse=True)
+        plain = torch.nn.Embedding(11, 4, sparse=True)
+        plain.load_state_dict(model.state_dict())
+        loss = smelt.compile(model)(x).square().sum()
+        with enable(smelt.compile()):
+            loss.backward()
+        plain(x).square().sum().backward()
+        assert model.weight.grad is not None and plain.weight.grad is not None and model.weight.grad.is_sparse
+        torch.testing.assert_close(model.weight.grad.to_dense(), plain.weight.grad.to_dense())

@@ -476,3 +476,31 @@ def test_beyond_the_limit_of_versions_a_step_runs_in_python() -> None:
         for number in range(smelt.config.cache_size_limit + 2):
             model, (x, _) = _model(), _batch(number)
             _same(compiled(model, x), gradients(model, x))
+
+
+@pytest.mark.parametrize("name", ["SparseAdam", "SGD"])
+def test_sparse_gradients_are_a_break(name: str) -> None:
+    """Optimizers ask whether gradients are sparse, and some refuse those that are not."""
+
+    def train(compiled: bool) -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        table, layer = nn.Embedding(11, 4, sparse=True), nn.Linear(4, 3)
+        sparse = getattr(torch.optim, name)(table.parameters(), lr=0.1)
+        dense = torch.optim.Adam(layer.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            sparse.zero_grad()
+            dense.zero_grad()
+            loss = F.cross_entropy(layer(table(x).mean(1)), y)
+            loss.backward()
+            assert table.weight.grad is not None and table.weight.grad.is_sparse
+            sparse.step()
+            dense.step()
+            return loss
+
+        run = smelt.compile(step) if compiled else step
+        given = [torch.Generator().manual_seed(number) for number in range(5)]
+        losses = [run(torch.randint(0, 11, (5, 3), generator=g), torch.randint(0, 3, (5,), generator=g)) for g in given]
+        return losses, list(table.parameters()), list(layer.parameters()), sparse.state_dict()["state"]
+
+    _same(train(True), train(False))

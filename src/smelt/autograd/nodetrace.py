@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt import _native
 from smelt.autograd.nodelayout import materializes
@@ -36,6 +37,7 @@ from smelt.ir.backward import (
 from smelt.ir.ghost import GhostError, GhostTensor, Recorder, without_caller_hooks
 from smelt.ir.graph import Level, Traced, outputs, placeholders
 from smelt.ir.hook_calls import call_hook, call_hook_on_all
+from smelt.ir.sparse import yields_sparse
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.runtime.joined import Joined
 
@@ -159,6 +161,8 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
             raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+        if yields_sparse(func, args, kwargs):
+            raise CannotTrace(f"{func} yields a sparse gradient")
         super().record(func, args, kwargs, result)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
@@ -272,7 +276,8 @@ class _Tracer:
             self._deliver(number, gradients[0])
             return
         gradients = self._with_hooks(number, "pre_hook", gradients, None)
-        self.done.add(number)
+        if number not in self.joined or any(each is not None for each in gradients):
+            self.done.add(number)  # of a compiled graph that nothing arrives for nothing is let go, as by the engine
         results = self._applied(number, gradients)
         results = [
             self._fitted(edge, result) if edge is not None else None
@@ -453,7 +458,8 @@ class _Tracer:
         self.arrived[number] = arrived
         if not arrived:
             return [None] * len(self.edges[number])
-        traced, zeros = joined.graph(arrived)
+        with _disable_current_modes():  # which may be traced only now
+            traced, zeros = joined.graph(arrived)
         given: list[Any] = [
             self.recorder.from_slot(self.joined_slots[number] + place, spec, "saved")
             for place, spec in enumerate(joined.specs)
@@ -481,6 +487,8 @@ class _Tracer:
             if node.op == "get_attr":
                 made[node] = self.recorder.kept(traced.constants[str(node.target)])
             elif node.op == "call_function":
+                if yields_sparse(node.target, node.args, node.kwargs):
+                    raise CannotTrace(f"{node.target} yields a sparse gradient")
                 args, named = map_arg((node.args, node.kwargs), made.__getitem__)
                 made[node] = graph.create_node("call_function", node.target, args, named, name=prefix + node.name)
                 set_spec(made[node], spec_of(node))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.histories import leaves_of
+from smelt.capture.histories import leaves_of, yields_sparse
 from smelt.capture.interpret import Interpreter
 from smelt.capture.outside import may_pin
 from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
@@ -164,6 +164,8 @@ def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
     for each in found:
         if not each.ghost.requires_grad:
             raise Unsupported("B011", "a backward of a tensor that does not require grad")
+    if yields_sparse(each.ghost for each in found):
+        raise Unsupported("B026", "that yields sparse gradients")
     return found
 
 

@@ -44,6 +44,15 @@ def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return list(found.values())
 
 
+def yields_sparse(outputs: Iterable[torch.Tensor]) -> bool:
+    """Whether a backward from `outputs` makes sparse gradients, which ghosts do not tell from others."""
+    return any(
+        getattr(node, name, False) is True
+        for node in behind(each.grad_fn for each in outputs)
+        for name in ("_saved_sparse", "_saved_sparse_grad")
+    )
+
+
 _saving: dict[type, bool] = {}
 
 

@@ -261,6 +261,8 @@ def frame_is_worth_capturing(code: types.CodeType) -> bool:
         return False  # entering no_grad, looking up a submodule: followed inside a graph, no graph of its own
     if code.co_filename.startswith(_FOLLOWED_ONLY):
         return False
+    if code.co_filename == "<string>" and code.co_name.startswith("__"):
+        return False  # what a dataclass writes for itself
     return treatment_of_code(code) is Treatment.INLINE
 
 

@@ -27,6 +27,7 @@ from smelt.base.symbols import Expression, World
 from smelt.base.symint import Formula, as_number, is_symbolic, meaning, surely_equal
 from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.numbers import NumberWriter
+from smelt.ir.sparse import yields_sparse
 from smelt.ir.specrules import describe
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
 
@@ -316,6 +317,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self._last_input: fx.Node | None = None
         self._given: dict[Any, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._given.__getitem__)
+        self._sparse: set[fx.Node] = set()
 
     def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
         """The number that a tensor of one element holds: a symbol, or a float given at each call."""
@@ -396,6 +398,10 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
         node = self.graph.create_node("call_function", func, args, kwargs, name=func.overloadpacket.__name__)
         set_spec(node, spec_of_value(result) if func._schema.returns else ())
+        if self._sparse and not self._sparse.isdisjoint(node.all_input_nodes):
+            raise GhostError(f"{func} computes with a sparse tensor")
+        if yields_sparse(func, args, kwargs):
+            self._sparse.add(node)
         if isinstance(result, GhostTensor):
             result.node = node
         elif isinstance(result, tuple | list):

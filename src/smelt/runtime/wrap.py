@@ -119,7 +119,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     box: list[Any] = [state, torch.get_rng_state() if plan.random else None, lookout]
     run: Flat = Compiled.apply if transformed else apply
     try:
-        differentiable = run(box, *state.out(given))
+        differentiable = run(box, *state.out(_apart(_bystanders(state), given)))
     except UnexpectedResult:
         if state.eager is None:
             raise
@@ -175,7 +175,7 @@ def _quick(state: Differentiable) -> Flat:
     track_always = any(needed or not wanted for _, wanted, needed in tracked)
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-    passing = state.plan.passing
+    passing, bystanders = state.plan.passing, _bystanders(state)
     turned, out, back = bool(state.plan.handed), state.out, state.back
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -212,6 +212,8 @@ def _quick(state: Differentiable) -> Flat:
         for index in passing:
             if not inputs[index].is_leaf:
                 return _call(state, *inputs)
+        if bystanders:
+            inputs = _apart(bystanders, inputs)
         try:
             return run(*out(inputs)) if turned else run(*inputs)
         except UnexpectedResult:
@@ -220,6 +222,23 @@ def _quick(state: Differentiable) -> Flat:
             return state.eager(*inputs)
 
     return call
+
+
+def _bystanders(state: Differentiable) -> tuple[int, ...]:
+    """Inputs that no gradient goes to."""
+    return tuple(index for index in range(state.plan.inputs) if index not in state.wanted)
+
+
+def _apart(bystanders: tuple[int, ...], inputs: Any) -> Any:
+    """Inputs as autograd is to see them: a backward would go on to what those led from that no gradient goes to, and
+    let go of what is saved there, which in eager it never comes to."""
+    if not any(getattr(inputs[index], "requires_grad", False) for index in bystanders):
+        return inputs
+    given = list(inputs)
+    for index in bystanders:
+        if getattr(given[index], "requires_grad", False):
+            given[index] = given[index].detach()
+    return tuple(given)
 
 
 def _is_checkpointed() -> bool:
