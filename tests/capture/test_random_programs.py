@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.capture.generated.campaign import outcomes, report
+from tests.capture.generated.campaign import CAMPAIGN, report
 from tests.capture.generated.grammar import SIZE, program_from
 from tests.capture.generated.running import verdict
 
@@ -34,6 +34,6 @@ def test_programs_are_what_python_makes_of_them() -> None:
 
 
 def test_a_campaign_has_every_program_run_once() -> None:
-    found = list(outcomes(7, 3, jobs=2))
+    found = list(CAMPAIGN.outcomes(7, 3, jobs=2))
     assert sorted(each["seed"] for each in found) == [7, 8, 9]
     assert [each["failure"] for each in found] == [None] * 3

@@ -1,0 +1,144 @@
+"""A tensor program run eagerly, in float64 and through smelt, and held one against the other.
+
+    failure_of(program)   →   None, or what differs: an error, a shape, a value, a gradient, what shares memory
+
+The truth is the same program in float64. Values may be eight times as far from it as eager's, and a little: this is to
+find what is wrong, not what is inexact, which tests/ops_db measures. Where eager itself is far off, a sum of huge terms
+that cancel, nothing can be said. A comparison may fall the other way by rounding, so that a value counts as wrong only
+if it is so for two drawings of the inputs.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import smelt
+from tests.pipeline.generated.grammar import Program, names
+
+Tensor = torch.Tensor
+_NEAR = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+
+@dataclass
+class Outcome:
+    """What a call left: `error` is of the call, or else of the backward from its results."""
+
+    given: list[Tensor]
+    results: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def grads(self) -> list[Tensor | None]:
+        return [tensor.grad if tensor.is_leaf else None for tensor in self.given]
+
+    def sharing(self) -> list[tuple[int, int]]:
+        """Which tensors lie in the same memory."""
+        places = [t.untyped_storage().data_ptr() if t.numel() else None for t in (*self.given, *self.results)]
+        return [(n, m) for n, place in enumerate(places) for m in range(n) if place and place == places[m]]
+
+
+def run(function: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int, exact: bool) -> Outcome:
+    """One call, and a backward from all of its results, each with weights of its own."""
+    outcome = Outcome([each.tensor(sizes, draw, exact) for each in program.inputs])
+    generator = torch.Generator().manual_seed(draw % 2**31 + 5)
+    try:
+        outcome.results = list(function(*outcome.given))
+        total = torch.zeros((), dtype=torch.float64)
+        for result in outcome.results:
+            if result.requires_grad:
+                weights = torch.rand(result.shape, generator=generator, dtype=torch.float64).to(result.dtype)
+                total = total + (result * weights).sum().double()
+        if total.requires_grad:
+            total.backward()
+    except Exception as error:
+        outcome.error = error
+    return outcome
+
+
+def failure_of(program: Program, backend: str = "llvm") -> str | None:
+    """What smelt makes other than eager, at which call."""
+    mine, eager, exact = (_function(program, exact) for exact in (False, False, True))
+    smelt.reset()
+    compiled = smelt.compile(mine, backend=backend, dynamic=program.dynamic)
+    for number, sizes in enumerate(program.sizes):
+        doubts = 0
+        for draw in range(program.seed * 7, program.seed * 7 + 3):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ours = run(compiled, program, sizes, draw, exact=False)
+                theirs = run(eager, program, sizes, draw, exact=False)
+                truth = _truth(exact, program, sizes, draw)
+            found, sure = _difference(program, ours, theirs, truth)
+            doubts += found is not None
+            if found is not None and (sure or doubts == 2):
+                return f"call {number}: {found}"
+            if doubts == 0:
+                break
+    return None
+
+
+def _function(program: Program, exact: bool) -> Callable[..., Any]:
+    scope = names(exact)
+    exec(compile(program.text, f"<program {program.seed}>", "exec"), scope)
+    function: Callable[..., Any] = scope["program"]
+    return function
+
+
+def _truth(function: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int) -> Outcome | None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        outcome = run(function, program, sizes, draw, exact=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return outcome if outcome.error is None else None
+
+
+def _difference(program: Program, ours: Outcome, theirs: Outcome, truth: Outcome | None) -> tuple[str | None, bool]:
+    """What differs, and whether that is beyond doubt."""
+    if type(ours.error) is not type(theirs.error):
+        return f"{ours.error!r} instead of {theirs.error!r}", True
+    if theirs.error is not None:
+        return None, True
+    kinds = ["results", "given", "grads"]
+    if any(each.special for each in program.inputs):
+        kinds.pop()  # eager's own gradients at NaN depend on where in memory an element lies
+    for kind in kinds:
+        mine, eager = getattr(ours, kind), getattr(theirs, kind)
+        true = getattr(truth, kind) if truth else [None] * len(eager)
+        for number, three in enumerate(zip(mine, eager, true, strict=True)):
+            found, sure = _compared(*three)
+            if found:
+                return f"{kind}[{number}]: {found}", sure
+    if ours.sharing() != theirs.sharing():
+        return f"memory is shared by {ours.sharing()} instead of {theirs.sharing()}", True
+    return None, True
+
+
+def _compared(mine: Tensor | None, eager: Tensor | None, true: Tensor | None) -> tuple[str | None, bool]:
+    if mine is None or eager is None:
+        return None if mine is eager else f"{mine} instead of {eager}", True
+    for what in ("shape", "dtype", "requires_grad"):
+        if getattr(mine, what) != getattr(eager, what):
+            return f"{what} {getattr(mine, what)} instead of {getattr(eager, what)}", True
+    mine, eager = mine.detach(), eager.detach()
+    if not mine.is_floating_point():
+        wrong = int((mine != eager).sum())
+        return f"{wrong} of {mine.numel()} differ" if wrong else None, False
+    near = _NEAR[mine.dtype]
+    a, b = mine.double(), eager.double()
+    c = true.detach().double() if true is not None and true.shape == b.shape else b
+    for special in (torch.isnan, torch.isposinf, torch.isneginf):
+        wrong = int(((special(a) != special(b)) & (special(a) != special(c))).sum())
+        if wrong:
+            return f"{special.__name__} differs at {wrong} of {a.numel()}", False
+    finite = torch.isfinite(a) & torch.isfinite(b) & torch.isfinite(c)
+    if not finite.any():
+        return None, True
+    largest = max(float(c[finite].abs().max()), 0.01)
+    error, eagers = (float((each - c)[finite].abs().max()) for each in (a, b))
+    if error > 8 * eagers + near * largest and eagers < 0.05 * largest:
+        return f"error {error:.3g} where eager's is {eagers:.3g} and the largest value {largest:.3g}", False
+    return None, True
