@@ -79,6 +79,21 @@ def test_not_without_a_convolution_by_channel_nor_fuel() -> None:
     assert targets(after) == targets(before)
 
 
+def test_parts_of_an_image_are_read_where_it_lies() -> None:
+    """Pooling is made of such parts. One that is returned is still the view that eager has."""
+
+    def pooled(x: torch.Tensor, wide: torch.Tensor) -> Any:
+        y = aten.constant_pad_nd.default(aten.relu.default(convolution(x, wide)), [1, 1, 1, 1], 0.0)
+        left, right = aten.slice.Tensor(y, 3, 0, 6, 2), aten.slice.Tensor(y, 3, 1, 7, 2)
+        return aten.mean.dim(aten.maximum.default(left, right), [2, 3]), aten.slice.Tensor(y, 2, 1, 4)
+
+    before, after = laid(pooled, X, WIDE, how="channels_last")
+    largest = next(node for node in after.graph.nodes if node.target is aten.maximum.default)
+    assert is_channels_last(tensor_spec(largest).shape, tensor_spec(largest).stride)
+    assert targets(after).count(aten.clone.default) == 2 and targets(after).count(aten.slice.Tensor) == 3
+    assert_close(before, after, X, WIDE)
+
+
 class Block(nn.Module):
     """Training with batch norm, a residual, a view and a dropout of images, whose coins fall in eager's order."""
 

@@ -3,9 +3,9 @@
     mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
     →  view = view(x, [32]); return exp(view)
 
-A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. (`lay_images` stands beside
-them: it is for the joint graph, before that is split.) Every rewrite leaves the
+A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
 spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
+`lay_images` is not among them: it is for the graph of a whole training step, before that is split.
 """
 
 from collections.abc import Callable

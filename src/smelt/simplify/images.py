@@ -124,6 +124,9 @@ class _Images:
         if torch.Tag.reduction in node.target.tags:
             self._reduce(node, spec)
             return
+        if node.target is aten.slice.Tensor:
+            self._cut(node)
+            return
         at_points = torch.Tag.pointwise in node.target.tags or node.target in _FOLLOWING
         if not at_points or len(spec.shape) != 4 or not is_contiguous(spec.shape, spec.stride):
             return
@@ -134,6 +137,17 @@ class _Images:
         made = insert(node, node.target, args, dict(node.kwargs))
         set_spec(made, made_spec)
         self._stands_for(made, node)
+
+    def _cut(self, node: fx.Node) -> None:
+        """A part of an image, as a view. Whoever reads it otherwise keeps the view there was."""
+        x = node.args[0]
+        assert isinstance(x, fx.Node)
+        args = (self.last[x], *node.args[1:])
+        spec = spec_of_call(aten.slice.Tensor, args, dict(node.kwargs))
+        if spec is not None:
+            made = insert(node, aten.slice.Tensor, args, dict(node.kwargs))
+            set_spec(made, spec)
+            self._stands_for(made, node)
 
     def _reduce(self, node: fx.Node, spec: TensorSpec) -> None:
         """Where a sum is read does not show in it, but for the strides of dims without extent."""
@@ -171,13 +185,15 @@ class _Images:
     def _settle(self) -> None:
         """Copies for those who read what was there before, which goes."""
         for node in reversed(self.old):
+            if node.users and node.target is aten.slice.Tensor:
+                continue
             if node.users:
                 back = insert(node, aten.clone.default, (self.last[node],), {"memory_format": torch.contiguous_format})
                 node.replace_all_uses_with(back)
             self.graph.erase_node(node)
-        for copy in reversed(self.copies.values()):
-            if not copy.users:
-                self.graph.erase_node(copy)
+        for extra in (*self.last.values(), *reversed(self.copies.values())):
+            if not extra.users and (extra.target is aten.slice.Tensor or extra.target is aten.clone.default):
+                self.graph.erase_node(extra)
 
 
 def _last(spec: TensorSpec) -> TensorSpec:
