@@ -114,6 +114,22 @@ CASES: dict[str, Case] = {
         lambda x: F.max_pool2d(x, 3, 2, 1),
         lambda: (_of(8, 32, 56, 56).requires_grad_(),),
     ),
+    "max pooling 3 by 2 with edges and gradient, channels last": (
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda: (_of(8, 32, 56, 56).to(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "bilinear twice 8×32×28×28": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: (_of(8, 32, 28, 28),),
+    ),
+    "bilinear twice with gradient 8×32×28×28": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: (_of(8, 32, 28, 28).requires_grad_(),),
+    ),
+    "bilinear to 50×50 with corners and gradient 8×32×28×28": (
+        lambda x: F.interpolate(x, (50, 50), mode="bilinear", align_corners=True),
+        lambda: (_of(8, 32, 28, 28).requires_grad_(),),
+    ),
     "nearest twice 8×32×28×28": (lambda x: F.interpolate(x, scale_factor=2), lambda: (_of(8, 32, 28, 28),)),
     "nearest twice with gradient 8×32×28×28": (
         lambda x: F.interpolate(x, scale_factor=2),

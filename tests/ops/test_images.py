@@ -28,6 +28,8 @@ WAYS: dict[str, Function] = {
     "greatest 2, apart": lambda x: F.max_pool2d(x, 2, dilation=2),
     "greatest, rounded up": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
     "greatest of five": lambda x: F.max_pool2d(x, 5),
+    "greatest 3 by 1": lambda x: F.max_pool2d(x, 3, 1),
+    "greatest 4 by 2, edges": lambda x: F.max_pool2d(x, 4, 2, 2),
     "nearest 2": lambda x: F.interpolate(x, scale_factor=2),
     "nearest 4×1": lambda x: F.interpolate(x, scale_factor=(4, 1)),
     "nearest 3": lambda x: F.interpolate(x, scale_factor=3),

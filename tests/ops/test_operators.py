@@ -46,8 +46,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
     ),
     (
         "In kernels, put at places",
-        "Computed and written where indices say, checked as above, to a copy of what is written to; those that meet take "
-        "turns as in PyTorch on one thread.",
+        "Computed and written where indices say, checked as above, to a copy of what is written to; those that meet "
+        "take turns as in PyTorch on one thread.",
         lambda record: isinstance(record.lowering, Scatter),
     ),
     (

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
+from smelt.ir.interpret import run_program
 from smelt.ir.program import Launch, Library
-from tests.fuse.running import assert_same, fused
+from smelt.ops.decompositions import DECOMPOSITIONS
+from tests.fuse.running import assert_same, compare, fused
 
 aten = torch.ops.aten
 Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
@@ -55,13 +57,13 @@ CASES: dict[str, Case] = {
     "scatter_add, rows": (lambda i, x, s: x.scatter_add(0, i, s), (_i([1, 0], [1, 4], [1, 1]), _x(5, 6), _x(3, 2))),
     "scatter_add, one dim": (lambda i, x, s: x.scatter_add(0, i, s), (_i(1, 0, 1, 4, 1), _x(5), _x(5))),
     "scatter_add, more than is put": (lambda i, x, s: x.scatter_add(0, i, s), (_i([1, 0, 4]), _x(5, 6), _x(3, 4))),
-    "scatter_reduce prod": (
-        lambda i, x, s: x.scatter_reduce(1, i, s, "prod"), (_i([1, 0, 5, 5], [2, 4, 0, 2]), _x(5, 6), _x(2, 4)),
-    ),
-    "scatter_reduce amax": (
-        lambda i, x, s: x.scatter_reduce(1, i, s, "amax"), (_i([1, 0, 5, 5], [2, 4, 0, 2]), _x(5, 6), _x(2, 4)),
-    ),
 }  # fmt: skip
+for _how in ("sum", "prod", "mean", "amax", "amin"):
+    for _self in (False, True):
+        CASES[f"scatter_reduce {_how}, {_self}"] = (
+            lambda i, x, s, how=_how, here=_self: x.scatter_reduce(1, i, s, how, include_self=here),
+            (_i([1, 0, 5, 5], [2, 4, 0, 2]), _x(5, 6), _x(2, 4)),
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,7 +75,8 @@ def test_numbers_are_eagers(name: str, around: bool) -> None:
         found = function(index, *(tensor.sin() * 2 if around else tensor for tensor in given))
         return F.layer_norm(found + 1, found.shape[-1:]) if around else found
 
-    program = assert_same(lambda *given: function(*given), *args)
+    program = fused(lambda *given: function(*given), *args, decompositions=DECOMPOSITIONS)
+    compare(run_program(program, args), (function(*args),))
     assert not [step for step in program.steps if isinstance(step, Library) and step.unless is None]
     torch.testing.assert_close(smelt.compile(call, fullgraph=True)(*args), call(*args))
 
@@ -203,6 +206,29 @@ def test_writes_in_place_are_eagers() -> None:
         write(*eager)
     with pytest.raises(IndexError) as found:
         smelt.compile(write, fullgraph=True)(*mine)
+    assert str(found.value) == str(raised.value)
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_one_number_by_a_mask_is_chosen(added: bool) -> None:
+    def put(x: torch.Tensor, where: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        every = aten.index_put.default(x, [where], value, added)
+        return every, aten.index_put.default(x, [where[:, 0]], value, added), aten.index_put.default(
+            x, [None, where[0]], value.view(1, 1), added
+        )
+
+    args = (_x(4, 5, 3), _x(4, 5) > 0, torch.tensor(3.5))
+    args[0][0, 0, 0] = float("nan")
+    program = fused(put, *args, decompositions=DECOMPOSITIONS)
+    assert all(isinstance(step, Launch) for step in program.steps)
+    compare(run_program(program, args), put(*args))
+    for mine, eager in zip(smelt.compile(put, fullgraph=True)(*args), put(*args), strict=True):
+        assert torch.equal(mine.nan_to_num(), eager.nan_to_num())
+    wrong = (args[0], torch.ones(4, 4, dtype=torch.bool), args[2])
+    with pytest.raises(IndexError) as raised:
+        put(*wrong)
+    with pytest.raises(IndexError) as found:
+        smelt.compile(put)(*wrong)
     assert str(found.value) == str(raised.value)
 
 

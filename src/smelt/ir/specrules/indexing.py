@@ -17,7 +17,7 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def _index(value: Any, indices: Sequence[Any]) -> Any:
+def index_of(value: Any, indices: Sequence[Any]) -> Any:
     """By integers; masks need data. The result is computed like an element-wise operator's, repeated where indexed."""
     rank = value.dim()
     given = [*indices, *[None] * (rank - len(indices))]
@@ -53,4 +53,4 @@ def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
     return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))
 
 
-RULES: dict[Any, Any] = {aten.index.Tensor: _index, aten._unsafe_index.Tensor: _index}
+RULES: dict[Any, Any] = {aten.index.Tensor: index_of, aten._unsafe_index.Tensor: index_of}

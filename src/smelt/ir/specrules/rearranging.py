@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import Shape
+from smelt.ir.specrules.indexing import index_of
 from smelt.ir.specrules.layout import (
+    broadcast,
     channels_last_stride,
     iterator_stride,
     like_stride,
@@ -73,11 +75,23 @@ def _filled(value: Any, fill: Any) -> Any:
     return view_of(value, value.shape, value.stride())
 
 
-def _put(value: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    if values.dtype is not value.dtype or len(indices) > value.dim() or values.dim() > 0 or 0 in value.shape:
+def _put(
+    value: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """By integers, or by one mask if it is one element that goes everywhere."""
+    known = values.dtype is value.dtype and value.dtype in KNOWN and len(indices) <= value.dim()
+    if not known or 0 in value.shape:
         return NotImplemented
-    whole = all(index is None or index.dtype in (torch.int64, torch.int32) for index in indices)
-    return _like(value) if whole and value.dtype in KNOWN else NotImplemented
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) == 1 and given[0][1].dtype is torch.bool:
+        dim, mask = given[0]
+        fits = mask.dim() > 0 and tuple(value.shape[dim : dim + mask.dim()]) == tuple(mask.shape)
+        return _like(value) if fits and values.numel() == 1 and values.dim() <= value.dim() else NotImplemented
+    points = index_of(value, indices)
+    if points is NotImplemented:
+        return NotImplemented
+    fits = values.dim() <= len(points.shape) and broadcast([points.shape, tuple(values.shape)]) == points.shape
+    return _like(value) if fits else NotImplemented
 
 
 def _repeat(value: Any, repeats: Sequence[int]) -> Any:
@@ -212,6 +226,21 @@ def _index_add(value: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1)
     return row_major(tuple(value.shape), value.dtype)
 
 
+def _index_copy(value: Any, dim: int, index: Any, source: Any) -> Any:
+    return _index_add(value, dim, index, source) if index.dtype is torch.int64 else NotImplemented
+
+
+def _scatter_reduce(value: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    known = reduce in ("sum", "prod", "mean", "amax", "amin") and value.dtype in KNOWN - {torch.bool}
+    return _scatter(value, dim, index, source) if known else NotImplemented
+
+
+def _index_fill(value: Any, dim: int, index: Any, number: Any) -> Any:
+    at = _axis(value, dim)
+    known = at is not None and index.dim() == 1 and index.dtype is torch.int64 and not isinstance(number, complex)
+    return _like(value) if known else NotImplemented
+
+
 def _eye(n: int, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
     return _eye_of(n, n, dtype=dtype, layout=layout)
 
@@ -262,13 +291,18 @@ RULES: dict[Any, Any] = {
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,
     aten.scatter_add.default: _scatter,
+    aten.scatter_reduce.two: _scatter_reduce,
     aten.index_add.default: _index_add,
+    aten.index_copy.default: _index_copy,
+    aten.index_fill.int_Scalar: _index_fill,
     aten.eye.default: _eye,
     aten.eye.m: _eye_of,
     aten.linspace.default: _linspace,
     aten.fill_.Tensor: _filled,
     aten.fill_.Scalar: _filled,
     aten.index_put.default: _put,
+    aten._index_put_impl.default: _put,
+    aten._unsafe_index_put.default: _put,
     aten.randint.default: _random_integers,
     aten.randint.low: _random_integers,
     aten.multinomial.default: _multinomial,

@@ -172,11 +172,31 @@ def max_pool2d_with_indices_backward(
     ceil: bool,
     indices: Tensor,
 ) -> Any:
-    """Every element belongs to one window, and gets its gradient if it is the one that was chosen there."""
+    """Where every element belongs to one window, it gets its gradient if it is the one that was chosen there. Otherwise
+    each window adds its gradient to the one it chose."""
     found = _windows(x, kernel, stride, padding, ceil)
     if found is None or found[0] != found[1] or any(number != 1 for number in dilation):
-        return NotImplemented
+        return _to_chosen(grad, x, indices)
     if any(e % k for e, k in zip(x.shape[2:], found[0], strict=True)):
-        return NotImplemented
+        return _to_chosen(grad, x, indices)
     here = _ramp(x.shape[2], x.shape[3], x).unsqueeze(1) + _ramp(x.shape[3], 1, x)
     return choose(_spread(indices, found[0]) == here, _spread(grad, found[0]), 0.0)
+
+
+def _to_chosen(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """The gradients of windows, added up at places that count the elements of an image in rows."""
+    if x.dim() != 4 or not x.dtype.is_floating_point:
+        return NotImplemented
+    n, c, h, w = x.shape
+    if grad.is_contiguous() and indices.is_contiguous():
+        return _zeros([n, c, h * w], x).scatter_add(2, indices.view(n, c, -1), grad.view(n, c, -1)).view(n, c, h, w)
+    last = [each.permute(0, 2, 3, 1) for each in (grad, indices)]
+    if not all(each.is_contiguous() for each in last):
+        return NotImplemented
+    grad, indices = (each.view(n, -1, c) for each in last)
+    return _zeros([n, h * w, c], x).scatter_add(1, indices, grad).view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _zeros(shape: list[int], like: Tensor) -> Tensor:
+    made: Tensor = aten.full.default(shape, 0, dtype=like.dtype, device=like.device)
+    return made

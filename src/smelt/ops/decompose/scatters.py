@@ -1,17 +1,20 @@
-"""Scattering one element a row: compared into place, where every row has one index.
+"""Scattering one element a row, and by masks: compared or chosen into place. Scatters that are several in one.
 
     scatter(zeros(3, 5), 1, i64[3, 1], 1.0)  →  where(column == index, 1.0, zeros)       a one-hot; nothing is scattered
+    index_put(x, [mask], 0.0)                →  where(mask, 0.0, x)
+    scatter_reduce(x, 0, i, s, "mean")       →  scatter_add(x, 0, i, s) / (1 + how many came)
 
 No two elements meet then, so it is the same whatever the indices are. The operator itself stays in the graph beside it,
 unread: it raises for an index out of range, and is called only then.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from smelt.ops.decompose.table import constant, decomposes, left_whole
+from smelt.ops.decompose.table import choose, constant, decomposes, left_whole
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -37,6 +40,51 @@ def _scattered(op: Any) -> Callable[..., Any]:
         return torch.where(places == index.to(number), x + put if op in _ADDING else put, x)
 
     return scatter
+
+
+@decomposes(aten.index_put.default, aten._index_put_impl.default)
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """By one mask, if one element goes everywhere: how many places there are does not matter then."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    mask = indices[given[0]] if len(given) == 1 else None
+    if mask is None or mask.dtype is not torch.bool or values.numel() != 1 or values.dtype is not x.dtype:
+        return NotImplemented
+    if mask.dim() == 0 or tuple(x.shape[given[0] : given[0] + mask.dim()]) != tuple(mask.shape):
+        return NotImplemented
+    after = x.dim() - given[0] - mask.dim()
+    element = values.reshape(())
+    return torch.where(mask.reshape(*mask.shape, *([1] * after)), x + element if accumulate else element, x)
+
+
+@decomposes(aten.scatter_reduce.two)
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """What was there is put out of the way first, where it does not count; a mean is a sum and a count."""
+    if x.dtype is torch.bool or x.dim() == 0 or index.numel() == 0 or (include_self and reduce != "mean"):
+        return NotImplemented
+    if not include_self:
+        x = aten.scatter.value(x, dim, index, _nothing(reduce, x.dtype))
+    if reduce != "mean":
+        return aten.scatter_reduce.two(x, dim, index, source, reduce)
+    ones = aten.full.default(list(index.shape), 1, dtype=x.dtype, device=x.device)
+    none = aten.full.default(list(x.shape), int(include_self), dtype=x.dtype, device=x.device)
+    count = aten.scatter_add.default(none, dim, index, ones)
+    total = aten.scatter_add.default(x, dim, index, source)
+    count = choose(count == 0, 1, count)
+    return total / count if x.dtype.is_floating_point else torch.div(total, count, rounding_mode="floor")
+
+
+def _nothing(reduce: str, dtype: torch.dtype) -> float:
+    """What a fold of nothing gives."""
+    if reduce in ("sum", "mean", "prod"):
+        return int(reduce == "prod")
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    limits = torch.iinfo(dtype)
+    return limits.min if reduce == "amax" else limits.max
 
 
 for _op in (aten.scatter.src, aten.scatter.value, aten.scatter_add.default):
