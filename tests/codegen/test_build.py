@@ -115,6 +115,7 @@ def test_target_says_how_many_lanes() -> None:
 VARIANTS = [
     {"has_fma": False, "fma_overwrites": False},
     {"has_nan_minimum": False},
+    {"loads_early": True},
     {"vector_bits": 256, "vector_registers": 16, "fma_overwrites": False, "has_nan_minimum": False},
     {"vector_bits": 512, "has_masks": True},
 ]

@@ -21,7 +21,7 @@ from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.runs import Run
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, placing, repeatable, varying
+from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, early, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -114,6 +114,8 @@ class Body:
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
     ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
+    early: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
+    read: dict[Load, Value] = field(default_factory=dict)  # what they gave for the vector being written
     below: frozenset[str] = frozenset()  # values that are never above zero
     ramps: dict[str, tuple[Value, int]] = field(default_factory=dict)  # positions: the first lane, and the step
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
@@ -260,6 +262,7 @@ class Body:
         self._hold_addresses(inside)
         self._hold_next_row(stage)
         self.ahead = ahead(self.plan, stage) if self.b.target.fetch_distance else []
+        self.early = early(self.plan.kernel, stage, self.b.target) if self.edges is None else []
         started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
@@ -327,10 +330,15 @@ class Body:
             self._run(inside, name, *self.edges, started)
             return
         if self.plan.split is Split.COLS:
-            loop = self.b.begin(Value("%first", "i64"), Value("%last", "i64"), 1, (), guard=True)
+            most = self._number((size if again else full) - self.lanes)
+            column = self.b.mul(Value("%first", "i64"), self.lanes) if self.early else _NOWHERE
+            held = self._read_early(name, column, most)
+            loop = self.b.begin(Value("%first", "i64"), Value("%last", "i64"), 1, held, guard=True)
             column = self.b.mul(loop.index, self.lanes)
+            held = self._read_early(name, self.b.add(column, self.lanes) if self.early else column, most)
+            self.read = dict(zip(self.early, loop.values, strict=True))
             self._point(inside, name, self._within(column, size) if again else column, started)
-            loop.end()
+            loop.end(*held)
         elif any(fold.wide for fold in started) and size > 2 * _FLUSH:
             block = _FLUSH // self.lanes * self.lanes
             outer = self._begin(self._number(0), self._number(full), block, started)
@@ -360,9 +368,20 @@ class Body:
         size: Size | None = None,
     ) -> None:
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
-        loop = self._begin(first, last, self.lanes, started)
+        most = self.b.sub(last, self.lanes) if self.early else last
+        held = self._read_early(name, first, most)
+        loop = self.b.begin(first, last, self.lanes, [*self._carried(started), *held], guard=False)
+        self._assign(started, loop.values)
+        held = self._read_early(name, self.b.add(loop.index, self.lanes) if self.early else first, most)
+        self.read = dict(zip(self.early, loop.values[len(loop.values) - len(held) :], strict=True))
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
-        self._end(loop, started)
+        self._assign(started, loop.end(*self._carried(started), *held))
+
+    def _read_early(self, name: str, column: Value, most: Value) -> list[Value]:
+        """What the loop reads one vector before, at `column` or at the last there is."""
+        if self.early:
+            self.axes[name] = self.b.intrinsic("llvm.smin", column, most)
+        return [self._load_raw(load.buffer, load.index) for load in self.early]
 
     def _tail(self, inside: list[Instruction], name: str, size: Size, started: list[_Fold]) -> None:
         """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
@@ -398,6 +417,7 @@ class Body:
                 fold.partial = self._folded(instruction, fold.dtype, fold.partial)
             else:
                 self._instruction(instruction)
+        self.read = {}
 
     def _folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: Value) -> Value:
         """A fold with one more value; a product goes into a sum in one step, rounded once less."""
@@ -458,7 +478,8 @@ class Body:
             case Const(out, value, dtype):
                 self.values[out] = constant(b, value, dtype)
             case Load(out, buffer, index):
-                self.values[out] = self._load(buffer, index, self.dtypes[out])
+                raw = self.read.get(instruction) or self._load_raw(buffer, index)
+                self.values[out] = from_memory(b, raw, self.dtypes[out])
             case Gather(out, buffer, index, by):
                 self.values[out] = from_memory(b, self._gather_raw(buffer, index, by), self.dtypes[out])
             case Position(out, index):
@@ -594,9 +615,6 @@ class Body:
     def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
         return self.b.intrinsic("llvm.umin", value, self.b.splat(self._number(extent - 1), value.lanes))
-
-    def _load(self, array: str, index: Index, dtype: torch.dtype) -> Value:
-        return from_memory(self.b, self._load_raw(array, index), dtype)
 
     def _store(self, array: str, index: Index, raw: Value) -> None:
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0

@@ -53,6 +53,7 @@ BUCKETS = 1024  # places that are scattered to fall into so many, which threads 
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
 # Rows of a tile are read in pieces too short for the processor to guess the next: each is asked for so much earlier.
 _TILE_BYTES_AHEAD = 1536
+_EARLY_MOST = 2
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
@@ -475,6 +476,18 @@ def ahead(made: Plan, stage: Stage) -> list[Load]:
     """
     found = [] if made.fetched else _streams(made.kernel, stage.body)
     return found if len({load.buffer for load in found}) == 1 else []
+
+
+def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
+    """What a loop with much to compute reads one vector early, before it stores the one it is at.
+
+    Where places are told apart by the last bits of their address, 4 KiB for instance, a load that follows a store with
+    the same bits waits for it, and so for all that was computed for it: one vector would be done after the other.
+    """
+    if not target.loads_early or _only_reads(stage.body) or sum(map(_cost, stage.body)) < _MATH_COST:
+        return []
+    found = _streams(kernel, stage.body)
+    return found if len(found) <= _EARLY_MOST else []  # they take registers
 
 
 def _total_cost(kernel: Kernel) -> Size:

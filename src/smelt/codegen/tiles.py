@@ -115,7 +115,7 @@ def turn(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Si
     lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block
     columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), lines, (), guard=False)
     start = b.element(source, kind, b.mul(columns.index, stride))
-    if b.target.fetches_ahead:
+    if b.target.fetch_distance:  # this too only reads
         for number in range(lines, 2 * lines):
             for further in range(0, min(_ASKED, tile.height * BITS[kind] // 8), _CACHE_LINE):
                 b.prefetch(b.element(b.element(start, kind, number * stride), "i8", further))

@@ -41,6 +41,7 @@ class Target:
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core
     tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others
+    loads_early: bool = False  # a load waits for a store before it that only seems to be to the same place
     scales_floats: bool = False  # one instruction for x · 2^n, for whichever n, of a whole vector
     address_spaces: tuple[tuple[str, int], ...] = (("global", 0), ("scratch", 0))
 

@@ -1,0 +1,86 @@
+"""Reads done one vector early: the same results whatever the sizes, the dtypes and how the work is shared out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from smelt.codegen import build, cpu, schedule
+from smelt.device import Target, register
+from smelt.ir.kernel import Kernel
+from smelt.ir.text import parse_kernel
+from tests.codegen.test_kernels import same_as_reference
+from tests.ir.kernels import SOFTMAX, sized
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared out"])
+def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    """This machine, if loads had to come before stores; with kernels shared out between threads, or not."""
+    if request.param:
+        monkeypatch.setattr(schedule, "GRAIN", 1)
+    target = replace(cpu.describe_host(), loads_early=True)
+    register("cpu", lambda: target)
+    build.forget()
+    yield target
+    register("cpu", cpu.describe_host)
+    build.forget()
+
+
+def early(kernel: Kernel, target: Target) -> list[str]:
+    made = schedule.plan(kernel, target).kernel
+    return [load.buffer for stage in made.stages if stage.loop for load in schedule.early(made, stage, target)]
+
+
+SIZES = [(1, 3), (1, 64), (1, 1000), (5, 77), (70, 16), (70, 130)]
+
+
+@pytest.mark.parametrize(("rows", "cols"), SIZES)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_one_array(rows: int, cols: int, gap: int, eager: Target) -> None:
+    kernel = parse_kernel(
+        f"kernel k rows(i:{rows}) cols(j:{cols})\n in x: f32[{rows * (cols + gap)}]\n in w: f32[{cols}]\n"
+        f" out y: f32[{rows * cols}]\n loop:\n a = load x[{cols + gap}*i + j]\n b = load w[j]\n"
+        f" c = tanh a : f32\n d = mul b, c : f32\n store y[{cols}*i + j] = d"
+    )
+    assert "x" in early(kernel, eager)
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize(("rows", "cols"), SIZES)
+def test_two_arrays_of_other_dtypes(rows: int, cols: int, eager: Target) -> None:
+    count = rows * cols
+    kernel = parse_kernel(
+        f"kernel k rows(i:{rows}) cols(j:{cols})\n in x: bf16[{count}]\n in b: bool[{count}]\n out y: bf16[{count}]\n"
+        f" loop:\n a = load x[{cols}*i + j]\n c = cast a : f32\n d = exp c : f32\n e = load b[{cols}*i + j]\n"
+        f" f = where e, d, c : f32\n g = cast f : bf16\n store y[{cols}*i + j] = g"
+    )
+    assert early(kernel, eager) == ["x", "b"]
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize(("rows", "cols"), SIZES)
+def test_what_is_written_in_place_is_read_when_its_turn_comes(rows: int, cols: int, eager: Target) -> None:
+    kernel = parse_kernel(
+        f"kernel k rows(i:{rows}) cols(j:{cols})\n inout x: f32[{rows * cols}]\n in z: f32[{rows * cols}]\n loop:\n"
+        f" a = load x[{cols}*i + j]\n b = load z[{cols}*i + j]\n c = exp b : f32\n d = mul a, c : f32\n"
+        f" store x[{cols}*i + j] = d"
+    )
+    assert early(kernel, eager) == ["z"]
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("cols", [5, 64, 100, 9000])
+def test_between_folds(cols: int, eager: Target) -> None:
+    kernel = parse_kernel(sized(SOFTMAX, 3, cols))
+    assert early(kernel, eager) == ["x"]  # where it computes; the loop before it stores nothing
+    same_as_reference(kernel)
+
+
+def test_a_loop_carries_what_it_read(eager: Target) -> None:
+    kernel = parse_kernel(
+        "kernel k rows() cols(j:4096)\n in x: f32[4096]\n out y: f32[4096]\n loop:\n"
+        " a = load x[j]\n b = exp a : f32\n store y[j] = b"
+    )
+    carried = f"phi <{schedule.plan(kernel, eager).lanes} x float>"
+    assert carried in build.module_text([kernel], eager)
+    assert carried not in build.module_text([kernel], replace(eager, loads_early=False))
