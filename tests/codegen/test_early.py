@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from smelt.codegen import build, cpu, schedule
+from smelt.codegen.body import Layout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import parse_kernel
@@ -84,3 +85,14 @@ def test_a_loop_carries_what_it_read(eager: Target) -> None:
     carried = f"phi <{schedule.plan(kernel, eager).lanes} x float>"
     assert carried in build.module_text([kernel], eager)
     assert carried not in build.module_text([kernel], replace(eager, loads_early=False))
+
+
+def test_private_arrays_do_not_end_in_the_same_bits() -> None:
+    """Two sums over rows: what one adds to is not 4 KiB, 8 or 12 away from what the other does."""
+    kernel = parse_kernel(
+        "kernel k rows(i:50) cols(j:1024)\n in x: f32[51200]\n out y: f32[1024]\n out z: f32[1024]\n loop:\n"
+        " a = load x[1024*i + j]\n b = mul a, a : f32\n accumulate sum y[j] = a\n accumulate sum z[j] = b"
+    )
+    offsets = Layout.of(schedule.plan(kernel, cpu.describe_host())).offsets
+    assert len(offsets) == 4 and len({offset % 4096 for offset in offsets.values()}) == 4
+    same_as_reference(kernel)

@@ -48,6 +48,7 @@ from smelt.ir.kernel import (
 _FLUSH = 4096
 _FLUSH_WORTH = 256
 _ALIGN = 64
+_APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
 _NOWHERE = Value("0", "i64")
 _NEAR = 1 << 30  # what is further away than this is further than any lane
 
@@ -82,7 +83,7 @@ class Layout:
         size: Size = 0
         for name, dtype, count in private:
             offsets[name] = size
-            size += aligned(count * dtype.itemsize)
+            size += aligned(count * dtype.itemsize) + _APART
         return cls(kinds, offsets, size)
 
 
