@@ -96,3 +96,12 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
     offsets = Layout.of(schedule.plan(kernel, cpu.describe_host())).offsets
     assert len(offsets) == 4 and len({offset % 4096 for offset in offsets.values()}) == 4
     same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+def test_every_line_of_the_next_row_is_asked_for(bits: int) -> None:
+    """As many as a vector reads, whether it is one line long or four."""
+    target = replace(cpu.describe_host(), vector_bits=bits, fetches_ahead=True, fetch_distance=0)
+    kernel = parse_kernel(sized(SOFTMAX, 40, 1024))
+    asked = build.module_text([kernel], target).count("call void @llvm.prefetch")
+    assert asked == schedule.plan(kernel, target).lanes * 4 // 64

@@ -48,6 +48,7 @@ from smelt.ir.kernel import (
 _FLUSH = 4096
 _FLUSH_WORTH = 256
 _ALIGN = 64
+_CACHE_LINE = 64
 _APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
 _NOWHERE = Value("0", "i64")
 _NEAR = 1 << 30  # what is further away than this is further than any lane
@@ -301,11 +302,18 @@ class Body:
             self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self._number(further)))
 
     def _fetch(self, column: Value) -> None:
-        for load, start in zip(self.plan.fetched, self.next_row, strict=False):
-            self.b.prefetch(self.b.element(start, self.layout.kinds[load.buffer], column))
+        """Every cache line of what a vector of this loop reads, as far ahead as each is asked for."""
+        starts = [
+            (load, self.b.element(start, self.layout.kinds[load.buffer], column))
+            for load, start in zip(self.plan.fetched, self.next_row, strict=False)
+        ]
         for load in self.ahead:
             here = self._address(load.buffer, load.index)
-            self.b.prefetch(self.b.element(here, "i8", self.b.target.fetch_distance))
+            starts.append((load, self.b.element(here, "i8", self.b.target.fetch_distance)))
+        for load, start in starts:
+            size = self.lanes * self.plan.kernel.buffer(load.buffer).dtype.itemsize
+            for further in range(0, size, _CACHE_LINE):
+                self.b.prefetch(self.b.element(start, "i8", further))
 
     def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
