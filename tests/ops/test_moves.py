@@ -62,7 +62,7 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize("name", MOVES)
 def test_numbers_and_gradients_are_eagers(name: str, layout: str) -> None:
     move, x = MOVES[name], LAYOUTS[layout]().detach().requires_grad_()
-    found, expected = smelt.compile(lambda x: move(x), fullgraph=True)(x), move(x)
+    found, expected = smelt.compile(lambda x: move(x) * 2, fullgraph=True)(x), move(x) * 2
     assert found.stride() == expected.stride()
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     tangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4))
@@ -80,6 +80,22 @@ def test_it_is_one_kernel_with_what_follows(name: str) -> None:
 def test_it_is_one_kernel_with_what_comes_before(name: str) -> None:
     program = fused(lambda x: MOVES[name](x.sigmoid() * 2) + 1, _x(3, 5, 37), decompositions=DECOMPOSITIONS)
     assert len(program.steps) == 1 and not isinstance(program.steps[0], Library)
+
+
+@pytest.mark.parametrize("name, call", {"reflected": "reflection_pad1d", "edges repeated": "replication_pad1d"}.items())
+def test_what_is_wanted_in_memory_is_copied_by_the_library_where_that_is_faster(name: str, call: str) -> None:
+    program = fused(MOVES[name], _x(3, 5, 37), decompositions=DECOMPOSITIONS)
+    assert [str(step.op) for step in program.steps if isinstance(step, Library)] == [f"aten.{call}.default"]
+
+
+@pytest.mark.parametrize("name, call", {"flipped": "flip", "cropped": "constant_pad_nd"}.items())
+def test_short_rows_are_copied_by_the_library(name: str, call: str) -> None:
+    short, long, computed = (
+        fused(function, _x(3, 5, size), decompositions=DECOMPOSITIONS)
+        for function, size in ((MOVES[name], 37), (MOVES[name], 370), (lambda x: MOVES[name](x + 1), 37))
+    )
+    assert [str(step.op) for step in short.steps if isinstance(step, Library)] == [f"aten.{call}.default"]
+    assert all(len(each.steps) == 1 and not isinstance(each.steps[0], Library) for each in (long, computed))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -10,6 +10,7 @@ multiple of the lanes overlaps the one before it, so nothing runs lane by lane:
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import reduce
+from typing import TypeGuard
 
 import torch
 
@@ -19,7 +20,7 @@ from smelt.base.varying import is_varying
 from smelt.codegen import folds, rowfolds, scans, scatters, tiles
 from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.math import OF_NEGATIVE
-from smelt.codegen.runs import Run
+from smelt.codegen.runs import FAR, Memory, Run, Span, near
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, early, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
@@ -51,7 +52,6 @@ _ALIGN = 64
 _CACHE_LINE = 64
 _APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
 _NOWHERE = Value("0", "i64")
-_NEAR = 1 << 30  # what is further away than this is further than any lane
 
 
 def aligned(size: Size) -> Size:
@@ -75,6 +75,8 @@ class Layout:
             kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
         dtypes = value_dtypes(plan.kernel)
         for scan in scans.scans(plan.kernel):
+            if scan.axis == plan.kernel.cols[-1].name:
+                continue  # carried from vector to vector
             state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
             private.append((state.name, state.dtype, state.size))
             kinds[state.name] = memory_kind(state.dtype)
@@ -90,9 +92,10 @@ class Layout:
 
 @dataclass(slots=True)
 class _Fold:
-    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any."""
+    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
+    along lanes: what it has come to."""
 
-    instruction: Reduce
+    instruction: Reduce | Scan
     dtype: torch.dtype
     partial: Value
     wide: Value | None = None
@@ -120,6 +123,7 @@ class Body:
     read: dict[Load, Value] = field(default_factory=dict)  # what they gave for the vector being written
     below: frozenset[str] = frozenset()  # values that are never above zero
     ramps: dict[str, tuple[Value, int]] = field(default_factory=dict)  # positions: the first lane, and the step
+    spans: dict[str, Span] = field(default_factory=dict)  # masks that are true from one lane to another
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -265,17 +269,21 @@ class Body:
         self._hold_next_row(stage)
         self.ahead = ahead(self.plan, stage) if self.b.target.fetch_distance else []
         self.early = early(self.plan.kernel, stage, self.b.target) if self.edges is None else []
-        started = [self._start(instruction) for instruction in inside if isinstance(instruction, Reduce)]
+        started = [self._start(each) for each in inside if isinstance(each, Reduce) or self._runs_along_lanes(each)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
             self._nest(inside, list(self.plan.kernel.cols), started)
         self.b.close_loop()
         self.lanes = 1
         for fold in started:
-            self.values[fold.instruction.out] = self._settle(fold)
+            if isinstance(fold.instruction, Reduce):
+                self.values[fold.instruction.out] = self._settle(fold)
 
-    def _start(self, instruction: Reduce) -> _Fold:
+    def _start(self, instruction: Reduce | Scan) -> _Fold:
         dtype = self.dtypes[instruction.value]
+        if isinstance(instruction, Scan):
+            wide = scans.fold_dtype(instruction, dtype)
+            return _Fold(instruction, wide, folds.start(self.b, instruction.op, wide, 1))
         fold = _Fold(instruction, dtype, folds.start(self.b, instruction.op, dtype, self.plan.lanes))
         if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > _FLUSH:
             fold.wide = self.b.const("f64", 0.0)
@@ -286,7 +294,7 @@ class Body:
         for instruction in instructions:
             if isinstance(instruction, Load | Gather | Store | Scatter):
                 self._row_address(instruction.buffer, instruction.index)
-            elif isinstance(instruction, Scan):
+            elif isinstance(instruction, Scan) and not self._runs_along_lanes(instruction):
                 state = self._state(instruction)
                 self._row_address(state.name, state.index)
             elif isinstance(instruction, Accumulate):
@@ -303,17 +311,18 @@ class Body:
 
     def _fetch(self, column: Value) -> None:
         """Every cache line of what a vector of this loop reads, as far ahead as each is asked for."""
-        starts = [
-            (load, self.b.element(start, self.layout.kinds[load.buffer], column))
-            for load, start in zip(self.plan.fetched, self.next_row, strict=False)
-        ]
+        starts: list[tuple[Load, str]] = []
+        for load, start in zip(self.plan.fetched, self.next_row, strict=False):
+            further = column if load.index.stride(self._vector_axis) == 1 else self.b.sub(0, column)
+            starts.append((load, self.b.element(start, self.layout.kinds[load.buffer], further)))
         for load in self.ahead:
             here = self._address(load.buffer, load.index)
-            starts.append((load, self.b.element(here, "i8", self.b.target.fetch_distance)))
+            distance = self.b.target.fetch_distance * load.index.stride(self._vector_axis)
+            starts.append((load, self.b.element(here, "i8", distance)))
         for load, start in starts:
             size = self.lanes * self.plan.kernel.buffer(load.buffer).dtype.itemsize
-            for further in range(0, size, _CACHE_LINE):
-                self.b.prefetch(self.b.element(start, "i8", further))
+            for line in range(0, size, _CACHE_LINE):
+                self.b.prefetch(self.b.element(start, "i8", line * load.index.stride(self._vector_axis)))
 
     def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
@@ -330,6 +339,9 @@ class Body:
 
     def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[_Fold]) -> None:
         """The innermost loop, in whole vectors, and the overlapping last one."""
+        for fold in started:
+            if isinstance(fold.instruction, Scan):
+                fold.partial = folds.start(self.b, fold.instruction.op, fold.dtype, 1)
         size = axis.size if axis else 1
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
@@ -424,6 +436,8 @@ class Body:
             if isinstance(instruction, Reduce):
                 fold = by_name[instruction.out]
                 fold.partial = self._folded(instruction, fold.dtype, fold.partial)
+            elif isinstance(instruction, Scan) and instruction.out in by_name:
+                self._scan_lanes(instruction, by_name[instruction.out])
             else:
                 self._instruction(instruction)
         self.read = {}
@@ -493,8 +507,8 @@ class Body:
                 self.values[out] = from_memory(b, self._gather_raw(buffer, index, by), self.dtypes[out])
             case Position(out, index):
                 self.values[out] = self._position(out, index)
-            case Compute(out, op, (left, right), _) if (narrow := self._compared(op, left, right)) is not None:
-                self.values[out] = narrow
+            case Compute(out, op, (left, right), _) if (mask := self._by_position(out, op, left, right)) is not None:
+                self.values[out] = mask
             case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
                 vectors = [self._vector(arg) for arg in args]
                 short = OF_NEGATIVE.get(op) if self.below.issuperset(args) else None
@@ -503,8 +517,8 @@ class Body:
                 self.values[out] = cast(b, self._vector(source), self.dtypes[source], dtype)
             case Store(buffer, index, source):
                 self._store(buffer, index, to_memory(b, self._vector(source), self.dtypes[source]))
-            case Scan(out):
-                self.values[out] = self._scan(instruction)
+            case Scan():
+                self._scan(instruction)
             case Accumulate():
                 self._accumulate(instruction)
             case Scatter():
@@ -524,19 +538,29 @@ class Body:
             self.ramps[out] = (total, stride)
         return self.b.add(self.b.splat(total, self.lanes), ramp)
 
-    def _compared(self, op: str, left: str, right: str) -> Value | None:
-        """A position beside one number for all lanes: how far that is from the first lane, in 32 bits, beside the
-        number of the lane. None for anything else."""
-        if op not in SIGNED_LESS or left not in self.ramps or self.values[right].lanes != 1:
+    def _by_position(self, out: str, op: str, left: str, right: str) -> Value | None:
+        """The mask of a position beside one number for all lanes, or of several such; None for anything else."""
+        self.spans.pop(out, None)
+        span = self._both(left, right) if op == "and" else None
+        if op in SIGNED_LESS and left in self.ramps and self.values[right].lanes == 1:
+            first, step = self.ramps[left]
+            apart = near(self.b, self.b.sub(self.values[right], first))
+            span = Span.of(self.b, op, apart) if step == 1 else None
+            if span is None and abs(step) * self.lanes < FAR:
+                return self.b.icmp(SIGNED_LESS[op], self.b.ramp("i32", range(0, step * self.lanes, step)), apart)
+        if span is None:
             return None
-        first, step = self.ramps[left]
-        if abs(step) * self.lanes >= _NEAR:
-            return None
-        b = self.b
-        apart = b.sub(self.values[right], first)
-        held = b.intrinsic("llvm.smin", b.intrinsic("llvm.smax", apart, b.const("i64", -_NEAR)), b.const("i64", _NEAR))
-        lanes = b.ramp("i32", [lane * step for lane in range(self.lanes)])
-        return b.icmp(SIGNED_LESS[op], lanes, b.splat(b.convert("trunc", held, "i32"), self.lanes))
+        self.spans[out] = span
+        return span.mask(self.b, self.lanes)
+
+    def _both(self, left: str, right: str) -> Span | None:
+        """The lanes that two masks have in common, where one at least is a span and the other the same for all."""
+        if left in self.spans and right in self.spans:
+            return self.spans[left].both(self.b, self.spans[right])
+        for one, other in ((left, right), (right, left)):
+            if one in self.spans and self.values[other].lanes == 1:
+                return self.spans[one].where(self.b, self.values[other])
+        return None
 
     @property
     def _vector_axis(self) -> str:
@@ -605,20 +629,25 @@ class Body:
     def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> Value:
         """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
         b, kind = self.b, self.layout.kinds[array]
-        base = self._address(array, index)
+        base = self._add(self._row_offset(index), self._col_offset(index))
         apart = [each for each in by if self.values[each[0]].lanes > 1]
+        wanted: Value | None = None
         for name, step, extent in by:
             if self.values[name].lanes == 1:
-                base = b.element(base, kind, b.mul(self._held(self.values[name], extent), step))
+                base = b.add(base, b.mul(self._held(self.values[name], extent), step))
+                inside = b.icmp("ult", self.values[name], extent)
+                wanted = inside if wanted is None else b.and_(wanted, inside)
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
-        if not apart and stride in (0, 1):
-            return b.load(base, kind, self.lanes if stride else 1)
         if stride == 0 and len(apart) == 1 and (run := Run.of(*apart[0], self.ramps)) is not None:
-            return run.read(b, base, kind, self.lanes)
+            memory = Memory(self.pointers[array], kind, self.plan.kernel.buffer(array).size, base)
+            return run.read(b, memory, wanted, self.lanes)
+        first = b.element(self.pointers[array], kind, base)
+        if not apart and stride in (0, 1):
+            return b.load(first, kind, self.lanes if stride else 1)
         ramp = b.mul(b.ramp("i64", range(self.lanes)), stride)
         offsets = [b.mul(self._held(self.values[name], extent), step) for name, step, extent in apart]
         total = reduce(b.add, offsets, ramp)
-        places = [b.element(base, kind, b.extract(total, lane)) for lane in range(self.lanes)]
+        places = [b.element(first, kind, b.extract(total, lane)) for lane in range(self.lanes)]
         return b.gathered([b.load(place, kind) for place in places])
 
     def _held(self, value: Value, extent: Size) -> Value:
@@ -663,25 +692,30 @@ class Body:
 
     # Folds up to a point.
 
-    def _state(self, scan: Scan) -> scans.State:
-        return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
+    def _runs_along_lanes(self, instruction: Instruction) -> TypeGuard[Scan]:
+        return isinstance(instruction, Scan) and instruction.axis == self._vector_axis
 
-    def _scan(self, scan: Scan) -> Value:
+    def _scan_lanes(self, scan: Scan, fold: _Fold) -> None:
+        given = self.dtypes[scan.value]
+        value = self._counted(cast(self.b, self._vector(scan.value), given, fold.dtype), scan.op, fold.dtype)
+        found, fold.partial = scans.run_lanes(self.b, scan.op, fold.dtype, fold.partial, value)
+        self.values[scan.out] = cast(self.b, found, fold.dtype, given)
+
+    def _scan(self, scan: Scan) -> None:
         """What the points before this one came to, which is nothing where the axis begins, folded with its value."""
         b, state, given = self.b, self._state(scan), self.dtypes[scan.value]
         value = self._counted(cast(b, self._vector(scan.value), given, state.dtype), scan.op, state.dtype)
         place = self._address(state.name, state.index)
-        along = scan.axis == self._vector_axis
-        kept = b.load(place, self.layout.kinds[state.name], 1 if along else self.lanes)
+        kept = from_memory(b, b.load(place, self.layout.kinds[state.name], self.lanes), state.dtype)
         begins = b.icmp("eq", self.axes[scan.axis], 0)
-        before = b.select(begins, folds.start(b, scan.op, state.dtype, kept.lanes), from_memory(b, kept, state.dtype))
-        if along:
-            found, after = scans.run_lanes(b, scan, state.dtype, before, value)
-        else:
-            found = after = folds.combine(b, scan.op, state.dtype, before, value)
-            after = after if self.mask is None else b.select(self.mask, after, from_memory(b, kept, state.dtype))
+        before = b.select(begins, folds.start(b, scan.op, state.dtype, self.lanes), kept)
+        found = folds.combine(b, scan.op, state.dtype, before, value)
+        after = found if self.mask is None else b.select(self.mask, found, kept)
         b.store(to_memory(b, after, state.dtype), place)
-        return cast(b, found, state.dtype, given)
+        self.values[scan.out] = cast(b, found, state.dtype, given)
+
+    def _state(self, scan: Scan) -> scans.State:
+        return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
 
     # Folds over rows.
 

@@ -1,9 +1,10 @@
-"""Reads whose places are positions: lanes side by side in memory, except at the edges of what is read.
+"""Reads whose places are positions, and choices by position: lanes side by side.
 
-    gather x[64*i] by 1*p below 56, p = j - 3, 8 lanes    →    j = 0: lane by lane · j = 8 … 48: one load of a vector
+    gather x[64*i] by 1*p below 56, p = j - 3, 8 lanes    →    one load of a vector, x[64*i + j - 3] and what follows
 
-So a tensor among padding, rolled round or turned back is read as fast as any other, but for a vector or two of a row.
-Where all lanes lie beyond the same end they read one element: a place outside is taken for the last.
+At the edges some lanes lie outside of the row, and it does not matter what they read: code that reads there chooses
+something else. So only where a vector would reach over the ends of the whole buffer is it read lane by lane, and where
+all lanes lie outside nothing is. What is chosen by position is chosen by spans of lanes, which take one comparison.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,14 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.base.varying import is_varying
 from smelt.codegen.builder import Builder, Value
+
+FAR = 1 << 30  # what is further away than this is further than any lane
+
+
+def near(b: Builder, number: Value) -> Value:
+    """A number as one of 32 bits, no further from 0 than `FAR`."""
+    held = b.intrinsic("llvm.smin", b.intrinsic("llvm.smax", number, b.const("i64", -FAR)), b.const("i64", FAR))
+    return b.convert("trunc", held, "i32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +41,78 @@ class Run:
         first, pace = ramps[name]
         return cls(first, pace, stride, extent) if abs(pace * stride) == 1 else None
 
-    def read(self, b: Builder, base: str, kind: str, lanes: int) -> Value:
-        """The elements, whatever the places are; `base` is where place 0 lies."""
+    def read(self, b: Builder, memory: "Memory", wanted: Value | None, lanes: int) -> Value:
+        """The elements, if any is `wanted`; place 0 is `memory`'s first."""
         last = b.add(self.first, (lanes - 1) * self.pace)
         low, high = (self.first, last) if self.pace > 0 else (last, self.first)
-        whole, apart, beyond, edge, done = (b.new_label(stem) for stem in ("whole", "apart", "beyond", "edge", "done"))
-        b.branch(b.and_(b.icmp("sge", low, 0), b.icmp("slt", high, self.extent)), whole, apart)
+        some = b.and_(b.icmp("sge", high, 0), b.icmp("slt", low, self.extent))
+        start = self.first if self.pace * self.stride == 1 else last
+        lowest = b.add(memory.base, b.mul(start, self.stride))
+        fits = b.and_(b.icmp("sge", lowest, 0), b.icmp("sle", lowest, memory.size - lanes))
+        before = b.block
+        inside, whole, edge, done = (b.new_label(stem) for stem in ("inside", "whole", "edge", "done"))
+        b.branch(some if wanted is None else b.and_(some, wanted), inside, done)
+        b.label(inside)
+        b.branch(fits, whole, edge)
         b.label(whole)
-        found = {whole: self._side_by_side(b, base, kind, lanes, last)}
-        b.jump(done)
-        b.label(apart)
-        b.branch(b.or_(b.icmp("slt", high, 0), b.icmp("sge", low, self.extent)), beyond, edge)
-        b.label(beyond)
-        found[beyond] = b.splat(b.load(self._at(b, base, kind, b.const("i64", self.extent - 1)), kind), lanes)
+        loaded = b.load(b.element(memory.buffer, memory.kind, lowest), memory.kind, lanes)
+        together = loaded if start is self.first else b.backwards(loaded)
         b.jump(done)
         b.label(edge)
-        found[edge] = b.gathered([b.load(self._at(b, base, kind, self._place(b, lane)), kind) for lane in range(lanes)])
+        numbers = [b.add(memory.base, b.mul(self._held(b, lane), self.stride)) for lane in range(lanes)]
+        apart = b.gathered([b.load(b.element(memory.buffer, memory.kind, each), memory.kind) for each in numbers])
         b.jump(done)
         b.label(done)
-        sources = ", ".join(f"[ {value.name}, %{label} ]" for label, value in found.items())
-        return b.op(f"phi {found[whole].type} {sources}", kind, lanes)
+        found = f"[ zeroinitializer, %{before} ], [ {together.name}, %{whole} ], [ {apart.name}, %{edge} ]"
+        return b.op(f"phi {loaded.type} {found}", memory.kind, lanes)
 
-    def _side_by_side(self, b: Builder, base: str, kind: str, lanes: int, last: Value) -> Value:
-        forwards = self.pace * self.stride == 1
-        loaded = b.load(self._at(b, base, kind, self.first if forwards else last), kind, lanes)
-        return loaded if forwards else b.backwards(loaded)
+    def _held(self, b: Builder, lane: int) -> Value:
+        """The place of a lane: for one outside, which as an unsigned number is above the last, that."""
+        return b.intrinsic("llvm.umin", b.add(self.first, lane * self.pace), b.const("i64", self.extent - 1))
 
-    def _place(self, b: Builder, lane: int) -> Value:
-        """That of one lane: the last, for one outside, which as an unsigned number is above it."""
-        place = b.add(self.first, lane * self.pace)
-        return b.intrinsic("llvm.umin", place, b.const("i64", self.extent - 1))
 
-    def _at(self, b: Builder, base: str, kind: str, place: Value) -> str:
-        return b.element(base, kind, b.mul(place, self.stride))
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a run is read from: a buffer of `size` elements, counted from the one with the number `base`."""
+
+    buffer: str
+    kind: str
+    size: Size
+    base: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Lanes from `low` to below `high`, numbers of 32 bits: where a position compares with a number as it should."""
+
+    low: Value
+    high: Value
+
+    @classmethod
+    def of(cls, b: Builder, op: str, apart: Value) -> "Span | None":
+        """Lanes that are less than `apart`, or not; None where they are no span."""
+        far, further = b.const("i32", FAR), b.add(apart, 1)
+        match op:
+            case "lt":
+                return cls(b.const("i32", -FAR), apart)
+            case "le":
+                return cls(b.const("i32", -FAR), further)
+            case "ge":
+                return cls(apart, far)
+            case "gt":
+                return cls(further, far)
+        return None
+
+    def both(self, b: Builder, other: "Span") -> "Span":
+        low, high = b.intrinsic("llvm.smax", self.low, other.low), b.intrinsic("llvm.smin", self.high, other.high)
+        return Span(low, high)
+
+    def where(self, b: Builder, condition: Value) -> "Span":
+        """All of it or nothing."""
+        return Span(self.low, b.select(condition, self.high, self.low))
+
+    def mask(self, b: Builder, lanes: int) -> Value:
+        """One comparison: a lane below the first is above all others, as an unsigned number."""
+        long = b.intrinsic("llvm.smax", b.sub(self.high, self.low), b.const("i32", 0))
+        number = b.sub(b.ramp("i32", range(lanes)), b.splat(self.low, lanes))
+        return b.icmp("ult", number, b.splat(long, lanes))

@@ -18,7 +18,21 @@ from smelt.base.sizes import Size
 from smelt.base.varying import is_varying
 from smelt.codegen import folds
 from smelt.codegen.builder import Builder, Value
-from smelt.ir.kernel import Access, Accumulate, Axis, Index, Instruction, Kernel, Position, Reduce, Role, Scan, Stage
+from smelt.ir.interpret import neutral
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Index,
+    Instruction,
+    Kernel,
+    Position,
+    Reduce,
+    Reduction,
+    Role,
+    Scan,
+    Stage,
+)
 
 _BLOCK = (64, 512)  # columns of a block: enough for vectors, few enough for their sums to stay in the nearest cache
 _ROWS = 16  # with as many rows, threads have enough to share out
@@ -115,11 +129,19 @@ def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Ke
 # Code.
 
 
-def run_lanes(b: Builder, scan: Scan, dtype: torch.dtype, before: Value, value: Value) -> tuple[Value, Value]:
-    """Along the lanes: the folds up to each, and the one up to the last."""
-    found = []
-    for lane in range(value.lanes):
-        before = folds.combine(b, scan.op, dtype, before, b.extract(value, lane))
-        found.append(before)
-    return b.gathered(found), before
+def run_lanes(b: Builder, op: Reduction, dtype: torch.dtype, before: Value, value: Value) -> tuple[Value, Value]:
+    """Along the lanes: the folds up to each, and the one up to the last.
 
+    Each lane is folded with the one before it, then with the two before that, and so on; what comes before them all is
+    waited for only at the end.
+    """
+    first = -0.0 if op == "sum" and dtype.is_floating_point else neutral(op, dtype)  # nothing is added to -0.0
+    nothing = b.const(value.kind, first, value.lanes)
+    step = 1
+    while step < value.lanes:
+        order = b.ramp("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
+        shifted = b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
+        value = folds.combine(b, op, dtype, shifted, value)
+        step *= 2
+    after = folds.combine(b, op, dtype, before, b.extract(value, value.lanes - 1))
+    return folds.combine(b, op, dtype, b.splat(before, value.lanes), value), after

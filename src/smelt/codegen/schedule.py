@@ -7,7 +7,7 @@ Axes of extent one go, neighbours that every access walks as one are merged, a f
 becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -16,6 +16,7 @@ import torch
 from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import greater, is_varying, known_at_least, known_equal, typical
+from smelt.codegen.builder import SIGNED_LESS
 from smelt.codegen.math import FLOAT32
 from smelt.codegen.pairs import paired
 from smelt.codegen.scans import fold_dtype, forwards, in_blocks, scanned
@@ -399,6 +400,16 @@ def repeatable(body: Iterable[Instruction]) -> bool:
     return not once and not any(isinstance(i, Store) and i.buffer in loaded for i in body)
 
 
+def _only_compared(body: Sequence[Instruction]) -> set[str]:
+    """Positions that are compared with something or read at, which takes a number for all lanes, not one for each."""
+    found = {i.out for i in body if isinstance(i, Position)}
+    for instruction in body:
+        compares = isinstance(instruction, Compute) and instruction.op in SIGNED_LESS
+        if not isinstance(instruction, Gather) and not compares:
+            found -= set(operands(instruction))
+    return found
+
+
 def _lanes(kernel: Kernel, target: Target) -> int:
     """A power of two: several registers of the widest value in flight, no more than the vector axis is long."""
     dtypes = value_dtypes(kernel)
@@ -406,7 +417,9 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     math = 0
     for stage in kernel.stages:
         inside = varying(kernel, stage) if stage.loop else []
-        widths += [dtypes[i.out].itemsize for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
+        narrow = _only_compared(inside)
+        outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
+        widths += [dtypes[out].itemsize for out in outs if out not in narrow]
         widths += [fold_dtype(i, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
         math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
@@ -424,10 +437,11 @@ def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
     """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
 
     One of several arrays, which then leaves the processor's own guesses to the others: a softmax's gradient runs at
-    26 GB/s so, at 21 with none asked for and at 9 with both.
+    26 GB/s so, at 21 with none asked for and at 9 with both. And where rows come the other way round than what is in
+    them, which nothing guesses: a flip runs at 32 GB/s so, and at 15 otherwise.
     """
     loops = [stage for stage in kernel.stages if stage.loop]
-    if not target.fetches_ahead or len(loops) < 2 or not kernel.rows or len(kernel.cols) != 1:
+    if not target.fetches_ahead or not loops or not kernel.rows or len(kernel.cols) != 1:
         return ()
     if not _FETCH_LEAST <= typical(kernel.col_count) <= _FETCH_MOST:
         return ()
@@ -436,9 +450,11 @@ def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
     found = {
         (i.buffer, i.index): i
         for i in loops[0].body
-        if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) == 1
+        if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) in (1, -1)
     }
-    return tuple(found.values())[:1]
+    several = len(loops) > 1
+    wanted = [load for load in found.values() if several or load.index.stride(down) * load.index.stride(along) < 0]
+    return tuple(wanted)[:1]
 
 
 def asking(kernel: Kernel) -> Stage:
@@ -447,13 +463,13 @@ def asking(kernel: Kernel) -> Stage:
     return max(reversed(loops[1:] or loops), key=lambda stage: sum(map(_cost, stage.body)))
 
 
-def _streams(kernel: Kernel, body: Iterable[Instruction]) -> list[Load]:
+def _streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] = (1,)) -> list[Load]:
     """Reads of whole arrays from outside: along cols by single steps, and not the same in every row."""
     if not kernel.cols:
         return []
     along, rows = kernel.cols[-1].name, {axis.name for axis in kernel.rows}
     outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
-    loads = [i for i in body if isinstance(i, Load) and i.buffer in outside and i.index.stride(along) == 1]
+    loads = [i for i in body if isinstance(i, Load) and i.buffer in outside and i.index.stride(along) in steps]
     return [load for load in loads if not rows or load.index.axes & rows]
 
 
@@ -474,7 +490,9 @@ def ahead(made: Plan, stage: Stage) -> list[Load]:
 
     With a second array, what the processor guesses by itself is as good or better.
     """
-    found = [] if made.fetched else _streams(made.kernel, stage.body)
+    found = [] if made.fetched else _streams(made.kernel, stage.body, (1, -1))
+    # Of rows that come the other way round, the next does not begin where this one ends.
+    found = [load for load in found if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
     return found if len({load.buffer for load in found}) == 1 else []
 
 

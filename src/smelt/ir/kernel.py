@@ -107,7 +107,8 @@ class Gather:
     """`out = buffer[index + Σ stride · value]`, at places that only running yields.
 
     Each of `by` is (value, stride, extent): an int64 that counts from 0 to below its extent. One outside of that is
-    taken for the last within, so that nothing outside of the buffer is ever read, whatever the values are.
+    taken for the last within, or if it is a position for any element of the buffer, of which nothing may depend then:
+    nothing outside of the buffer is ever read, whatever the values are.
     """
 
     out: str

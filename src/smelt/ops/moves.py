@@ -9,6 +9,7 @@ reads a vector at a time needs nothing else. Along other dimensions one place is
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from itertools import product as combinations
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch
 from torch import fx
 
 from smelt.base.sizes import Size
+from smelt.base.varying import typical
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
 from smelt.ops.creation import why_not_hold
+from smelt.ops.pieces import is_computed, why_not_read_in_kernels
 from smelt.ops.record import (
     ROOT,
     CopyCall,
@@ -39,6 +42,7 @@ from smelt.ops.scans import from_the_end
 aten = torch.ops.aten
 _I64 = torch.int64
 _MOST = 9  # reads for one element
+_SHORT = 128  # elements of a row: with fewer, going from row to row takes as long as copying it
 
 # A way to count places along a dim, and where it holds (None: wherever none before it does).
 Way = tuple[Scalar, Scalar | None]
@@ -70,12 +74,25 @@ def _from(e: Emitter, place: Scalar, number: Size) -> Scalar:
 # Copies of views.
 
 
-def _flip(node: fx.Node) -> CopyCall | ScanCall:
+def _why_not_copied(node: fx.Node) -> str | None:
+    """Why a copy of a view is better left to the library: nothing else is done on the way, and rows are short."""
+    source = _source(node)
+    spec = tensor_spec(source)
+    rows = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step == 1]
+    if not rows or typical(max(rows, key=typical)) >= _SHORT or is_computed(source):
+        return None
+    return why_not_read_in_kernels(node)
+
+
+def _flip(node: fx.Node) -> CopyCall | ScanCall | str:
     if (scan := from_the_end(node)) is not None:
         return scan
     source, given = _source(node), _listed(node.args[1])
     rank = len(tensor_spec(source).shape)
     turned = {dim % rank for dim in given} if rank else set()
+
+    if (why := _why_not_copied(node)) is not None:
+        return why
 
     def move(layout: Layout) -> Layout:
         offset, stride = layout.offset, list(layout.stride)
@@ -137,18 +154,18 @@ def _constant_pad(node: fx.Node) -> LookupCall | CopyCall | str:
     if (why := why_not_hold(number, tensor_spec(node).dtype)) is not None:
         return why
     if all(low <= 0 and high <= 0 for low, high in pads):
-        return _cropped(source, pads)
+        return _why_not_copied(node) or _cropped(source, pads)
     moved = [dim for dim, pad in enumerate(pads) if pad != (0, 0)]
 
     def emit(e: Emitter, fetch: Fetch) -> Scalar:
         places = [_add(e, e.position(dim), -pads[dim][0]) for dim in moved]
-        found = fetch(*places)
-        filled = e.cast(e.const(number, e.dtype), e.result)  # type: ignore[arg-type]
+        inside: list[Scalar] = []
         for dim, place in zip(moved, places, strict=True):
             low, high = pads[dim]
-            found = e.op("where", _from(e, place, 0), found, filled) if low > 0 else found
-            found = e.op("where", _below(e, place, shape[dim]), found, filled) if high > 0 else found
-        return found
+            inside += [_from(e, place, 0)] if low > 0 else []
+            inside += [_below(e, place, shape[dim])] if high > 0 else []
+        filled = e.cast(e.const(number, e.dtype), e.result)  # type: ignore[arg-type]
+        return e.op("where", reduce(partial(e.op, "and"), inside), fetch(*places), filled)
 
     return LookupCall(source, tuple(None if dim in moved else dim for dim in range(len(shape))), emit)
 
@@ -189,6 +206,9 @@ def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], L
         pads = _pads(node.args[1], len(shape))
         if any(pad < 0 for pair in pads for pad in pair):
             return "takes away what it does not add"
+        # Three reads an element, two of them nearly always for nothing: the library copies whole rows.
+        if (why := why_not_read_in_kernels(node)) is not None:
+            return why
         ways = {dim: reader(shape[dim], *pair) for dim, pair in enumerate(pads) if pair != (0, 0)}
         return _chosen(node, ways) if ways else _cropped(_source(node), pads)
 
@@ -208,11 +228,13 @@ def _reflected(size: Size, low: Size, high: Size) -> Ways:
 
 
 def _replicated(size: Size, low: Size, high: Size) -> Ways:
-    """What lies beyond the end is the last: a place outside is taken for it."""
-
     def ways(e: Emitter, here: Scalar) -> list[Way]:
         found: list[Way] = [(_add(e, here, -low), None)]
-        return [(e.const(0, _I64), _below(e, here, low)), *found] if low > 0 else found
+        if low > 0:
+            found.insert(0, (e.const(0, _I64), _below(e, here, low)))
+        if high > 0:
+            found.insert(0, (e.const(size - 1, _I64), _from(e, here, size + low)))
+        return found
 
     return ways
 
@@ -229,6 +251,8 @@ def _reflected_backward(node: fx.Node) -> LookupCall | CopyCall | str:
     moved = [dim for dim, pair in enumerate(pads) if pair != (0, 0)]
     if any(pad < 0 for pair in pads for pad in pair):
         return "adds what it takes away"
+    if (why := why_not_read_in_kernels(node)) is not None:
+        return why
     if 3 ** len(moved) > _MOST:
         return f"sums more than {_MOST} elements into one"
     if not moved:

@@ -16,7 +16,19 @@ from torch import fx
 from smelt.base.varying import is_varying, known_equal, same_sizes
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
-from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Sample, Samples, View, Views
+from smelt.ops.record import (
+    LibraryCall,
+    OpRecord,
+    PieceCall,
+    Pieces,
+    Pointwise,
+    Reduce,
+    Sample,
+    Samples,
+    Scan,
+    View,
+    Views,
+)
 from smelt.ops.registry import record_of, register, why_not_lower
 from smelt.ops.views import bound
 
@@ -29,22 +41,35 @@ def _why_not_worth(node: fx.Node) -> str | None:
     what is not known; or somebody who is no kernel wants it in memory."""
     if any(is_varying(size) for size in tensor_spec(node).shape):
         return "has sizes that vary"
-    return _why_not_read_in_kernels(node)
+    return why_not_read_in_kernels(node)
 
 
-def _why_not_read_in_kernels(node: fx.Node) -> str | None:
+def is_computed(node: fx.Node) -> bool:
+    """Whether a node is computed point by point, whatever is looked at of it."""
+    while node.op == "call_function" and node.target is not operator.getitem:
+        lowering = record_of(node.target).lowering
+        if not isinstance(lowering, View | Views):
+            return isinstance(lowering, Pointwise | Pieces) and why_not_lower(node) is None
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return False
+
+
+def why_not_read_in_kernels(node: fx.Node) -> str | None:
+    """Why a result has to be in memory: somebody who is no kernel wants it."""
     for user in node.users:
         if user.op != "call_function":
             return "is wanted in memory"
         if user.target is not operator.getitem:
             lowering = record_of(user.target).lowering
-            if isinstance(lowering, Pointwise | Reduce | Pieces):
+            if isinstance(lowering, Pointwise | Reduce | Scan | Pieces):
                 if why_not_lower(user) is not None:
                     return "is wanted in memory"
                 continue
             if not isinstance(lowering, View | Views):
                 return "is wanted in memory"
-        if (why := _why_not_read_in_kernels(user)) is not None:
+        if (why := why_not_read_in_kernels(user)) is not None:
             return why
     return None
 
