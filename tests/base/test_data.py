@@ -1,6 +1,5 @@
 """Our dataclasses against the standard ones: everything that shows is the same."""
 
-import concurrent.futures
 import copy
 import dataclasses
 import inspect
@@ -50,7 +49,6 @@ def parameters(kind: type) -> list[tuple[str, object, str]]:
 @pytest.mark.parametrize("how", KINDS, ids=str)
 def test_they_look_compare_and_hash_as_the_standard_ones(how: dict[str, bool]) -> None:
     for mine, standard in zip(family(ours, **how), family(dataclasses.dataclass, **how), strict=True):
-        mine(1)  # its methods are compiled when they are first called
         assert parameters(mine) == parameters(standard)
         assert [each.name for each in dataclasses.fields(mine)] == [each.name for each in dataclasses.fields(standard)]
         assert mine.__match_args__ == standard.__match_args__  # type: ignore[attr-defined]
@@ -127,11 +125,17 @@ def test_a_class_without_fields_is_one_value() -> None:
     assert Nothing() == Nothing() and hash(Nothing()) == hash(Nothing()) and repr(Nothing()).endswith("Nothing()")
 
 
-def test_the_first_object_may_be_made_by_several_threads() -> None:
-    for _ in range(20):
-        base, _ = family(ours, frozen=True, slots=True)
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            assert len({*pool.map(lambda number, kind=base: kind(1, many=()), range(4))}) == 1
+def test_classes_of_one_shape_have_names_and_defaults_of_their_own() -> None:
+    @ours(frozen=True, slots=True)
+    class Size:
+        width: int
+        height: int = 5
+
+    assert Size(1) == Size(1, 5) != Size(1, 6) and Size(height=3, width=2) == Size(2, 3)
+    assert (Point(1).y, Point(1, 2).x, Size(1).height) == (0, 1, 5)
+    assert parameters(Point) != parameters(Size) and Size.__init__.__qualname__.endswith("Size.__init__")
+    with pytest.raises(TypeError, match="x"):
+        Size(1, x=2)  # type: ignore[call-arg]
 
 
 def test_missing_and_unknown_arguments_are_refused() -> None:

@@ -1,20 +1,23 @@
-"""`dataclass` at a tenth of what defining a standard one costs.
+"""`dataclass` at a seventh of what defining a standard one costs.
 
     from smelt.base.data import dataclass     as the standard one; `field`, `fields`, `replace` are the standard ones
 
-The standard decorator compiles up to seven functions when a class is defined: 0.9 ms a class, which was most of what
-importing smelt took, and a third of a first compilation. Here it finds the fields and makes the slots, and no more.
-`__init__`, `__eq__` and `__hash__` are compiled when one is first called, and take their own place then; what can be
-the same for all classes is written out below. Frozen objects are made in two thirds of the time, too. Not known here:
-`InitVar`, `order`, `unsafe_hash`.
+The standard decorator compiles up to seven functions for each class: 0.9 ms, which was most of what importing smelt
+took, and a third of a first compilation. Here it finds the fields and makes the slots, and no more. What is the same
+for all classes (`__repr__`, refusing to assign) is written out below. The rest is the same for all classes of a shape:
+one text is compiled for all that have three fields, say, and given the names of the fields after that.
+
+    def __init__(self, f0, f1): self.f0 = f0; self.f1 = f1     →     def __init__(self, x, y): self.x = x; self.y = y
+
+Frozen objects are made in two thirds of the time, too. Not known here: `InitVar`, `order`, `unsafe_hash`.
 """
 
 import dataclasses
+import functools
 import reprlib
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, FrozenInstanceError, fields
-from functools import partial
-from types import MemberDescriptorType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, FrozenInstanceError, fields
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,37 +36,35 @@ def _made(given: type, frozen: bool, slots: bool, eq: bool, repr: bool) -> type:
     has_hash = vars(given).get("__hash__") is not None  # a class that has `__eq__` of its own has None there
     given.__doc__ = given.__doc__ or given.__name__  # else the decorator makes one, of a signature that it asks for
     cls: type = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(given)
-    methods: dict[str, Callable[..., Any] | None] = {"__init__": _when_called(cls, "__init__", partial(_init, frozen))}
+    methods: dict[str, Callable[..., Any] | None] = {"__init__": _init(cls, frozen)}
     if repr:
         methods["__repr__"] = _repr
     if eq:
-        methods["__eq__"] = _when_called(cls, "__eq__", _eq)
+        methods["__eq__"] = _function(cls, _eq_code, [each.name for each in fields(cls) if each.compare])
     if frozen:
         methods |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name in methods.keys() - own:
         setattr(cls, name, methods[name])
     if eq and not has_hash:
-        cls.__hash__ = _when_called(cls, "__hash__", _hash) if frozen else None  # type: ignore[method-assign, assignment]
+        hashed = [each.name for each in fields(cls) if (each.compare if each.hash is None else each.hash)]
+        cls.__hash__ = _function(cls, _hash_code, hashed) if frozen else None  # type: ignore[method-assign, assignment]
     return cls
 
 
-Written = tuple[str, dict[str, Any]]  # the text of a function, and what it knows by name
+def _function(cls: type, code_of: Callable[[int], CodeType], names: Sequence[str]) -> Callable[..., Any]:
+    return _named(cls, code_of(len(names)), dict(zip(map("f{}".format, range(len(names))), names, strict=True)), {})
 
 
-def _when_called(cls: type, name: str, write: Callable[[type], Written]) -> Callable[..., Any]:
-    """Stands for a method until it is first called, when it compiles the method and puts it in its place."""
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        text, known = write(cls)
-        known["__name__"] = cls.__module__
-        exec(text, known)  # of names of fields and numbers alone
-        compiled: Callable[..., Any] = known[name]
-        compiled.__qualname__ = f"{cls.__qualname__}.{name}"
-        setattr(cls, name, compiled)
-        return compiled(*args, **kwargs)
-
-    return method
+def _named(cls: type, code: CodeType, names: Mapping[str, str], known: dict[str, Any]) -> FunctionType:
+    """Code of a shape as a method of a class: `names` has the fields for f0, f1, …"""
+    known["__name__"] = cls.__module__
+    renamed = code.replace(
+        co_varnames=tuple(names.get(each, each) for each in code.co_varnames),
+        co_names=tuple(names.get(each, each) for each in code.co_names),
+        co_qualname=f"{cls.__qualname__}.{code.co_name}",
+    )
+    return FunctionType(renamed, known)
 
 
 class _Factory:
@@ -73,37 +74,36 @@ class _Factory:
         return "<factory>"
 
 
-def _init(frozen: bool, cls: type) -> Written:
-    known: dict[str, Any] = {"_made_later": _Factory()}
-    plain: list[str] = []
-    by_name: list[str] = []
-    body: list[str] = []
-    for number, each in enumerate(fields(cls)):
-        parameter = value = each.name
-        otherwise = ""
-        if each.default_factory is not MISSING:
-            known[f"_make{number}"] = each.default_factory
-            otherwise = f"_make{number}()"
-            parameter, value = f"{value}=_made_later", f"{otherwise} if {value} is _made_later else {value}"
-        elif each.default is not MISSING:
-            known[f"_default{number}"] = each.default
-            otherwise = f"_default{number}"
-            parameter = f"{value}={otherwise}"
-        if each.init:
-            (by_name if each.kw_only else plain).append(parameter)
-        elif otherwise:
-            value = otherwise
-        else:
+_FACTORY = _Factory()
+_BY_FACTORY, _BY_NAME, _NO_ARGUMENT = 1, 2, 4  # of a field, in what its shape is
+
+
+def _init(cls: type, frozen: bool) -> Callable[..., Any]:
+    names: dict[str, str] = {}
+    known: dict[str, Any] = {"_factory": _FACTORY}
+    shape: list[int] = []
+    defaults: list[Any] = []
+    defaults_by_name: dict[str, Any] = {}
+    for each in fields(cls):
+        if not each.init and each.default is MISSING and each.default_factory is MISSING:
             continue  # the class sets it later
+        number, default = len(shape), each.default
+        names[f"f{number}"] = each.name
+        shape.append((0 if each.init else _NO_ARGUMENT) | (_BY_NAME if each.kw_only else 0))
+        if each.default_factory is not MISSING:
+            shape[-1] |= _BY_FACTORY
+            known[f"_make{number}"], default = each.default_factory, _FACTORY
+        if not each.init:
+            known[f"_value{number}"] = default
+        elif default is not MISSING and each.kw_only:
+            defaults_by_name[each.name] = default
+        elif default is not MISSING:
+            defaults.append(default)
         if frozen:
             known[f"_set{number}"] = _setter(cls, each.name)
-            body.append(f"_set{number}(self, {value})")
-        else:
-            body.append(f"self.{each.name} = {value}")
-    if hasattr(cls, "__post_init__"):
-        body.append("self.__post_init__()")
-    parameters = ", ".join(["self", *plain, *(["*", *by_name] if by_name else [])])
-    return f"def __init__({parameters}):\n " + "\n ".join(body or ["pass"]), known
+    made = _named(cls, _init_code(tuple(shape), frozen, hasattr(cls, "__post_init__")), names, known)
+    made.__defaults__, made.__kwdefaults__ = tuple(defaults) or None, defaults_by_name or None
+    return made
 
 
 def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
@@ -114,19 +114,45 @@ def _setter(cls: type, name: str) -> Callable[[Any, Any], None]:
     return lambda self, value: object.__setattr__(self, name, value)
 
 
-def _eq(cls: type) -> Written:
-    mine, others = (_tuple(whose, (each for each in fields(cls) if each.compare)) for whose in ("self", "other"))
-    test = f"{mine} == {others} if other.__class__ is self.__class__ else NotImplemented"
-    return f"def __eq__(self, other):\n return {test}", {}
+@functools.cache
+def _init_code(shape: tuple[int, ...], frozen: bool, more: bool) -> CodeType:
+    parameters: dict[int, list[str]] = {0: ["self"], _BY_NAME: []}
+    lines = []
+    for number, kind in enumerate(shape):
+        value = f"f{number}"
+        if not kind & _NO_ARGUMENT:
+            parameters[kind & _BY_NAME].append(value)
+            if kind & _BY_FACTORY:
+                value = f"_make{number}() if {value} is _factory else {value}"
+        else:
+            value = f"_make{number}()" if kind & _BY_FACTORY else f"_value{number}"
+        lines.append(f"_set{number}(self, {value})" if frozen else f"self.f{number} = {value}")
+    if more:
+        lines.append("self.__post_init__()")
+    by_name = ["*", *parameters[_BY_NAME]] if parameters[_BY_NAME] else []
+    return _compiled("__init__", ", ".join(parameters[0] + by_name), "\n ".join(lines or ["pass"]))
 
 
-def _hash(cls: type) -> Written:
-    hashed = (each for each in fields(cls) if (each.compare if each.hash is None else each.hash))
-    return f"def __hash__(self):\n return hash({_tuple('self', hashed)})", {}
+@functools.cache
+def _eq_code(count: int) -> CodeType:
+    test = f"{_tuple('self', count)} == {_tuple('other', count)}"
+    return _compiled("__eq__", "self, other", f"return {test} if other.__class__ is self.__class__ else NotImplemented")
 
 
-def _tuple(whose: str, of: Iterable[Field[Any]]) -> str:
-    return "(" + "".join(f"{whose}.{each.name}, " for each in of) + ")"
+@functools.cache
+def _hash_code(count: int) -> CodeType:
+    return _compiled("__hash__", "self", f"return hash({_tuple('self', count)})")
+
+
+def _tuple(whose: str, count: int) -> str:
+    return "(" + "".join(f"{whose}.f{number}, " for number in range(count)) + ")"
+
+
+def _compiled(name: str, parameters: str, body: str) -> CodeType:
+    known: dict[str, Any] = {}
+    exec(f"def {name}({parameters}):\n {body}\n", known)
+    code: CodeType = known[name].__code__
+    return code
 
 
 @reprlib.recursive_repr()
