@@ -1,6 +1,8 @@
 """A training step (zero_grad, forward, backward, clipping, AdamW) in each backend's best way, and what memory it takes.
 
-    python -m benchmarks.train_step MODEL DTYPE BACKEND     bytes in use at the peak of its first three steps
+    python -m benchmarks.train_step MODEL DTYPE BACKEND           bytes in use at the peak of its first three steps
+    python -m benchmarks.train_step MODEL DTYPE BACKEND let-go    the same without clipping, `zero_grad` coming last:
+                                                                  nobody keeps the gradients
 
 smelt compiles the whole step as one graph. The peer cannot: its best is a compiled model with a compiled `opt.step()`.
 Time is measured by `make bench ARGS="--modes step"`. Memory is the most that PyTorch's allocator had handed out at one
@@ -29,17 +31,26 @@ def stepped(name: str, dtype: torch.dtype) -> Case:
     return replace(case, loss=lambda output: torch.nn.functional.cross_entropy(output, wanted))
 
 
-def whole_step(case: Case, backend: str) -> Callable[[], torch.Tensor]:
+def whole_step(case: Case, backend: str, let_go: bool = False) -> Callable[[], torch.Tensor]:
     """A training step, compiled in the backend's way; nothing is compiled yet."""
     opt: Any = torch.optim.AdamW(case.module.parameters(), lr=1e-4)
 
-    def step(model: Any, opt: Any, update: Callable[[], Any]) -> torch.Tensor:
+    def keeping(model: Any, opt: Any, update: Callable[[], Any]) -> torch.Tensor:
         opt.zero_grad()
         loss = case.loss(case.call(model))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         update()
         return loss
+
+    def letting_go(model: Any, opt: Any, update: Callable[[], Any]) -> torch.Tensor:
+        loss = case.loss(case.call(model))
+        loss.backward()
+        update()
+        opt.zero_grad()
+        return loss
+
+    step = letting_go if let_go else keeping
 
     def whole(model: Any, opt: Any) -> torch.Tensor:
         return step(model, opt, opt.step)
@@ -56,8 +67,8 @@ def whole_step(case: Case, backend: str) -> Callable[[], torch.Tensor]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    name, dtype, backend = arguments
-    step = whole_step(stepped(name, getattr(torch, dtype)), backend)
+    name, dtype, backend, *way = arguments
+    step = whole_step(stepped(name, getattr(torch, dtype)), backend, let_go=way == ["let-go"])
     print(json.dumps({"peak": allocated_at_peak(lambda: [step() for _ in range(3)])}))
 
 

@@ -307,12 +307,19 @@ def verify(
     return run_verification(Judge(_original(model), args, kwargs or {}, compile), backends, options or {})
 
 
+_FORGETTING = (
+    ("pipeline.compiled_autograd", "forget_backwards"),
+    ("pipeline.expected", "forget"),
+    ("codegen.build", "forget"),
+)
+
+
 def reset() -> None:
     """Forget all compiled code and clear `smelt.counters`."""
     for region in list(_regions):
         region.reset()
     ghost.forget()
-    for name, forget in (("pipeline.compiled_autograd", "forget_backwards"), ("codegen.build", "forget")):
+    for name, forget in _FORGETTING:
         module = sys.modules.get(f"smelt.{name}")  # not loaded: it has nothing to forget
         if module is not None:
             getattr(module, forget)()

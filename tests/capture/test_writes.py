@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import smelt
 from smelt.capture import graph_break
 from tests.capture.programs import Captured, observe
 
@@ -655,3 +656,39 @@ def test_a_property_that_is_deleted_and_a_flag_that_is_contained() -> None:
         return x * kept.k if Kind.TWO in kind else x, Kind.ONE in kind
 
     whole(program, lambda: {"kept": Kept(), "kind": Kind.ONE | Kind.TWO})
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_a_tensor_that_is_made_written_and_kept(backend: str, differentiable: bool) -> None:
+    """Such tensors are made before the graph runs, unless gradients flow through them."""
+
+    class Holder:
+        total: torch.Tensor
+        count: torch.Tensor
+        seen: torch.Tensor
+
+    def program(holder: Any, x: torch.Tensor) -> torch.Tensor:
+        holder.total = torch.zeros_like(x)
+        holder.count = torch.tensor(1.0)
+        holder.count += 1
+        holder.seen = holder.total[0]
+        holder.total.add_(x if differentiable else x.detach())
+        holder.total.mul_(holder.count)
+        return x * holder.total
+
+    compiled = smelt.compile(program, fullgraph=True, backend=backend)
+    kept = []
+    for number in range(3):
+        ours, theirs = Holder(), Holder()
+        mine, plain = (torch.full((2, 3), float(number + 1), requires_grad=True) for _ in range(2))
+        got, wanted = compiled(ours, mine), program(theirs, plain)
+        assert picture(vars(ours)) == picture(vars(theirs))
+        assert ours.total.is_leaf == theirs.total.is_leaf == (not differentiable)
+        assert differentiable or ours.total._version == theirs.total._version
+        assert ours.seen._base is ours.total
+        got.sum().backward()
+        wanted.sum().backward()
+        assert torch.equal(got, wanted) and torch.equal(mine.grad, plain.grad)  # type: ignore[arg-type]
+        kept.append(ours.total)
+    assert len({tensor.data_ptr() for tensor in kept}) == 3

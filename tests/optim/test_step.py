@@ -1,6 +1,7 @@
 """A whole training step in one compiled function: zero_grad, forward, backward, clipping and update, in one graph."""
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,58 @@ def test_a_step_with_adam_is_one_graph_whatever_the_rate(backend: str, kind: Any
     assert counters["graphs"] == 2, "neither the number of steps nor the rate is compiled in"
     assert counters.get("graph_breaks", 0) == 0 and counters.get("eager_graphs", 0) == 0
     assert counters.get("sizes_compiled", 2) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "NAdam", "Adadelta"])
+def test_making_state_and_finding_it_is_one_graph(kind: str, backend: str) -> None:
+    """The first step makes state before the graph, which is given it: the second step has the same graph."""
+    counters = train_alike(lambda parameters: getattr(torch.optim, kind)(parameters, lr=0.01), backend)
+    assert counters["graphs"] == 2
+    if backend == "llvm":
+        assert counters["joint_graphs"] == 1, "the stages run once"
+    smelt.reset()
+    with collect() as events:
+        train_alike(lambda parameters: getattr(torch.optim, kind)(parameters, lr=0.01), backend)
+    first, second = [_without_names(event.text) for event in events if event.channel == "graph"]
+    assert first == second
+
+
+def _without_names(text: str) -> str:
+    """A graph by the numbers of its values."""
+    words = re.findall(r"\w+|\W+", text)
+    names = {line.split(":")[0].strip() for line in text.splitlines()[1:] if ": " in line}
+    numbers: dict[str, str] = {}
+    return "".join(numbers.setdefault(word, f"%{len(numbers)}") if word in names else word for word in words)
+
+
+def test_state_that_a_failing_step_began_with_is_not_kept() -> None:
+    model = _model()
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    compiled = smelt.compile(_step, fullgraph=True)
+    x, y = _batch(0)
+    with pytest.raises(IndexError):
+        compiled(model, opt, x, torch.full_like(y, 9))
+    assert not opt.state_dict()["state"]
+    for number in range(3):
+        compiled(model, opt, *_batch(number))
+    assert all(int(state["step"]) == 3 for state in opt.state_dict()["state"].values())
+
+
+def test_state_is_made_anew_for_each_optimizer() -> None:
+    """One entry, called for optimizers that have none yet: their tensors are their own."""
+    compiled = smelt.compile(_step, fullgraph=True)
+    kept = []
+    for number in range(2):
+        model = _model()
+        opt = torch.optim.Adam(model.parameters(), lr=0.01)
+        compiled(model, opt, *_batch(0))
+        kept.append([state["exp_avg"] for state in opt.state.values()])
+        opt.state.clear()
+        compiled(model, opt, *_batch(number))
+        kept.append([state["exp_avg"] for state in opt.state.values()])
+    places = [tensor.data_ptr() for tensors in kept for tensor in tensors]
+    assert len(set(places)) == len(places)
 
 
 def test_parameters_are_updated_where_they_are() -> None:

@@ -8,12 +8,15 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt import _native
 from smelt.base.data import dataclass
 from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import CodeInfo
 from smelt.capture.rebuild import Recipe
 from smelt.capture.records import BreakRecord
+from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame
 from smelt.ir.ambient import Ambient, forget_casts
 
@@ -38,6 +41,22 @@ class Unwritten(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A tensor that the program makes, the graph writes and an object from outside keeps, as optimizers keep their
+    state: it is made before the graph, which is given it. So is it when the program finds it the next time."""
+
+    function: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]  # a source stands for what was collected from it
+    kwargs: dict[str, Any]
+
+    def make(self, collected: tuple[Any, ...]) -> torch.Tensor:
+        def given(argument: Any) -> Any:
+            return collected[argument.index] if isinstance(argument, Source) else argument
+
+        return self.function(*map(given, self.args), **{name: given(each) for name, each in self.kwargs.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class Computation:
     """The graph's part of a plan: `run` is None if there was nothing to compute.
 
@@ -53,6 +72,8 @@ class Computation:
     writes: bool
     given_up: tuple[Any, ...] = ()
     """Leaves whose gradients are dropped before the graph runs."""
+    begun: tuple[Begun, ...] = ()
+    """What comes behind the collected, which counts them too."""
 
     def outputs(self, collected: tuple[Any, ...]) -> Any:
         """Run the graph on the collected inputs."""
@@ -77,6 +98,8 @@ class Computation:
 
     def registers(self, collected: tuple[Any, ...]) -> list[Any]:
         """Run the graph, then rebuild objects."""
+        if self.begun:
+            collected = (*collected, *[each.make(collected) for each in self.begun])
         outputs = self.outputs(collected)
         if self.final is not None:
             self.final.settle(self.entry)

@@ -13,6 +13,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Iterator as Iterating
+from collections.abc import Mapping as Mapped
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -61,7 +62,7 @@ from smelt.capture.values import (
 from smelt.runtime.spent import spent
 
 Operand = tuple[str, Any]
-"""("constant" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
+"""("constant" | "begun" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,23 @@ class Recipe:
 class Rebuilder:
     """Collects what must be rebuilt; `operand(value)` says where it will be found."""
 
-    def __init__(self, home: Callable[[Tensor], fx.Node], spent: Callable[[Tensor], fx.Node | None]) -> None:
+    def __init__(
+        self,
+        home: Callable[[Tensor], fx.Node],
+        spent: Callable[[Tensor], fx.Node | None],
+        begun: Callable[[Tensor], int | None] = lambda value: None,
+    ) -> None:
         self.home = home
         self.spent = spent
+        self.begun = begun
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
         self._known: dict[int, Operand] = {}
         self._kept: list[Any] = []  # values whose ids are keys of _known
         self._output_number: dict[fx.Node, int] = {}
-        self._replaying = False
+        self._moved: dict[int, int] = {}  # outputs by their numbers → where they come
+        self.is_replaying = False
         self._writes = False
 
     def operand(self, value: Value | Pending) -> Operand:
@@ -109,9 +117,9 @@ class Rebuilder:
     def replaying(self) -> Iterating[None]:
         """Steps added inside the block write to objects from outside."""
         before = len(self._steps)
-        self._replaying = True
+        self.is_replaying = True
         yield
-        self._replaying = False
+        self.is_replaying = False
         self._writes = len(self._steps) > before
 
     def paused(self, value: Value) -> Operand:
@@ -171,7 +179,7 @@ class Rebuilder:
         if value.source is not None:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))
-        if maker is None or (self._replaying and isinstance(value, Iterator | Joined)):
+        if maker is None or (self.is_replaying and isinstance(value, Iterator | Joined)):
             raise Abandoned(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
 
@@ -197,17 +205,27 @@ class Rebuilder:
         self._known[id(value)] = operand
         return operand
 
-    def seal(self, input_count: int) -> "tuple[Recipe, Callable[[Operand], int]]":
+    def sort_outputs(self, places: Mapped[fx.Node, int]) -> None:
+        """Let the graph hand out its outputs in another order than they were asked for."""
+        asked = self.outputs
+        self.outputs = sorted(asked, key=places.__getitem__)
+        self._moved = {number: self.outputs.index(node) for number, node in enumerate(asked)}
+
+    def seal(self, collected: int, begun: int = 0) -> "tuple[Recipe, Callable[[Operand], int]]":
         """Fix the register numbers, now that every source knows its place among the collected."""
+        first_output = len(self._constants) + collected + begun
         bases = {
             "constant": 0,
             "input": len(self._constants),
-            "output": len(self._constants) + input_count,
-            "step": len(self._constants) + input_count + len(self.outputs),
+            "begun": len(self._constants) + collected,
+            "output": first_output,
+            "step": first_output + len(self.outputs),
         }
 
         def number(operand: Operand) -> int:
             kind, which = operand
+            if kind == "output":
+                which = self._moved.get(which, which)
             return bases[kind] + (which.index if isinstance(which, Source) else which)
 
         steps = tuple((function, tuple(map(number, operands))) for function, operands in self._steps)
@@ -215,6 +233,9 @@ class Rebuilder:
 
 
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
+    begun = build.begun(value) if build.is_replaying else None
+    if begun is not None:
+        return ("begun", begun)
     detached = build.spent(value)
     if detached is not None:
         return build.step(spent, build._output(detached))

@@ -43,6 +43,11 @@ from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
 
+# What makes a tensor of a shape and of numbers that are known before.
+_BEGINNINGS = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full, torch.tensor}
+)
+
 
 class Tape:
     """An `fx.Graph` that grows as capture interprets, and can take back what one instruction added."""
@@ -159,6 +164,24 @@ class Tape:
         node = self.graph.call_method("detach", (self.home(value),))
         set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
         return node
+
+    def begin_with(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
+        """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
+        new input, and the call that makes it, of constants and inputs."""
+        written = () if value.ghost.requires_grad else self._names.get(id(value.ghost), ())
+        made = [node for node in written if node.op == "call_function" and node.target in _BEGINNINGS]
+        if len(made) != 1 or made[0].graph is not self.graph or made[0] in self.inferred:
+            return None
+        call = (made[0].target, made[0].args, dict(made[0].kwargs))
+        given = (*call[1], *call[2].values())
+        if "out" in call[2] or not all(node in self.inputs and node in given for node in made[0].all_input_nodes):
+            return None
+        node = self._placeholder(made[0].name)
+        set_spec(node, spec_of(made[0]))
+        made[0].replace_all_uses_with(node)
+        self.graph.erase_node(made[0])
+        self._histories[node] = (value.ghost, value.ghost.grad_fn)
+        return node, *call
 
     def met_again(self) -> list[list[tuple[fx.Node, Tensor]]]:
         """Tensors from outside, each as often as it was met: the input it was made, and what it was known as."""

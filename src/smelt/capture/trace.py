@@ -25,7 +25,7 @@ from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside, may_pin, pin_tensor
-from smelt.capture.plan import Computation, Entrance, FrameRecipe, Plan, Return, Stop
+from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.replay import given_up, replay
@@ -233,7 +233,8 @@ class _Closing:
         self.entry = entry
         self.final = interp.tape.ambient
         self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
-        self.build = Rebuilder(interp.tape.home, interp.tape.spent)
+        self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
+        self.build = Rebuilder(interp.tape.home, interp.tape.spent, self._begin)
 
     def captured(self) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
@@ -258,7 +259,7 @@ class _Closing:
         self._close_graph()
         self._collect_entrance()
         _, collected = self.interp.tree.build()
-        arguments = self._order_inputs()
+        arguments = self._order_inputs(len(collected))
         computation = self._computation(arguments, len(collected))
         sizes = self.interp.outside.sizes  # compiling may have decided something about them
         sizes.settle_given()
@@ -375,6 +376,8 @@ class _Closing:
 
     def _close_graph(self) -> None:
         self.tape.heed(self.entry)
+        if self.interp.outside.singled_out:
+            self.build.sort_outputs({node: place for place, node in enumerate(self.tape.graph.nodes)})
         self.tape.graph.output(tuple(self.build.outputs))
         self.tape.close_regions()
         _drop_unused_parts(self.tape.graph)
@@ -407,23 +410,46 @@ class _Closing:
             node.replace_all_uses_with(first)
             self.joined[node] = first
 
-    def _order_inputs(self) -> tuple[int, ...]:
-        """Placeholders in the order their values are collected; returns which of the collected they are."""
-        ordered = sorted(self.tape.inputs.items(), key=lambda pair: pair[1].index)
+    def _begin(self, value: Tensor) -> int | None:
+        """The number of a tensor among those that are made before the graph runs; None for one that cannot be."""
+        found = self.tape.begin_with(value)
+        if found is None:
+            return None
+        node, function, args, kwargs = found
+
+        def given(argument: Any) -> Any:
+            return self.tape.inputs[argument].collect() if isinstance(argument, fx.Node) else argument
+
+        named = {name: given(argument) for name, argument in kwargs.items()}
+        self.begun[node] = Begun(function, tuple(map(given, args)), named)
+        return len(self.begun) - 1
+
+    def _order_inputs(self, collected: int) -> tuple[int, ...]:
+        """Placeholders in the order their values are collected; returns which of the collected they are.
+
+        Those of a whole step come in the order they are used, and its outputs in the order they are made: so it is the
+        same graph whether it makes the optimizer's state or finds it.
+        """
+        places = {node: source.index for node, source in self.tape.inputs.items()}
+        places |= {node: collected + number for number, node in enumerate(self.begun)}
+        ordered = sorted(places, key=places.__getitem__)
+        if self.interp.outside.singled_out:
+            used = [each for node in self.tape.graph.nodes for each in node.all_input_nodes if each in places]
+            ordered = list(dict.fromkeys(used))
         previous: fx.Node | None = None
-        for node, _ in ordered:
+        for node in ordered:
             if previous is not None:
                 previous.append(node)
             previous = node
-        return tuple(source.index for _, source in ordered)
+        return tuple(places[node] for node in ordered)
 
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
-        recipe, self.number = self.build.seal(collected)
+        recipe, self.number = self.build.seal(collected, len(self.begun))
         run = None
         if self.build.outputs or self.tape.acts:
             written, rebased, at_risk = self._written()
             undoing = partial(undoing_writes, rebased=rebased, at_risk=at_risk) if at_risk else None
-            traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=undoing)
+            traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=undoing, again=bool(self.begun))
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line
             count("graphs")
@@ -442,7 +468,9 @@ class _Closing:
                 run = without_default_devices()(run)
         final = self.final if self.final != self.entry else None
         dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
-        return Computation(run, arguments, collected, recipe, self.entry, final, self.tape.writes_inputs, dropped)
+        begun = tuple(self.begun.values())
+        count_all, writes = collected + len(begun), self.tape.writes_inputs
+        return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, begun)
 
     def _written(self) -> tuple[list[int], ...]:
         """The inputs that are written, those that are with gradients, those that are before something may raise."""

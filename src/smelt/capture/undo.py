@@ -55,13 +55,13 @@ def noting_writes(run: GraphRun, written: list[int], rebased: list[int]) -> Grap
     def noting(*inputs: Any) -> Any:
         if any(forbids_writing(inputs[place]) for place in rebased):
             raise Unwritten(RuntimeError("autograd forbids to write an input"))
-        before = [(inputs[place], _version(inputs[place])) for place in written]
+        before = _versions(inputs, written)
         try:
             return run(*inputs)
         except Unwritten:
             raise
         except Exception as error:
-            if any(version != _version(tensor) for tensor, version in before):
+            if _versions(inputs, written) != before:
                 raise
             raise Unwritten(error) from None
 
@@ -102,6 +102,13 @@ def undoing_draws(run: GraphRun, writes: bool) -> GraphRun:
             raise
 
     return undoing
+
+
+def _versions(inputs: tuple[Any, ...], places: list[int]) -> list[int | None]:
+    try:
+        return [inputs[place]._version for place in places]
+    except RuntimeError:  # a tensor of inference mode has none
+        return [_version(inputs[place]) for place in places]
 
 
 def _version(tensor: torch.Tensor) -> int | None:

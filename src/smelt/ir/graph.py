@@ -31,6 +31,7 @@ class Traced:
     `writes`: outputs that are new values of inputs, by their positions; who compiles the graph may leave them there.
     `undoing` makes a function that runs the graph operator by operator leave the inputs as they were where it fails;
     compiled code, which writes them when nothing can fail any more, has no need of it.
+    `again`: the very same graph will come again soon, of another capture.
     """
 
     graph: fx.Graph
@@ -38,6 +39,7 @@ class Traced:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     writes: tuple[tuple[int, int], ...] = ()
     undoing: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    again: bool = False
 
     def to_module(self) -> fx.GraphModule:
         """A runnable `GraphModule`, for custom backends and for people; costs about 0.1 ms a node."""

@@ -276,7 +276,7 @@ class SizedGraph:
                 made[node] = graph.call_function(to_symbolic, (from_symbolic(found),)) if is_symbolic(found) else found
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
-        return Traced(graph, self._traced.level, self._traced.constants)
+        return Traced(graph, self._traced.level, self._traced.constants, again=self._traced.again)
 
 
 def _is_number(node: fx.Node) -> bool:

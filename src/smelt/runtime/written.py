@@ -74,16 +74,25 @@ def count_writes(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
-    """Give written inputs their new values; None is one that is there already. A new value that is some input's own
-    memory is copied out first."""
-    places = {_memory(inputs[index]) for index in plan.written}
-    safe = [value.clone() if value is not None and _memory(value) in places else value for value in new_values]
+    """Give written inputs their new values; None is one that is there already."""
     tensors = [inputs[index] for index in plan.written]
     counted = [
         (tensor, tensor._version + times)  # tensors of inference mode have no version
         for tensor, times in zip(tensors, plan.writes, strict=True)
         if times != 1 and not tensor.is_inference()
     ]
+    if any(value is not None for value in new_values):
+        _copy_back(plan, tensors, new_values)
+    count_writes([tensor for tensor, value in zip(tensors, new_values, strict=True) if value is None])
+    if counted:
+        counters, versions = zip(*counted, strict=True)
+        torch._C._autograd._unsafe_set_version_counter(counters, versions)
+
+
+def _copy_back(plan: Plan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
+    """A new value that is some input's own memory is copied out first."""
+    places = set(map(_memory, tensors))
+    safe = [value.clone() if value is not None and _memory(value) in places else value for value in new_values]
     with torch.no_grad():
         for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
             if index not in plan.rebased and value is not None:
@@ -93,7 +102,3 @@ def write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[
             for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
                 if index in plan.rebased and value is not None:
                     tensor.copy_(value)
-    count_writes([tensor for tensor, value in zip(tensors, safe, strict=True) if value is None])
-    if counted:
-        counters, versions = zip(*counted, strict=True)
-        torch._C._autograd._unsafe_set_version_counter(counters, versions)
