@@ -23,8 +23,11 @@ def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
     """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, operator by
     operator as it was captured.
 
-    A compiled graph may compute in another order, which only tensors that lie apart cannot notice.
+    A compiled graph may compute in another order, which only tensors that lie apart cannot notice. One that says by its
+    attribute `tells_apart` that it sees to that itself is not asked twice.
     """
+    if getattr(run, "tells_apart", False):
+        return run
     plainly: list[GraphRun] = []
 
     def checked(*inputs: Any) -> Any:
