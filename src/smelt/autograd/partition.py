@@ -13,7 +13,7 @@ With a memory budget `min_cut` goes on from there: heavy operators are computed 
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -152,23 +152,24 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
 
 def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
     copied = "; as eager does not keep it, a copy where the program may write it"
-    return {node: _why_saved(node) + (copied if node in problem.passing else "") for node in saved}
+    heavy = cache(recomputable)  # the same values lie behind many
+    return {node: _why_saved(node, heavy) + (copied if node in problem.passing else "") for node in saved}
 
 
-def _why_saved(node: fx.Node) -> str:
-    reason = recomputable(node)
+def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> str:
+    reason = heavy(node)
     if reason is not None:
         return reason
-    behind = _heavy_behind(node)
-    names = [f"{found.name} ({recomputable(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
+    behind = _heavy_behind(node, heavy)
+    names = [f"{found.name} ({heavy(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
     more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
     return f"cheaper to keep than what it is computed from: {', '.join(names)}{more}"
 
 
-def _heavy_behind(node: fx.Node) -> list[fx.Node]:
+def _heavy_behind(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> list[fx.Node]:
     """The nearest values behind a cheap one that are not computed twice, the largest first."""
-    found = needed_for([node], stop=lambda node: recomputable(node) is not None)
-    return sorted((value for value in found if recomputable(value)), key=lambda value: (-bytes_of(value), value.name))
+    found = needed_for([node], stop=lambda node: heavy(node) is not None)
+    return sorted((value for value in found if heavy(value)), key=lambda value: (-bytes_of(value), value.name))
 
 
 def split(

@@ -133,22 +133,22 @@ def format_kernel(kernel: Kernel) -> str:
     return "\n".join(line for _, line in kernel_lines(kernel))
 
 
-# Reading back.
+# Reading back. Patterns are compiled when something is read: compiling programs only writes.
 
 _NAME = r"[A-Za-z_][\w.]*"
-_HEADER = re.compile(rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)")
-_AXIS = re.compile(rf"({_NAME}):(.+)")
-_BUFFER = re.compile(rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(.+)\]")
-_TERM = re.compile(rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)")
-_STORE = re.compile(rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})")
-_ACCUMULATE = re.compile(rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})")
-_LOAD = re.compile(rf"load ({_NAME})\[([^\]]*)\]")
-_SCATTER = re.compile(rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})")
-_GATHER = re.compile(rf"gather ({_NAME})\[([^\]]*)\] by (.+)")
-_REACH = re.compile(rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)")
-_REDUCE = re.compile(rf"reduce (\w+) ({_NAME})")
-_SCAN = re.compile(rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?")
-_TYPED = re.compile(r"(\w+) (.*) : (\w+)")
+_HEADER = rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)"
+_AXIS = rf"({_NAME}):(.+)"
+_BUFFER = rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(.+)\]"
+_TERM = rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)"
+_STORE = rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})"
+_ACCUMULATE = rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})"
+_LOAD = rf"load ({_NAME})\[([^\]]*)\]"
+_SCATTER = rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})"
+_GATHER = rf"gather ({_NAME})\[([^\]]*)\] by (.+)"
+_REACH = rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)"
+_REDUCE = rf"reduce (\w+) ({_NAME})"
+_SCAN = rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?"
+_TYPED = r"(\w+) (.*) : (\w+)"
 
 _DTYPES: dict[str, torch.dtype] = {
     short_name(dtype): dtype
@@ -180,7 +180,7 @@ class _Parser:
 
     def kernel(self, text: str) -> Kernel:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        header = _HEADER.fullmatch(lines[0]) if lines else None
+        header = re.fullmatch(_HEADER, lines[0]) if lines else None
         if header is None:
             raise SpecError("SM022", f"not a kernel: {lines[0] if lines else 'empty text'!r}")
         buffers: list[Buffer] = []
@@ -202,11 +202,11 @@ class _Parser:
 
     def _axes(self, text: str) -> tuple[Axis, ...]:
         parts = [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
-        matches = [_need(_AXIS.fullmatch(part), "an axis", part) for part in parts]
+        matches = [_need(re.fullmatch(_AXIS, part), "an axis", part) for part in parts]
         return tuple(Axis(match[1], self.size(match[2], f"{match[1]}:{match[2]}", "an axis")) for match in matches)
 
     def _buffer(self, text: str) -> Buffer:
-        match = _need(_BUFFER.fullmatch(text), "a buffer", text)
+        match = _need(re.fullmatch(_BUFFER, text), "a buffer", text)
         return Buffer(match[2], _parse_dtype(match[3]), self.size(match[4], text, "a buffer"), Role(match[1]))
 
     def size(self, text: str, whole: str, what: str) -> Size:
@@ -263,7 +263,7 @@ class _Parser:
         return tuple(self._reach(part, whole) for part in parts)
 
     def _reach(self, text: str, whole: str) -> tuple[str, Size, Size]:
-        match = _need(_REACH.fullmatch(text), "an instruction", whole)
+        match = _need(re.fullmatch(_REACH, text), "an instruction", whole)
         stride = int(match[1]) if re.fullmatch(r"-?\d+", match[1]) else self.size(match[1], whole, "an instruction")
         return match[2], stride, self.size(match[3], whole, "an instruction")
 
@@ -273,27 +273,27 @@ class _Parser:
         return _parse_constant(text)
 
     def _instruction(self, text: str) -> Instruction:
-        if match := _STORE.fullmatch(text):
+        if match := re.fullmatch(_STORE, text):
             return Store(match[1], self.index(match[2]), match[3])
-        if match := _ACCUMULATE.fullmatch(text):
+        if match := re.fullmatch(_ACCUMULATE, text):
             return Accumulate(match[2], _parse_reduction(match[1]), self.index(match[3]), match[4])
-        if match := _SCATTER.fullmatch(text):
+        if match := re.fullmatch(_SCATTER, text):
             fold = None if match[1] == "last" else _parse_reduction(match[1])
             return Scatter(match[2], fold, self.index(match[3]), self._reaches(match[4], text), match[5])
         out, equals, rest = text.partition(" = ")
         if not equals or not re.fullmatch(_NAME, out):
             raise SpecError("SM022", f"not an instruction: {text!r}")
-        if match := _LOAD.fullmatch(rest):
+        if match := re.fullmatch(_LOAD, rest):
             return Load(out, match[1], self.index(match[2]))
-        if match := _GATHER.fullmatch(rest):
+        if match := re.fullmatch(_GATHER, rest):
             return Gather(out, match[1], self.index(match[2]), self._reaches(match[3], text))
-        if match := _REDUCE.fullmatch(rest):
+        if match := re.fullmatch(_REDUCE, rest):
             return Reduce(out, _parse_reduction(match[1]), match[2])
-        if match := _SCAN.fullmatch(rest):
+        if match := re.fullmatch(_SCAN, rest):
             return Scan(out, _parse_reduction(match[1]), match[2], match[3], match[4] is not None)
         if rest.startswith("position "):
             return Position(out, self.index(rest.removeprefix("position ")))
-        match = _need(_TYPED.fullmatch(rest), "an instruction", text)
+        match = _need(re.fullmatch(_TYPED, rest), "an instruction", text)
         dtype = _parse_dtype(match[3])
         if match[1] == "const":
             return Const(out, self._constant(match[2]), dtype)
@@ -329,7 +329,7 @@ def parse_index(text: str) -> Index:
     offset = 0
     rest = text.replace(" ", "")
     while rest:
-        match = _need(_TERM.match(rest), "an index", text)
+        match = _need(re.match(_TERM, rest), "an index", text)
         rest = rest[match.end() :]
         sign = -1 if match[1] == "-" else 1
         if match[3].isdigit():
