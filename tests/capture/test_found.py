@@ -1,7 +1,9 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
 import copy
+import enum
 import functools
+import inspect
 import itertools
 import types
 import warnings
@@ -444,3 +446,155 @@ def raises_again(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_traceback_has_a_line_for_each_frame(program: Any) -> None:
     """Frames of one code, or of one name and line, were taken for one."""
     compare(program, X, torch.ones(2, 2))
+
+
+class Counting(type):
+    """A metaclass whose operators have effects."""
+
+    def __getitem__(cls, key: int) -> Any:
+        SEEN.append(key)
+        return cls(key)
+
+    def __contains__(cls, key: object) -> bool:
+        SEEN.append(key)
+        return key == 1
+
+    def __bool__(cls) -> bool:
+        SEEN.append("bool")
+        return False
+
+    def __add__(cls, other: int) -> int:
+        SEEN.append("add")
+        return other + 1
+
+
+class Counted(metaclass=Counting):
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+
+SEEN: list[Any] = []
+
+
+def operates_on_a_class(x: torch.Tensor, key: int) -> Any:
+    found: Any = Counted
+    SEEN.clear()
+    made = found[key]
+    return x * made.key, key in found, 1 if found else 2, found + key, list(SEEN)
+
+
+class Roomy:
+    __slots__ = ("__dict__", "key")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+
+def makes_an_object_of_slots_and_dict(x: torch.Tensor, key: int) -> Any:
+    made = Roomy(key)
+    made.other = x * made.key  # type: ignore[attr-defined]
+    return made.key, made.__dict__, made.other  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("program", [operates_on_a_class, makes_an_object_of_slots_and_dict], ids=lambda f: f.__name__)
+def test_classes_of_unusual_make(program: Any) -> None:
+    """Operators of a metaclass ran while the code was captured, and once more; a slot beside a dict was an entry."""
+    compare(program, X, 1)
+    compare(program, X, 2)
+
+
+def test_an_object_of_slots_and_dict_is_whole_outside() -> None:
+    made = smelt.compile(lambda x: (Roomy(3), x + 1), backend="eager")(X)[0]
+    assert made.key == 3 and not made.__dict__
+
+
+def test_a_cleared_cache_is_filled_by_the_program() -> None:
+    """Asking whether an answer is still the same made answers of other arguments."""
+    asked: list[int] = []
+
+    @functools.cache
+    def table(n: int) -> list[int]:
+        asked.append(n)
+        return [n]
+
+    compiled = smelt.compile(lambda x, n: x * table(n)[0], backend="eager")
+    for n in (2, 3, 4):
+        compiled(X, n)
+    table.cache_clear()
+    asked.clear()
+    assert torch.equal(compiled(X, 2), X * 2)
+    assert asked == [2]
+
+
+def test_a_raise_that_breaks_is_worded_once() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            raise ExceptionGroup("several", [ValueError("one")])
+        except* ValueError:
+            x = x + 1
+        return x
+
+    reasons = smelt.explain(program)(X).break_reasons
+    assert not [each for each in reasons if each.reason.count("an exception is raised here") > 1]
+
+
+def with_parameters(a: int, b: int = 1, *, c: int) -> None: ...
+
+
+def looks_at_parameters(x: torch.Tensor) -> Any:
+    shown = inspect.signature(with_parameters).parameters
+    print(shown, sorted(shown.keys()))
+    return x * shown.keys().__len__(), shown.values().__len__(), type(shown), shown
+
+
+def test_parameters_of_a_signature_are_the_mapping_they_are() -> None:
+    """They were printed as another mapping, and asking their keys for a method was an error inside the compiler."""
+    mine, eager = smelt.compile(looks_at_parameters, backend="eager")(X), looks_at_parameters(X)
+    assert repr(mine) == repr(eager)
+    compare(looks_at_parameters, X)
+
+
+SCALE = {"by": 1}
+
+
+class Scaled(enum.Enum):
+    """Members whose methods look at what may change."""
+
+    A = 1
+    B = 2
+
+    def __str__(self) -> str:
+        return f"{self.name}{SCALE['by']}"
+
+    @property
+    def scale(self) -> int:
+        return SCALE["by"] * int(self.value)
+
+
+class Weighted(enum.Enum):
+    A = 1
+    B = 2
+
+    def __add__(self, other: int) -> int:
+        return SCALE["by"] + other
+
+    def __bool__(self) -> bool:
+        return SCALE["by"] > 1
+
+    def __lt__(self, other: object) -> bool:
+        return SCALE["by"] > 1
+
+
+def asks_members(x: torch.Tensor, scaled: Scaled, weighted: Weighted) -> Any:
+    words = str(scaled), f"{scaled:>4}", f"{Scaled.B}"
+    numbers = weighted + 1, 1 if weighted else 2, weighted < Weighted.B, Scaled.B.scale
+    return x * scaled.scale, words, numbers, scaled is Scaled.A, {Scaled.A: 1}[scaled]
+
+
+def test_members_of_an_enum_answer_as_they_would_now() -> None:
+    """What their properties and operators had answered once was taken for what they always answer."""
+    compiled = smelt.compile(asks_members, backend="eager")
+    for by in (1, 1, 2, 3, 1):
+        SCALE["by"] = by
+        mine, eager = (f(X, Scaled.A, Weighted.A) for f in (compiled, asks_members))
+        assert torch.equal(mine[0], eager[0]) and mine[1:] == eager[1:]

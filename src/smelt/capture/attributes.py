@@ -3,6 +3,7 @@
 self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
 """
 
+import enum
 import functools
 import inspect
 import types
@@ -117,6 +118,12 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
     kind = python_type(value)
     if kind is None:
         raise Unsupported("B007", f"{name} of {describe(value)}")
+    if isinstance(value, Constant) and isinstance(value.value, enum.Enum):
+        found = interp.tree.class_attribute(kind, name)
+        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+            return _run_getter(interp, value, found.fget, name)
+        if type(found).__module__ != "enum" and _own_descriptor(interp, found, "__get__") is not None:
+            raise Unsupported("B007", f"{name} of {describe(value)}")
     if isinstance(value, Constant) and not callable(getattr(value.value, name, None)):
         if not hasattr(value.value, name):
             raise Missing(value, name)
@@ -213,7 +220,7 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         raise Unsupported("B006", type(real).__qualname__)
     if type(real) is inspect.Signature and name == "parameters" and value.pinned:
         held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
-        return Mapping(held, types.MappingProxyType)
+        return Mapping(held, types.MappingProxyType, proxy=real.parameters)
     if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.pinned:
         return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
     hook = interp.tree.class_attribute(type(real), "__getattribute__")

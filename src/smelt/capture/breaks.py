@@ -73,7 +73,7 @@ class Unsupported(Exception):
     def __init__(self, code: str, detail: str = "") -> None:
         text, hint = REASONS[code]
         super().__init__(text.format(detail))
-        self.code = code
+        self.code, self.detail = code, detail
         self.reason = text.format(detail)
         self.hint = hint
 

@@ -459,15 +459,20 @@ def _call_cached(interp: Interpreter, function: Object, args: list[Value], kwarg
         raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
     interp.outside.pin(function)
     if function.source is not None:
-        function.source.check(("predicate", _cached_answer(result, plain, named)))
+        function.source.check(("predicate", _cached_answer(result, real.cache_info().misses, plain, named)))
     return interp.outside.value(result, interp.tree.fixed(result, f"{real.__qualname__}()"))
 
 
-def _cached_answer(result: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[[Any], bool]:
-    """Whether a cached function still has this very answer: its cache may have been cleared, and filled by others."""
+def _cached_answer(result: Any, misses: int, args: list[Any], kwargs: dict[str, Any]) -> Callable[[Any], bool]:
+    """Whether a cached function still has this very answer: its cache may have been cleared, and filled by others.
+
+    Where it was cleared, it is the program's to call it: the arguments may be others by now.
+    """
 
     def same(function: Any) -> bool:
         try:
+            if function.cache_info().misses < misses:
+                return False
             return _native.suspended(function, *args, **kwargs) is result
         except Exception:
             return False  # for the program to see, where it calls it

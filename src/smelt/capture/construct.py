@@ -104,6 +104,8 @@ def layout(interp: Interpreter, kind: type) -> type | None:
         return None
     if not kind.__dictoffset__:
         return _layout_of_slots(interp, kind)
+    if slot_names(kind):
+        return None  # a slot beside a `__dict__` is no entry of it
     base = next(each for each in _BASES if issubclass(kind, each))
     plainly_made = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__") or kind in _GRAD_CLASSES
     return base if plainly_made and kind.__basicsize__ <= base.__basicsize__ + 16 else None

@@ -43,6 +43,7 @@ from smelt.capture.values import (
     Value,
     describe,
     is_constant,
+    own_operators,
     python_type,
 )
 
@@ -51,6 +52,13 @@ PUSHED = Value()
 
 TYPES = (type, types.GenericAlias, types.UnionType)
 """Classes and what is written with them: `list[int]`, `int | None`."""
+
+def is_plain_type(value: object) -> bool:
+    """Whether Python's operators on a class run no code of the program: its metaclass may define them."""
+    if not isinstance(value, TYPES):
+        return False
+    return not isinstance(value, type) or type(value) is type or not own_operators(type(value))
+
 
 SIMPLE_ERRORS: frozenset[type] = frozenset(
     kind
@@ -205,7 +213,7 @@ class Interpreter:
     def _catch(self, raised: Raised, level: int) -> None:
         """Stand at the handler of frame `level`, as CPython would."""
         if isinstance(raised.error, Object) and not (raised.again and level == len(self.frames) - 1):
-            raise Unsupported("B019", raised.reason)  # its traceback grows on the way
+            raise Unsupported("B019", raised.detail)  # its traceback grows on the way
         self.failure(raised)
         self._leave_by(raised, level + 1)
         self._note_place(raised)
@@ -248,7 +256,7 @@ class Interpreter:
         if isinstance(raised.error, BaseException):
             kind = type(raised.error)
             if kind not in SIMPLE_ERRORS:
-                raise Unsupported("B019", raised.reason)
+                raise Unsupported("B019", raised.detail)
             args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
             raised.error = Failure(kind, args=args, details=raised.details)
         found: Value = raised.error
@@ -415,7 +423,7 @@ class Interpreter:
             return value.kind(value.items)
         if isinstance(value, Slice):
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
-        if isinstance(value, Object) and isinstance(value.value, TYPES):
+        if isinstance(value, Object) and is_plain_type(value.value):
             return self.outside.pin(value)
         raise Unsupported("B017", describe(value))
 
@@ -431,7 +439,7 @@ class Interpreter:
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
         if isinstance(value, Set):
             return not any(isinstance(item, Held) for item in value.items)
-        return isinstance(value, Constant) or (isinstance(value, Object) and isinstance(value.value, TYPES))
+        return isinstance(value, Constant) or (isinstance(value, Object) and is_plain_type(value.value))
 
     def wrap_plain(self, real: Any) -> Value:
         """A value for a Python object that capture computed from plain values."""

@@ -15,7 +15,7 @@ from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, static_lookup
-from smelt.capture.interpret import TYPES, Interpreter, make_sequence
+from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.iterate import drain
 from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
@@ -407,6 +407,8 @@ def truth(interp: Interpreter, value: Value) -> bool:
 
 def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     real = value.value if isinstance(value, Object) else None
+    if isinstance(real, type) and not is_plain_type(real):
+        raise Unsupported("B003", f"{describe(value)}, whose metaclass may tell")
     if isinstance(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
         return True
     kind = python_type(value)

@@ -269,7 +269,7 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
         return made if value.owner.contents is value else build.step(vars, made)
     keys = tuple(value.items)
     if value.kind is types.MappingProxyType:
-        return build.step(types.MappingProxyType, build.operand(Mapping(value.items)))
+        return build.constant(value.proxy)
     made = build.early(value, build.step(value.kind))
     if value.factory is not None:
         build.step(lambda real, factory: setattr(real, "default_factory", factory), made, build.operand(value.factory))

@@ -8,6 +8,7 @@ containers `Pending` items that become values (and guards) when they are first t
 
 import enum
 import functools
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -184,6 +185,7 @@ class Mapping(Value):
     owner: "Instance | None" = None
     inside: bool = False  # it is what an object of a class of dicts from outside holds
     factory: Value | None = None  # of a defaultdict
+    proxy: Any = None  # the mappingproxy that it is, which nobody can write
 
 
 @dataclass(slots=True, eq=False)
@@ -416,9 +418,30 @@ def of_number(number: Any) -> Constant:
     return Number(example_of(number), symbolic=number) if is_symbolic(number) else Constant(number)
 
 
+# What Python's operators call; what has nothing to do with operators; and what yields text.
+_OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
+_OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
+_WORDING = frozenset({"__str__", "__repr__", "__format__"})
+
+
+@functools.cache
+def own_operators(kind: type) -> frozenset[str]:
+    """Those special methods for operators that a class of the program has from code of the program."""
+    return frozenset(
+        name
+        for base in kind.__mro__
+        for name, found in vars(base).items()
+        if name in _OPERATORS
+        and isinstance(found, types.FunctionType)
+        and (found.__module__ or "").partition(".")[0] not in sys.stdlib_module_names
+    )
+
+
 def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
-    return type(value) in CONSTANT_TYPES or isinstance(value, enum.Enum)
+    if type(value) in CONSTANT_TYPES:
+        return True
+    return isinstance(value, enum.Enum) and own_operators(type(value)) <= _WORDING
 
 
 def describe(value: Any) -> str:
@@ -454,6 +477,8 @@ def python_type(value: Value) -> type | None:
         return type(value.value)
     if isinstance(value, Tensor | Sequence | Deque | Mapping | Set | Instance | Joined | Generator):
         return value.kind
+    if isinstance(value, DictView) and value.mapping.kind is types.MappingProxyType:
+        return None
     if isinstance(value, DictView):
         return type(getattr(value.mapping.kind(), value.part)())
     if isinstance(value, Method):

@@ -5,6 +5,7 @@ The text of a tensor is made after the graph has run, so that a line that prints
     print(f"loss {loss:.3f}")   →   print(Text("loss " + format(loss, ".3f")))
 """
 
+import enum
 import functools
 import re
 import types
@@ -15,7 +16,18 @@ import torch
 from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
 from smelt.capture.interpret import Interpreter
-from smelt.capture.values import Constant, Failure, Instance, Object, Tensor, Text, Value, describe, python_type
+from smelt.capture.values import (
+    Constant,
+    Failure,
+    Instance,
+    Object,
+    Tensor,
+    Text,
+    Value,
+    describe,
+    own_operators,
+    python_type,
+)
 
 _REAL_SPEC = re.compile(r"[<>=^]?[-+ ]?0?\d{0,4}[_,]?(\.\d{1,4})?[eEfFgG%]")  # what every float can be formatted by
 _FUNCTIONS: dict[str, Any] = {"__str__": str, "__repr__": repr, "__ascii__": ascii}
@@ -25,6 +37,9 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     """`str(value)`, or `repr` or `ascii` by `how`."""
     if isinstance(value, Failure) and how != "__ascii__":
         return worded(interp, value, how)
+    if how in _own_wording(value):
+        found = interp.tree.class_attribute(type(value.value), how)  # type: ignore[attr-defined]
+        return interp.now(interp.call(interp.outside.fixed(found), [value]))
     if interp.is_plain(value):
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
     if isinstance(value, Text) and how == "__str__":
@@ -43,8 +58,18 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
+def _own_wording(value: Value) -> frozenset[str]:
+    """Methods by which the class of a member of an enum words it."""
+    member = value.value if isinstance(value, Constant) else None
+    return own_operators(type(member)) if isinstance(member, enum.Enum) else frozenset()
+
+
 def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
     """`format(value, spec)`."""
+    if "__format__" in _own_wording(value):
+        raise Unsupported("B002", f"formatting of {describe(value)}")
+    if "__str__" in _own_wording(value):
+        return formatted(interp, text_of(interp, value), spec)
     if interp.is_plain(value):
         return interp.compute(format, interp.plain(value), spec)
     if isinstance(value, Text) and not spec:
