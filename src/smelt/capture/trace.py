@@ -6,9 +6,11 @@ capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Ret
 import inspect
 import operator
 import sys
+from collections.abc import Hashable
 from functools import partial
 from types import CodeType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import fx
@@ -234,7 +236,8 @@ class _Closing:
         self.final = interp.tape.ambient
         self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
         self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
-        self.build = Rebuilder(interp.tape.home, interp.tape.spent, self._begin)
+        begin = WeakMethod(self._begin)  # in a circle, the program's objects would outlive the capture
+        self.build = Rebuilder(interp.tape.home, interp.tape.spent, lambda value: begin()(value))  # type: ignore[misc]
 
     def captured(self) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
