@@ -14,7 +14,7 @@ from smelt.base.sizes import Size
 from smelt.base.varying import is_varying
 from smelt.codegen.builder import Builder, Value
 
-FAR = 1 << 30  # what is further away than this is further than any lane
+FAR = 1 << 29  # what is further away than this is further than any lane; twice as much is a number of 32 bits too
 
 
 def near(b: Builder, number: Value) -> Value:
