@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.ops.decompose import images
 from smelt.ops.decompositions import DECOMPOSITIONS
+from tests.fuse.running import traced
 from tests.ops_db.accuracy import Change, eager_errors
 from tests.ops_db.comparing import changed, difference
 
@@ -354,10 +355,8 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
 }
 
 
-# Calls that are left whole: products round once in 16 bits, batch norm there mixes dtypes.
-WHOLE = {
-    (op, torch.bfloat16) for op in (aten.addmm.default, aten.baddbmm.default, aten._native_batch_norm_legit.no_stats)
-}
+# Calls that are left whole: products round once in 16 bits.
+WHOLE = {(op, torch.bfloat16) for op in (aten.addmm.default, aten.baddbmm.default)}
 WHOLE |= {(aten.hardsigmoid_backward.default, torch.float64)}
 
 def _listed(result: Any) -> list[Any]:
@@ -501,3 +500,20 @@ def test_wrong_arguments_are_left_to_the_operator(op: Any, args: tuple[Any, ...]
         assert DECOMPOSITIONS[op](*args) is NotImplemented
     with pytest.raises((RuntimeError, IndexError)):
         op(*args)
+
+
+def test_batch_norm_is_trained_in_kernels_in_16_bits_too() -> None:
+    """What it saves, and the running statistics, are rounded to them; what comes out is computed of what was not."""
+    x, stats = torch.randn(4, 3, 5, 6).bfloat16() + 2, torch.rand(3).bfloat16()
+    args = x, torch.randn(3).bfloat16(), torch.randn(3).bfloat16(), stats, stats + 0.5
+
+    def norm(*given: Tensor) -> Any:
+        return aten._native_batch_norm_legit_functional.default(*given, True, 0.1, 1e-5)
+
+    found = traced(norm, *args, decompositions=DECOMPOSITIONS)
+    assert aten._native_batch_norm_legit_functional.default not in {node.target for node in found.graph.nodes}
+    true = norm(*(each.double() for each in args))
+    for mine, eager, exact in zip(found.to_module()(*args), norm(*args), true, strict=True):
+        assert mine.dtype is eager.dtype is torch.bfloat16
+        allowed = 2 * (eager.double() - exact).abs().max() + 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+        assert (mine.double() - exact).abs().max() <= allowed

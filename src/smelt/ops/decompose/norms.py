@@ -125,7 +125,7 @@ def _per_channel(x: Tensor, value: Tensor) -> Tensor:
 def _batch_norm_training(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(result, mean, 1/√(variance + eps), variance), the last three per channel."""
+    """(result, mean, 1/√(variance + eps), variance), the last three per channel and not rounded to 16 bits."""
     channels = x.shape[1]
     dims = [0, *range(2, x.dim())]
     wide = widen(x)
@@ -161,7 +161,7 @@ def batch_norm(
 ) -> Any:
     """In training with running statistics the operator writes them, and is left whole."""
     if training:
-        return NotImplemented if running_mean is not None else _batch_norm_training(x, weight, bias, eps)[:3]
+        return NotImplemented if running_mean is not None else batch_norm_no_stats(x, weight, bias, True, 0.0, eps)
     if running_mean is None or running_var is None:
         return NotImplemented
     return _batch_norm_evaluation(x, weight, bias, running_mean, running_var, eps)
@@ -171,7 +171,10 @@ def batch_norm(
 def batch_norm_no_stats(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
-    return _batch_norm_training(x, weight, bias, eps)[:3] if training else NotImplemented
+    if not training:
+        return NotImplemented
+    result, mean, rstd, _ = _batch_norm_training(x, weight, bias, eps)
+    return result, mean.to(x.dtype), rstd.to(x.dtype)
 
 
 @decomposes(aten._native_batch_norm_legit_functional.default)
@@ -194,9 +197,10 @@ def batch_norm_functional(
     if count < 2:
         return NotImplemented  # the unbiased variance of one value
     unbiased = variance * (count / (count - 1))
-    new_mean = running_mean * (1.0 - momentum) + mean * momentum
-    new_var = running_var * (1.0 - momentum) + unbiased * momentum
-    return result, mean, rstd, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
+    new_mean = widen(running_mean) * (1.0 - momentum) + mean * momentum
+    new_var = widen(running_var) * (1.0 - momentum) + unbiased * momentum
+    kept = mean.to(x.dtype), rstd.to(x.dtype)
+    return result, *kept, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
 
 
 @decomposes(aten.native_batch_norm_backward.default)
