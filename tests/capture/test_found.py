@@ -598,3 +598,14 @@ def test_members_of_an_enum_answer_as_they_would_now() -> None:
         SCALE["by"] = by
         mine, eager = (f(X, Scaled.A, Weighted.A) for f in (compiled, asks_members))
         assert torch.equal(mine[0], eager[0]) and mine[1:] == eager[1:]
+
+
+def imports_from_its_package(x: torch.Tensor) -> Any:
+    from ..capture.programs import compare as one
+    from .programs import compare as other
+
+    return x + 1, one is other
+
+
+def test_an_import_from_the_package_around_is_followed() -> None:
+    assert not compare(imports_from_its_package, X).breaks

@@ -227,12 +227,23 @@ def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     import sys
 
     level, wanted = take(frame, 2)
-    name = instruction.value
-    if interp.plain(level) != 0 or "__import__" in frame.globals.names or name not in sys.modules:
-        raise Unsupported("B012", f"import {name}")
+    name = _absolute(interp, frame, instruction.value, interp.plain(level))
+    if name is None or "__import__" in frame.globals.names or name not in sys.modules:
+        raise Unsupported("B012", f"import {instruction.value}")
     top = name if interp.plain(wanted) else name.partition(".")[0]
     source = interp.tree.fixed(sys.modules, "sys.modules").key(top)
     frame.stack.append(interp.outside.value(sys.modules[top], source))
+
+
+def _absolute(interp: Interpreter, frame: Frame, name: str, level: int) -> str | None:
+    """The full name of a module: `from ..parts import x` counts from the package that the code is in."""
+    if level == 0:
+        return name
+    found = interp.outside.global_name(frame.globals, "__package__")
+    package = interp.plain(found) if found is not None else None
+    if not isinstance(package, str) or package.count(".") < level - 1:
+        return None
+    return ".".join([*package.split(".")[: package.count(".") + 2 - level], *([name] if name else [])])
 
 
 @handles("IMPORT_FROM")
