@@ -78,10 +78,6 @@ def main() -> None:
     quarter = (np.pi / 4 * 1.01) ** 2
     fit("SIN", lambda s: series(lambda k: (-1) ** k / factorial[2 * k + 1], 1, s, 20), 0, quarter, 2, lambda s: s)
     fit("COS", lambda s: series(lambda k: (-1) ** k / factorial[2 * k], 2, s, 20), 0, quarter, 2, lambda s: s * s)
-    # tanh(x) = x + x³ P(x²)
-    small = 1e-3
-    tanh_series = lambda x: np.where(x < 0.01, -1 / 3 + 2 / 15 * x**2, (np.tanh(x) / x - 1) / x**2)  # noqa: E731
-    fit("TANH", lambda s: tanh_series(np.sqrt(s)), small**2, 0.6**2, 4, lambda s: s)
     # log2 erfc(a) = a P(a) - 2 a, weighed by what it does to erf; 2^r = 1 + r + r P(r)
     erf = torched(torch.erf)
     erfc = torched(torch.special.erfc)

@@ -2,7 +2,7 @@
 
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math.polynomial import (
-    FORMS,
+    LN2,
     LOG2E,
     polynomial,
     round_scaled,
@@ -46,10 +46,7 @@ _EXP2: Table = {
         0.00961812910762848, 0.055504108664821625, 0.24022650695910072, 0.6931471805599453,
     ),
 }  # fmt: skip
-_TANH = (
-    -0.0059058683609787095, 0.02080538455221115, -0.05378668356451599, 0.1333195824270135, -0.33333299272072237,
-)  # fmt: skip
-_TANH_NEAR = 0.6
+_TANH_HALF = 0.55  # tanh is about a half, and so is its distance from one
 _TANH_IS_ONE = {"f32": 9.5, "f64": 20.0}
 
 # Where results are 0 and infinity: below and above these x of exp, of exp2, and -1 below this x of expm1.
@@ -118,50 +115,25 @@ def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
     return b.fma(b.fmul(r, r), polynomial(b, r, _EXPM1[x.kind]), r), held
 
 
-def _exact_exp_of_negative(b: Builder, x: Value) -> Value:
-    """`exp_of_negative`, a fifth of an ulp closer: what rounding r lost is put back."""
-    inside = b.maximum(_EXP_ENDS[x.kind][0], x)
-    n, held = round_scaled(b, inside, LOG2E)
-    r, lost = _with_rest(b, inside, n)
-    curved = b.fma(b.fmul(r, r), polynomial(b, r, _EXP[x.kind]), lost)
-    small = b.fadd(b.fadd(r, curved), 1.0)
-    if b.scales(x):
-        return b.scaled(small, n)
-    return b.fmul(b.fmul(small, 2.0 ** -_LIFT[x.kind]), two_to(b, held, _LIFT[x.kind]))
-
-
-def _with_rest(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
-    """x - n · ln 2, and what that lost by rounding."""
-    form = FORMS[x.kind]
-    high = b.fma(n, -form.ln2_hi, x)
-    r = b.fma(n, -form.ln2_lo, high)
-    return r, b.fma(n, -form.ln2_lo, b.fsub(high, r))
-
-
 def sigmoid(b: Builder, x: Value) -> Value:
-    """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left.
-
-    What rounding 1 + e lost is made good by a first-order term, in which a line stands for 1 / (1 + e).
-    """
-    small = _exact_exp_of_negative(b, b.fneg(b.fabs(x)))
-    below = b.fadd(small, 1.0)
-    quotient = b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), below)
-    lost = b.fsub(small, b.fsub(below, 1.0))
-    return b.fma(b.fmul(lost, b.fma(below, 0.5, -1.47)), quotient, quotient)
+    """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left."""
+    small = exp_of_negative(b, b.fneg(b.fabs(x)))
+    return b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    """An odd polynomial near zero, 1 - 2 / (exp(2|x|) + 1) further out, and the sign of x at the end."""
-    size = b.fabs(x)
-    square = b.fmul(size, size)
-    near = b.fma(b.fmul(polynomial(b, square, _TANH), square), size, size)
-    limited = b.minimum(_TANH_IS_ONE[x.kind], size)
-    grown = exp_moderate(b, b.fadd(limited, limited))
-    far = b.fsub(1.0, b.fdiv(2.0, b.fadd(grown, 1.0)))
-    return b.copysign(b.select(b.fcmp("olt", size, _TANH_NEAR), near, far), x)
-
-
-_TANH_HALF = 0.55  # tanh is about a half, and so is its distance from one
+    """By h = expm1(2|x|) / 2, which does not cancel near zero: h / (1 + h) as h - h · h / (1 + h), where what division
+    rounded counts for less. Further out by its distance from one, as 1 - 1 / (1 + h): slopes are made of that distance.
+    For f32, whose n · ln 2 needs no second part here."""
+    limited = b.minimum(_TANH_IS_ONE[x.kind], b.fabs(x))
+    twice = b.fadd(limited, limited)
+    n, held = round_scaled(b, twice, LOG2E)
+    r = b.fma(n, -LN2, twice)
+    small = b.fma(b.fmul(r, r), polynomial(b, r, _EXP[x.kind]), r)
+    half = b.scaled(b.const(x.kind, 0.5, x.lanes), n) if b.scales(x) else two_to(b, held, -1)
+    h = b.fma(half, small, b.fsub(half, 0.5))
+    whole = b.select(b.fcmp("olt", limited, _TANH_HALF), h, 1.0)
+    return b.copysign(b.fma(b.fneg(whole), b.fdiv(whole, b.fadd(h, 1.0)), whole), x)
 
 
 def tanh_wide(b: Builder, x: Value) -> Value:
