@@ -21,7 +21,7 @@ from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
-from smelt.capture import CompiledRegion
+from smelt.capture import CompiledRegion, entered_by, mark_entered
 from smelt.ir import ghost
 from smelt.ir.graph import GraphCompiler
 from smelt.pipeline.backends import CustomBackend, resolve_backend
@@ -82,7 +82,8 @@ def compile(
     compiler = resolve_backend(backend, checked)
     if disable:
         return model
-    region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback)
+    alike = Compiling(**{**settings, "fullgraph": False})
+    region = CompiledRegion(compiler, fullgraph=fullgraph, dynamic=dynamic, fallback=checked.fallback, settings=alike)
     _regions.add(region)
     _settings[region] = Compiling(**settings)
     model = _original(model)
@@ -189,6 +190,9 @@ def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, s
         return enter(*args, **kwargs)
 
     functools.update_wrapper(compiled_forward, cls.forward)  # type: ignore[attr-defined]
+    known = entered_by(enter)
+    if known is not None:
+        mark_entered(compiled_forward, known.function, known.settings, known.fullgraph, skipped=1)
 
     def reduce(self: torch.nn.Module, protocol: Any) -> Any:
         return _rebuild_module, (model, settings)

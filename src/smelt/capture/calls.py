@@ -34,7 +34,7 @@ from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
-from smelt.capture.marks import DISABLED, afterwards, graph_break, nothing_waits
+from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, nothing_waits
 from smelt.capture.number_calls import number_call
 from smelt.capture.operators import contains, hashable, subscript
 from smelt.capture.policy import (
@@ -105,6 +105,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(None)
     if real is nothing_waits:
         return Constant(not interp.outside.later)
+    entered = entered_by(real) if isinstance(real, types.FunctionType) else None
+    if entered is not None and interp.outside.follows(entered):
+        interp.outside.pin(function)
+        return call(interp, _bound(interp, entered.function), args[entered.skipped :], kwargs)
     if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
@@ -163,6 +167,12 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if isinstance(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
+
+
+def _bound(interp: Interpreter, function: Any) -> Value:
+    if isinstance(function, types.MethodType):
+        return Method(interp.outside.fixed(function.__func__), interp.outside.fixed(function.__self__))
+    return interp.outside.fixed(function)
 
 
 def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

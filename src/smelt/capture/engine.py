@@ -7,7 +7,7 @@ then capture, within `cache_size_limit` and under one lock, so that each version
 import threading
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from smelt.capture.bytecode import decode
 from smelt.capture.drive import drive, recover, run_eagerly
 from smelt.capture.layout import teach_guards
 from smelt.capture.loops import PLACE
-from smelt.capture.marks import DISABLED
+from smelt.capture.marks import DISABLED, mark_entered
 from smelt.capture.plan import GraphFailed, Plan, Return, Stop, what_is_returned
 from smelt.capture.policy import frame_is_worth_capturing
 from smelt.capture.recompiles import RecompileRecord
@@ -47,8 +47,10 @@ class Engine:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         fallback: bool = True,
+        settings: Hashable = None,
     ) -> None:
         self.compile_graph = compile_graph
+        self.settings = settings
         self.fullgraph = fullgraph
         self.fallback = fallback
         self.dynamic = dynamic
@@ -82,6 +84,7 @@ class Engine:
                 error.__traceback__ = without_smelt(error.__traceback__)
                 raise
 
+        mark_entered(compiled, function, self.settings, self.fullgraph)
         return compiled
 
     def reset(self) -> None:
@@ -201,6 +204,7 @@ class Engine:
                     self.compile_graph,
                     fullgraph=self.fullgraph and not self._loose,
                     dynamic=self.dynamic,
+                    settings=self.settings,
                     history=history,
                     follow_loops=follow_loops,
                 )

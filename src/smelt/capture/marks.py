@@ -1,15 +1,43 @@
 """Marks that the user's program carries and capture heeds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
+from weakref import ref
 
 import torch
+
+from smelt.base.data import dataclass
 
 DISABLED = "_smelt_disable"
 """Functions with this attribute are called by Python, never captured."""
 
+_ENTERED = "_smelt_entered"
 DYNAMIC = "_smelt_dynamic"
 """Tensors with this attribute are compiled for any size along the dimensions it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a compiled function calls, and how that is compiled; `skipped`: so many arguments it does not pass on."""
+
+    by: "ref[Any]"  # wrappers copy the mark, and are functions of their own
+    function: Callable[..., Any]
+    settings: Hashable
+    fullgraph: bool
+    skipped: int = 0
+
+
+def mark_entered(
+    compiled: Any, function: Callable[..., Any], settings: Hashable, fullgraph: bool, skipped: int = 0
+) -> None:
+    """Mark a compiled function: one compiled alike that calls it goes on inside it."""
+    compiled.__dict__[_ENTERED] = Entered(ref(compiled), function, settings, fullgraph, skipped)
+
+
+def entered_by(function: Any) -> Entered | None:
+    """What a compiled function calls; None for any other."""
+    found: Entered | None = function.__dict__.get(_ENTERED)
+    return found if found is not None and found.by() is function else None
 
 
 def graph_break() -> None:

@@ -9,7 +9,7 @@ import enum
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import GuardTree, static_lookup
 from smelt.capture.loops import PLACE, Paused, PausedJoined
+from smelt.capture.marks import Entered
 from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
 from smelt.capture.tape import Tape
@@ -130,7 +131,14 @@ class Outside:
         self.touched: list[Any] = []  # what it changed all the same, of what the captured code made
         self.closed = False  # whether code is followed that runs later, when data may be other than it is now
         self.follow_loops = True
+        self.settings: Hashable = None  # of the function that is compiled
+        self.fullgraph = False
         self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
+
+    def follows(self, entered: Entered) -> bool:
+        """Whether a compiled function is compiled as this one is, and may break where this one may."""
+        alike = entered.settings is not None and entered.settings == self.settings
+        return alike and (self.fullgraph or not entered.fullgraph)
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""

@@ -1,6 +1,6 @@
 """`CompiledRegion`: what `smelt.compile` makes and calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from smelt.capture.engine import Engine
@@ -11,7 +11,7 @@ class CompiledRegion:
     """Everything compiled for one `smelt.compile`.
 
     `call(function, *args, **kwargs)` runs the function with its frames captured, `entering(function)` makes a function
-    that does; `reset()` forgets all that was compiled.
+    that does; `reset()` forgets all that was compiled. Functions of equal `settings` are captured into each other.
     """
 
     def __init__(
@@ -21,8 +21,9 @@ class CompiledRegion:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         fallback: bool = True,
+        settings: Hashable = None,
     ) -> None:
-        engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback)
+        engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback, settings=settings)
         self.native = engine.native
         self.call: Callable[..., Any] = engine.call
         self.entering: Callable[[Callable[..., Any]], Callable[..., Any]] = engine.entering

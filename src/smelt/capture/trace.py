@@ -71,16 +71,19 @@ def capture(
     dynamic: bool | None = False,
     history: History | None = None,
     follow_loops: bool = True,
+    settings: Hashable = None,
 ) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython.
 
-    `follow_loops`: whether loops that a break left in the middle are unrolled from there.
+    `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
+    are compiled with the same are followed.
     """
+    manner = follow_loops, settings
     history = history or History()
     generators, attempts = sys.maxsize, 0
     while True:
         try:
-            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), follow_loops)
+            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), manner)
         except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
             if not generators:
                 raise
@@ -104,7 +107,7 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
-    follow_loops: bool,
+    manner: tuple[bool, Hashable],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
@@ -112,7 +115,8 @@ def _capture_in_mode(
     with torch.inference_mode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
         outside = Outside(tree, tape, sizes)
-        outside.follow_loops = follow_loops
+        outside.follow_loops, outside.settings = manner
+        outside.fullgraph = fullgraph
         try:
             return _capture(frames, outside, compile_graph, fullgraph, entry, generators)
         finally:
