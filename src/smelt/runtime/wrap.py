@@ -225,8 +225,8 @@ def _quick(state: Differentiable) -> Flat:
 
 
 def _bystanders(state: Differentiable) -> tuple[int, ...]:
-    """Inputs that no gradient goes to."""
-    return tuple(index for index in range(state.plan.inputs) if index not in state.wanted)
+    """Inputs that no gradient goes to. If none goes to any, all are what results require grad by."""
+    return tuple(index for index in range(state.plan.inputs) if index not in state.wanted) if state.wanted else ()
 
 
 def _apart(bystanders: tuple[int, ...], inputs: Any) -> Any:
