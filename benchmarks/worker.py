@@ -7,7 +7,7 @@ line it reads, a number of steps, {"seconds": one of those, "processor": the sam
 timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
 end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
 step; "exact" as backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first:
-the second finds the optimizer's state made, which compiles it again.
+the second finds the optimizer's state made, so that it is captured again.
 """
 
 import json
