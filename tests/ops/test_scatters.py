@@ -212,10 +212,9 @@ def test_writes_in_place_are_eagers() -> None:
 @pytest.mark.parametrize("added", [False, True])
 def test_one_number_by_a_mask_is_chosen(added: bool) -> None:
     def put(x: torch.Tensor, where: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        every = aten.index_put.default(x, [where], value, added)
-        return every, aten.index_put.default(x, [where[:, 0]], value, added), aten.index_put.default(
-            x, [None, where[0]], value.view(1, 1), added
-        )
+        rows = aten.index_put.default(x, [where[:, 0]], value, added)
+        cols = aten.index_put.default(x, [None, where[0]], value.view(1, 1), added)
+        return rows, cols, *(put(x, [where], value, added) for put in (aten.index_put, aten._index_put_impl))
 
     args = (_x(4, 5, 3), _x(4, 5) > 0, torch.tensor(3.5))
     args[0][0, 0, 0] = float("nan")
