@@ -211,3 +211,17 @@ def test_sizes_that_are_asked_for_apart_and_turn_out_equal_stay_symbols() -> Non
         words, mask = torch.randn(3, length), torch.ones(3, length)
         torch.testing.assert_close(compiled(words, mask), function(words, mask))
     assert smelt.counters["sizes_compiled"] == 0 and smelt.counters["sizes_bound"] == 3
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_an_integer_that_others_are_computed_from(backend: str) -> None:
+    """Where both it and what is computed from it are operands, the integer was read as if it were a float."""
+
+    def program(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = x * n
+        return scaled, scaled + 2 * n
+
+    compiled = smelt.compile(program, backend=backend)
+    for size, n in ((2, 2), (3, 3), (4, 4), (5, 7), (3, 5)):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x, n), program(x, n))

@@ -21,7 +21,7 @@ from smelt.autograd.trace import CannotTrace
 from smelt.base.errors import warn
 from smelt.base.events import count, emit, timed
 from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
-from smelt.base.symint import Formula, apply, as_number, is_symbolic, meaning
+from smelt.base.symint import Formula, apply, as_number, example_of, is_symbolic, meaning
 from smelt.base.varying import from_symbolic, to_symbolic
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
@@ -328,9 +328,9 @@ def _holding(node: fx.Node, values: Values) -> torch.Tensor:
 
 
 def _open_spec(node: fx.Node, values: Values) -> NumberSpec:
-    value = _value(node, values)
-    if type(value) is int:
-        return NumberSpec(Expression.of(Symbol(node.name, value)))
+    value, spec = _value(node, values), spec_of(node)
+    if isinstance(spec, NumberSpec) and isinstance(spec.what, Expression):  # in symbols, where others are made of it
+        return NumberSpec(Expression.of(Symbol(node.name, example_of(value) if is_symbolic(value) else value)))
     return NumberSpec(Formula(None, (), value, node.name))
 
 
