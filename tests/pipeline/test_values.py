@@ -1,7 +1,10 @@
 """Values at the edges of their range, all the way: what eager keeps finite stays finite, what it refuses is refused."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 
@@ -53,3 +56,79 @@ def test_integers_written_from_what_requires_a_gradient(backend: str, monkeypatc
     compiled = smelt.compile(write, backend=backend)
     for _ in range(2):
         assert torch.equal(compiled(x, counts), write(x, counts))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_what_is_written_through_an_expanded_view(backend: str) -> None:
+    """Each element is there several times: what was written came back summed over them, or not at all."""
+
+    def fill(x: torch.Tensor) -> torch.Tensor:
+        x.expand(2, 3).fill_(2)
+        return x + 1
+
+    def put(x: torch.Tensor) -> torch.Tensor:
+        wide = x.expand(2, 3)
+        wide[0] = 5
+        return x + 1
+
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        first, _ = x.expand(2, 3).unbind(0)
+        first.zero_()
+        return x + 1
+
+    for function in (fill, put, parts):
+        mine, theirs = torch.arange(3.0), torch.arange(3.0)
+        assert torch.equal(smelt.compile(function, backend=backend)(mine), function(theirs))
+        assert torch.equal(mine, theirs)
+
+
+def test_writing_many_times_to_one_place_is_refused_as_by_eager() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x.cos().expand(2, 3).mul_(2)
+
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        smelt.compile(double)(torch.ones(3))
+
+
+def test_a_check_of_no_index_reads_no_flag() -> None:
+    """An operator that is called only to raise looked at a flag that no memory was planned for."""
+
+    def function(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.scatter(places[1:], 0, places[1:] % 3, 3)
+        return x * 2
+
+    assert torch.equal(smelt.compile(function)(torch.tensor([1]), torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_what_reads_a_scatter_through_a_copy_waits_for_it() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = 2.0 - a * a
+        b[0] = b[-1]
+        return b.index_select(0, torch.arange(b.shape[0] - 1, -1, -1))
+
+    mine = torch.arange(7.0).requires_grad_()
+    theirs = torch.arange(7.0).requires_grad_()
+    smelt.compile(function)(mine).square().sum().backward()
+    function(theirs).square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
+def test_the_mean_loss_of_nothing(loss: Any) -> None:
+    x = torch.ones(0, 3, requires_grad=True)
+    result = smelt.compile(lambda x: loss(x, torch.ones(0, 3)))(x)
+    result.backward()
+    assert torch.isnan(result) and x.grad is not None and x.grad.shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["hardtanh", "hardswish", "elu", "selu", "relu6", "softshrink", "gelu", "silu"])
+def test_gradients_of_activations_at_nan(name: str) -> None:
+    """As eager's vector loops have them: its scalar ones, over what is left, answer otherwise for some."""
+    function = getattr(F, name)
+    mine = torch.tensor([torch.nan, 0.25, -0.25, torch.inf] * 16).requires_grad_()
+    theirs = mine.detach().clone().requires_grad_()
+    result = smelt.compile(lambda x: function(x))(mine)
+    torch.testing.assert_close(result, function(theirs), equal_nan=True)
+    result.sum().backward()
+    function(theirs).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True)

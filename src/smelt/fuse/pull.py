@@ -132,6 +132,8 @@ class _Puller:
             return self.exprs.reduce(value.rule.call.fold, self._folded(value, value.rule))
         if isinstance(value.rule, ScanRule):
             return self._scanned(value, value.rule, place)
+        if isinstance(value.rule, ScatterRule):
+            raise Unbuildable(f"{value.name} is read before all of it is written")
         assert isinstance(value.rule, PointRule)
         return _Emitter(self, value, value.rule.common, place).run(value.rule)
 

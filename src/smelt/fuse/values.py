@@ -534,6 +534,8 @@ class _Lowerer:
         self.checked.add(key)
         # What is spread over a dim is looked at once.
         shape = tuple(1 if step == 0 else size for size, step in zip(layout.shape, layout.stride, strict=True))
+        if 0 in shape:  # no index, none out of range: there would be no flag to read either
+            return
         once = Layout(shape, layout.stride, layout.offset)
         dense, device = _dense_order(once), ref.value.spec.device
         limits = (-demand.extent if demand.from_end else 0, demand.extent)

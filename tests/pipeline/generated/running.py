@@ -125,19 +125,20 @@ def _compared(mine: Tensor | None, eager: Tensor | None, true: Tensor | None) ->
             return f"{what} {getattr(mine, what)} instead of {getattr(eager, what)}", True
     mine, eager = mine.detach(), eager.detach()
     if not mine.is_floating_point():
-        wrong = int((mine != eager).sum())
+        exact = true if true is not None and true.shape == eager.shape and true.dtype == eager.dtype else eager
+        wrong = int(((mine != eager) & (mine != exact)).sum())
         return f"{wrong} of {mine.numel()} differ" if wrong else None, False
     near = _NEAR[mine.dtype]
     a, b = mine.double(), eager.double()
     c = true.detach().double() if true is not None and true.shape == b.shape else b
     for special in (torch.isnan, torch.isposinf, torch.isneginf):
         wrong = int(((special(a) != special(b)) & (special(a) != special(c))).sum())
-        if wrong:
+        if wrong and mine.dtype is not torch.float16:  # which many a sum overflows that another order keeps
             return f"{special.__name__} differs at {wrong} of {a.numel()}", False
     finite = torch.isfinite(a) & torch.isfinite(b) & torch.isfinite(c)
     if not finite.any():
         return None, True
-    largest = max(float(c[finite].abs().max()), 0.01)
+    largest = max(float(c[finite].abs().max()), 1.0)
     error, eagers = (float((each - c)[finite].abs().max()) for each in (a, b))
     if error > 8 * eagers + near * largest and eagers < 0.05 * largest:
         return f"error {error:.3g} where eager's is {eagers:.3g} and the largest value {largest:.3g}", False

@@ -84,7 +84,7 @@ def hardswish(x: Tensor) -> Tensor:
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     wide, incoming = widen(x), widen(grad)
     middle = incoming * (wide / 3.0 + 0.5)
-    return choose(wide <= -3.0, 0.0, choose(wide < 3.0, middle, incoming)).to(x.dtype)
+    return choose(wide <= -3.0, 0.0, choose(wide >= 3.0, incoming, middle)).to(x.dtype)
 
 
 @decomposes(aten.hardtanh.default)
@@ -94,8 +94,7 @@ def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 
 @decomposes(aten.hardtanh_backward.default)
 def hardtanh_backward(grad: Tensor, x: Tensor, min_val: float, max_val: float) -> Tensor:
-    outside = torch.logical_or(x <= min_val, x >= max_val)
-    return choose(outside, 0.0, grad)
+    return choose(torch.logical_and(x > min_val, x < max_val), grad, 0.0)
 
 
 @decomposes(aten.elu.default)
@@ -115,7 +114,7 @@ def elu_backward(
         curved = incoming * float(input_scale) * (wide + factor)
     else:
         curved = incoming * (float(input_scale) * factor) * torch.exp(wide * float(input_scale))
-    return choose(wide <= 0.0, curved, incoming * float(scale)).to(grad.dtype)
+    return choose(wide > 0.0, incoming * float(scale), curved).to(grad.dtype)
 
 
 @decomposes(aten.softplus.default)
@@ -171,9 +170,10 @@ def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
 
 @decomposes(aten.softshrink.default)
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """A nan stays one: it is neither above nor below, and `x · 0` is nan as well."""
+    """A nan stays one: it is neither above nor below."""
     wide, width = widen(x), float(lambd)
-    return choose(wide > width, wide - width, choose(wide < -width, wide + width, wide * 0.0)).to(x.dtype)
+    inside = choose(wide == wide, 0.0, wide)
+    return choose(wide > width, wide - width, choose(wide < -width, wide + width, inside)).to(x.dtype)
 
 
 @decomposes(aten.lerp.Scalar)

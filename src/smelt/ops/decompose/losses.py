@@ -25,7 +25,7 @@ def _reduced(term: Tensor, reduction: int) -> Tensor:
 def _shared(grad: Tensor, like: Tensor, reduction: int) -> Tensor:
     """The gradient of each term, given that of the reduced loss."""
     wide = widen(grad)
-    return wide * (1.0 / product(like.shape)) if reduction == _MEAN else wide
+    return wide if reduction != _MEAN or 0 in like.shape else wide * (1.0 / product(like.shape))
 
 
 @decomposes(aten.mse_loss.default)
@@ -54,7 +54,7 @@ def smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: 
     difference, share = widen(x) - widen(target), _shared(grad, x, reduction)
     if beta == 0.0:
         return (torch.sign(difference) * share).to(x.dtype)
-    slope = choose(torch.abs(difference) < beta, difference / beta, torch.sign(difference))
+    slope = choose(torch.abs(difference) >= beta, torch.sign(difference), difference / beta)
     return (slope * share).to(x.dtype)
 
 
@@ -68,7 +68,7 @@ def huber_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float =
 @decomposes(aten.huber_loss_backward.default)
 def huber_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
     difference, share = widen(x) - widen(target), _shared(grad, x, reduction)
-    slope = choose(torch.abs(difference) <= delta, difference, torch.sign(difference) * delta)
+    slope = choose(torch.abs(difference) > delta, torch.sign(difference) * delta, difference)
     return (slope * share).to(x.dtype)
 
 
