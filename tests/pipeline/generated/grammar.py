@@ -8,8 +8,8 @@
 
 A template's names in braces are drawn: `x` is any tensor, the others are described at `Writer`. Programs are called
 with one to three choices of sizes, so that what a compiler took for a constant shows. What PyTorch leaves open is left
-out: integers made of what none can hold, the sign of NaN, the gradient of a product with NaN in it. So is a norm of order
-zero: through it no gradient flows, and of a function that has nothing else the result requires none, as eager's does.
+out: integers made of what none can hold, the sign of NaN, the gradient of a product with NaN in it. So is a norm of
+order zero, which lets no gradient through: where a function has nothing else, smelt's result does not require one.
 """
 
 import math
