@@ -39,6 +39,7 @@ kernel good rows(i:4) cols(j:8)
   loop:
     c = load e[j]
     d = mul c, r : f32
+    up = scan sum d along j
     far = gather x[j] by 8*at below 4
     store y[8*i + j] = d
     scatter sum sums[j] by 8*at below 3 = d
@@ -67,6 +68,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "stores": ("new = add old, d : f32", "new = add old, d : f32\n    dd = cast d : f64\n    store y[8*i + j] = dd"),
     "stores apart": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store y[4*i + j] = d"),
     "reduce in loop": ("r = add s, one : f32", "r = add s, one : f32\n    rr = reduce sum s"),
+    "scans": ("up = scan sum d along j", "up = scan sum d along i"),
     "fold dtypes": ("s = reduce sum b", "s = reduce sum b\n    q = reduce any b"),
     "scatters": ("inout sums: f32[24]", "out sums: f32[24]"),
     "accumulate": ("store y[8*i + j] = d", "store y[8*i + j] = d\n    store total[0] = d"),
