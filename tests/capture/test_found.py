@@ -609,3 +609,22 @@ def imports_from_its_package(x: torch.Tensor) -> Any:
 
 def test_an_import_from_the_package_around_is_followed() -> None:
     assert not compare(imports_from_its_package, X).breaks
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_gradients_of_one_tensor_known_by_two_names(backend: str) -> None:
+    """Half of an expression is computed behind a break: `a` came back from it on the stack and as a variable, and the
+    gradient at `b` was given out as that at `a`."""
+
+    def program(x: torch.Tensor, found: list[Any]) -> None:
+        a = x.tanh()
+        b = a * torch.from_numpy(x.detach().numpy() * 2) + a
+        found.extend(torch.autograd.grad(b.sum(), [a, b], retain_graph=True))
+
+    x = X.clone().requires_grad_()
+    mine: list[Any] = []
+    theirs: list[Any] = []
+    program(x, theirs)
+    smelt.compile(program, backend=backend)(x, mine)
+    assert mine[0] is not mine[1]
+    torch.testing.assert_close(mine, theirs)

@@ -21,6 +21,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.outside import may_pin
 from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
 from smelt.ir.gradients import accumulable, gradients
+from smelt.ir.history import behind
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -119,6 +120,7 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
         if each.real is not None:
             _refuse_hooks(each)
             interp.outside.single_out(each)
+    _refuse_two_names(interp, outputs)
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
     tangents = _tangents(interp, outputs, given.get("grad_outputs"))
@@ -194,6 +196,17 @@ def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
             raise Unsupported("B026", "that leads out of the compiled function, or to a leaf made in it")
         found.setdefault(id(leaf.real), leaf)
     return list(found.values())
+
+
+def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
+    """Refuse what is computed from one tensor by two names. Each has a ghost of its own until the graph is whole, and
+    gradients through only one of them show other layouts, and results as one that are two."""
+    reached = set(behind(each.ghost.grad_fn for each in outputs))
+    leaves = {id(leaf) for leaf in leaves_of([each.ghost for each in outputs])}
+    for met in interp.tape.met_again():
+        ghosts = {id(value.ghost): value.ghost for _, value in met}.values()
+        if sum(ghost.grad_fn in reached or id(ghost) in leaves for ghost in ghosts) > 1:
+            raise Unsupported("B026", "of what is computed from one tensor by two names")
 
 
 def _refuse_hooks(leaf: Tensor) -> None:
