@@ -1,4 +1,4 @@
-"""Looking at gradients of results: hooks, retain_grad(), torch.autograd.grad, where one result is computed from another.
+"""Looking at gradients of results: hooks, retain_grad(), torch.autograd.grad, where one is computed from another.
 
 In eager each result has a node of its own, in a compiled graph all share one. Each scene is played both ways and must
 tell the same story.
@@ -151,7 +151,7 @@ def twice_through(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
 @scene(chain)
 def a_second_time(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
     told: Told = []
-    first, second, loss = f(x, w)
+    first, _second, loss = f(x, w)
     first.register_hook(lambda grad: told.append(grad * 1))
     loss.backward(retain_graph=True)
     loss.backward()
@@ -163,7 +163,7 @@ def a_second_time(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
 @scene(chain)
 def written_afterwards(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
     told: Told = []
-    first, second, loss = f(x, w)
+    _first, second, _loss = f(x, w)
     second.register_hook(lambda grad: told.append(("before", grad * 1)))
     second.mul_(3)
     second.register_hook(lambda grad: told.append(("after", grad * 1)))
@@ -175,7 +175,7 @@ def written_afterwards(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
 def kept_elsewhere(f: Any, x: torch.Tensor, w: torch.Tensor) -> Told:
     told: Told = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t.float()):
-        first, second, loss = f(x, w)
+        first, _second, loss = f(x, w)
     first.register_hook(lambda grad: told.append(grad * 1))
     loss.backward()
     return [*told, x.grad, w.grad]

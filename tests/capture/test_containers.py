@@ -231,7 +231,7 @@ def test_a_generator_left_in_a_try_block_that_minds_nothing() -> None:
 
 def test_a_generator_left_inside_yield_from() -> None:
     def inner(log: list[str]) -> Any:
-        for number in range(4):
+        for number in range(4):  # noqa: UP028
             yield number
         log.append("done")
 
