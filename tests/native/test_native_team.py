@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from smelt import _native
-from smelt.runtime.image import LAUNCH, OPENMP, find_symbol
+
+pytest.importorskip("torch")  # of whose threads the team is made
+
+from smelt.runtime.image import LAUNCH, OPENMP, find_symbol  # noqa: E402
 
 PART = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool)
 LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int64, PART, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
