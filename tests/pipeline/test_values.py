@@ -9,6 +9,12 @@ import torch.nn.functional as F
 import smelt
 
 
+@pytest.fixture(autouse=True)
+def errors_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the compiler fails eager answers in its stead, and is right."""
+    monkeypatch.setattr(smelt.config, "suppress_errors", False)
+
+
 def test_addcmul_scales_before_it_multiplies() -> None:
     def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(x, a, b, value=1e-10)
@@ -43,7 +49,7 @@ def test_a_number_is_copied_into_a_tensor(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "llvm"])
-def test_integers_written_from_what_requires_a_gradient(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_written_from_what_requires_a_gradient(backend: str) -> None:
     """PyTorch lets such a tensor require a gradient, which none of integers can be made with."""
 
     def write(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -52,7 +58,6 @@ def test_integers_written_from_what_requires_a_gradient(backend: str, monkeypatc
         return made
 
     x, counts = torch.ones(3, requires_grad=True), torch.arange(8).reshape(2, 4)
-    monkeypatch.setattr(smelt.config, "suppress_errors", False)
     compiled = smelt.compile(write, backend=backend)
     for _ in range(2):
         assert torch.equal(compiled(x, counts), write(x, counts))

@@ -93,7 +93,7 @@ EVALUATED: frozenset[str] = frozenset(
 # Functions that yield their last argument as it is: notes for a compiler.
 IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
 
-# Calls that only keep statistics of the process.
+# Calls that only keep statistics of the process, and one by which torch.optim asks the peer's capture for a break.
 IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
 
 # What the compiled function sees as true of itself.
