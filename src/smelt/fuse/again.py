@@ -105,7 +105,8 @@ class _Turn:
             alone = {source for source in sources if source in self.kept and self._late_readers(source) == [item]}
             if sum(map(_bytes, alone - self.again - self.returned)) <= _bytes(item):
                 given = self._given(item)
-                item.after = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
+                last = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
+                item.after = () if last is None else (last,)
 
     def _given(self, item: Value) -> set[Value] | None:
         """The inputs that a value is computed from, if it is from nothing else: part of an update, most often."""
@@ -148,7 +149,9 @@ class _Turn:
             while name in names:
                 name += "_"
             names.add(name)
-            copies[value] = replace(value, name=name, users=[], needed=False, after=self._call_before(place))
+            last = self._call_before(place)
+            after = () if last is None else (last,)
+            copies[value] = replace(value, name=name, users=[], needed=False, after=after)
             before.setdefault(place, []).insert(0, copies[value])
         items: list[Value | Call] = []
         for item in self.lowered.items:

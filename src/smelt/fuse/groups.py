@@ -132,7 +132,7 @@ class Groups:
         group.cuts = needed_cuts(value)
         self.by_id[value.id] = self.by_value[value] = group
         before = [self.group_of(source) for source in self.sources(value)]
-        self._depend(group, before if value.after is None else [*before, self.by_id[value.after.id]])
+        self._depend(group, [*before, *(self.by_id[call.id] for call in value.after)])
         return group
 
     def _depend(self, group: Group, before: "list[Group | None]") -> None:

@@ -69,6 +69,9 @@ class _Overwrite:
         if not isinstance(output, Operand):
             return
         theirs, spec = output.buffer, self.buffers[mine].spec
+        if output == Operand(mine, spec.shape, spec.stride):  # a scatter has put it there, or nothing has
+            self.outputs[place] = None
+            return
         number = self.made.get(theirs, -1)
         if self.buffers[theirs].place is not Place.FRESH or output != Operand(theirs, spec.shape, spec.stride):
             return
@@ -141,14 +144,17 @@ class _Reuse:
         return None
 
 
-# Products that write into memory given to them, and gradients, which have the shape and dtype of what they are of: all
-# that can go wrong is that memory runs out.
+# Products that write into memory given to them, gradients, which have the shape and dtype of what they are of, and what
+# shapes alone decide about: all that can go wrong is that memory runs out.
 _SURE = frozenset(
     {
         aten.mm.out,
         aten.bmm.out,
         aten.addmm.out,
         aten.baddbmm.out,
+        aten.cat.out,
+        aten.convolution.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten.convolution_backward.default,
         aten.col2im.default,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,

@@ -206,7 +206,7 @@ def _before(groups: Groups, group: Group) -> set[Group]:
             found.add(groups.group_of(group.call.unless))
     else:
         found = {groups.group_of(source) for value in group.members for source in groups.sources(value)}
-        found |= {groups.by_id[value.after.id] for value in group.members if value.after is not None}
+        found |= {groups.by_id[call.id] for value in group.members for call in value.after}
     return {before for before in found if before is not None and before is not group}
 
 

@@ -20,6 +20,8 @@ from torch import fx
 from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size, contiguous_stride, product
 from smelt.base.varying import same_sizes
+from smelt.fuse.inplace import may_fail
+from smelt.fuse.overwrite import Overwriting, overwriting
 from smelt.ir.check_program import span
 from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
@@ -51,7 +53,7 @@ from smelt.ops.record import (
     View,
     Views,
 )
-from smelt.ops.registry import is_dense, record_of, why_not_lower
+from smelt.ops.registry import is_dense, only_result, record_of, why_not_lower
 from smelt.ops.views import expand, squeeze
 
 
@@ -102,7 +104,7 @@ class Value:
     users: "list[Value]" = field(default_factory=list)
     needed: bool = False  # must be in memory: returned, or read by a library call
     call: "Call | None" = None  # what yields it, for results of library calls
-    after: "Call | None" = None  # a call that must come first: earlier, the value would be in memory for nothing
+    after: "tuple[Call, ...]" = ()  # calls that must come first: earlier, the value would be in memory for nothing
 
     @property
     def is_computed(self) -> bool:
@@ -264,11 +266,17 @@ class _Lowerer:
         self.names = {node.name for node in traced.graph.nodes}
         self.live: set[fx.Node] = set()
         self.checked: set[Any] = set()  # indices and what they were found to lie below
+        self.failing: list[Call] = []  # calls that may raise
+        self.homes: dict[fx.Node, fx.Node] = {}  # scatters that change inputs where they lie
 
     def run(self) -> Lowered:
         graph = self.traced.graph
         live = self.live = _live_nodes(graph)
-        for node in graph.nodes:
+        found = overwriting(self.traced, live)
+        self.homes = found.homes
+        for node in found.order:
+            if node is found.turn:
+                self._check_early(found)
             if node.op == "placeholder":
                 self._leaf(node, str(node.name))
             elif node in live and node.op == "get_attr":
@@ -282,6 +290,15 @@ class _Lowerer:
             ref.value.needed = True
         _forget_unused(self.lowered)
         return self.lowered
+
+    def _check_early(self, found: Overwriting) -> None:
+        """Whatever may raise, before an input is written."""
+        for node, demand, others in found.demands:
+            instead = {}
+            for each, other in others.items():
+                shape = tensor_spec(each).shape
+                instead[each] = Ref(self.refs[other].value, Layout(shape, (0,) * len(shape)))
+            self._check(node, demand, instead)
 
     def _resolve(self, argument: Any, instead: "dict[fx.Node, Ref] | None" = None) -> Any:
         if isinstance(argument, fx.Node):
@@ -449,22 +466,26 @@ class _Lowerer:
 
     def _take(self, node: fx.Node, source: Value, layout: Layout) -> None:
         """The elements of another value that lie where `layout` says."""
-        spec = tensor_spec(node)
+        spec = only_result(node)
+        assert spec is not None
         reading = Reading.of(source, layout, spec.stride)
         rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
-        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
-        self.refs[node] = _whole(value)
+        self._gives(node, self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+
+    def _gives(self, node: fx.Node, value: Value) -> None:
+        """What a call yields, or the first of that."""
+        self.refs[node] = _whole(value) if isinstance(spec_of(node), TensorSpec) else [_whole(value)]
 
     def _scan(self, node: fx.Node, call: ScanCall) -> None:
-        spec = tensor_spec(node)
+        spec = only_result(node)
+        assert spec is not None
         base: Ref = self.refs[call.source]
         if spec.shape[call.dim] == 1:
             self._take(node, base.value, base.layout)
             return
         rule = ScanRule(call, spec.shape[call.dim], spec.stride[call.dim])
         reading = Reading.of(base.value, base.layout, spec.stride)
-        value = self._new(node, node.name, Kind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT)
-        self.refs[node] = _whole(value)
+        self._gives(node, self._new(node, node.name, Kind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT))
 
     def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
         """A copy of what is changed, and a value that puts elements there, in its memory."""
@@ -496,6 +517,8 @@ class _Lowerer:
         rule = ScatterRule(call, call.shape, dense, tuple(result), by, fixed if fixed != 1 else last)
         name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
         value = self._new(node, name, Kind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
+        if value.memory.kind is Kind.LEAF:
+            value.after = tuple(self.failing)
         self.refs[node] = _whole(value)
         if kept.dtype is not spec.dtype:
             self._take(node, value, Layout(kept.shape, kept.stride))
@@ -509,6 +532,8 @@ class _Lowerer:
         else:
             ref: Ref = self.refs[base]
             if ref.value.kind is Kind.SCATTER and ref.value.spec == spec and list(base.users) == [node]:
+                return ref.value
+            if node in self.homes:
                 return ref.value
             rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
             reading = Reading.of(ref.value, ref.layout, spec.stride)
@@ -628,6 +653,8 @@ class _Lowerer:
             ref.value.needed = True
         call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
         self.lowered.items.append(call)
+        if may_fail(lowering.out or target):
+            self.failing.append(call)
         if unless is not None:
             return
         if why_not_share(node) is not None:
