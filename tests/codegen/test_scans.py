@@ -71,6 +71,16 @@ def _assert_same(kernel: Kernel, tensors: list[torch.Tensor], outputs: int, thre
         torch.testing.assert_close(have, want, equal_nan=True, **ulps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=short_name)
+@pytest.mark.parametrize("how", ["", " backwards"])
+def test_logs_of_sums_of_exponentials(dtype: torch.dtype, how: str) -> None:
+    for text, sizes in ((ALONG_ROWS, {"rows": 3, "cols": 67}), (DOWN, {"rows": 2, "down": 5, "cols": 19, "page": 95})):
+        total = sizes["rows"] * sizes.get("page", sizes["cols"])
+        kernel = parse_kernel(text.format(total=total, dtype=short_name(dtype), op="logaddexp", how=how, **sizes))
+        x = _values(dtype, total).log() * 100
+        _assert_same(kernel, [x, torch.empty_like(x)], 1)
+
+
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=short_name)
 @pytest.mark.parametrize("how", ["", " backwards"])

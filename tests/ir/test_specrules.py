@@ -220,6 +220,8 @@ def _reductions() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             for op in (aten.cumsum, aten.cumprod):
                 yield op.default, (x, dims[-1]), {}
                 yield op.default, (x, dims[0]), {"dtype": torch.float64}
+            for op in (aten.cummax, aten.cummin, aten.logcumsumexp):
+                yield op.default, (x, dims[-1]), {}
             yield aten.prod.default, (x,), {}
             yield aten.count_nonzero.default, (x,), {}
             yield aten.prod.dim_int, (x, dims[0], True), {}

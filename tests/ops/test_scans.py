@@ -1,4 +1,4 @@
-"""Running sums and products: eager's numbers and gradients in every layout, one kernel with their neighbours."""
+"""Running sums, products and extremes: eager's numbers and gradients in every layout, one kernel with their neighbours."""
 
 from collections.abc import Callable
 
@@ -26,6 +26,14 @@ SCANS: dict[str, Function] = {
     "both ways": lambda x: x.cumsum(-1) * x.flip(-1).cumsum(-1).flip(-1),
     "of a mask": lambda x: (x > 0).cumsum(1),
     "in float64": lambda x: x.cumsum(1, dtype=torch.float64),
+    "maxima along the last": lambda x: x.cummax(-1).values,
+    "maxima along the first": lambda x: x.cummax(0).values,
+    "minima between": lambda x: x.cummin(1).values,
+    "places of maxima": lambda x: x.cummax(-1).indices,
+    "places of minima": lambda x: x.round().cummin(1).indices,
+    "logs of sums of exponentials": lambda x: (x * 9).logcumsumexp(-1),
+    "logs of sums between": lambda x: x.logcumsumexp(1),
+    "logs of sums from the end": lambda x: x.flip(1).logcumsumexp(1).flip(1),
 }
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "contiguous": lambda: _x(3, 5, 37),
@@ -63,7 +71,18 @@ def _calls(program: Program) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["sums along the last", "sums along the first", "sums from the end", "shares", "sums of sums", "of a mask"]
+    "name",
+    [
+        "sums along the last",
+        "sums along the first",
+        "sums from the end",
+        "shares",
+        "sums of sums",
+        "of a mask",
+        "maxima along the first",
+        "places of maxima",
+        "logs of sums from the end",
+    ],
 )
 def test_it_is_one_kernel_with_its_neighbours(name: str) -> None:
     program = fused(lambda x: SCANS[name](x * 2) + 1, _x(3, 5, 37), decompositions=DECOMPOSITIONS)
@@ -85,6 +104,12 @@ EDGES: dict[str, tuple[tuple[int, ...], Function]] = {
     "along one": ((3, 1, 4), lambda x: x.cumsum(1)),
     "of one": ((1,), lambda x: x.cumprod(0)),
     "along one, from the end": ((3, 1), lambda x: x.flip(1).cumsum(1).flip(1)),
+    "extremes of nothing": ((0, 3), lambda x: x.cummax(1).values),
+    "extremes of a number": ((), lambda x: x.cummin(0).values),
+    "extremes along one": ((3, 1, 4), lambda x: x.cummax(1).values),
+    "places along one": ((3, 1, 4), lambda x: x.cummax(1).indices),
+    "logs of a number": ((), lambda x: x.logcumsumexp(0)),
+    "logs along one": ((3, 1), lambda x: x.logcumsumexp(1)),
 }
 
 
@@ -114,3 +139,25 @@ def test_long_sums_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
     expected = x.double().cumsum(1)
     found, eager = smelt.compile(lambda x: x.cumsum(1))(x), x.cumsum(1)
     assert (found.double() - expected).abs().max() <= (eager.double() - expected).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.uint8])
+def test_extremes_stand_where_eager_finds_them(dtype: torch.dtype) -> None:
+    """The last of equals; NaN is more extreme than anything, and the last of those stays."""
+    x = torch.randint(0, 4, (3, 67), generator=torch.Generator().manual_seed(2)).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 20], x[0, 40], x[1, 3], x[1, 9] = torch.nan, torch.nan, torch.inf, -torch.inf
+    for scan in (torch.cummax, torch.cummin):
+        for dim in (0, 1):
+            found, expected = smelt.compile(lambda x, scan=scan, dim=dim: scan(x, dim))(x), scan(x, dim)
+            torch.testing.assert_close(found.values, expected.values, equal_nan=True, rtol=0, atol=0)
+            assert torch.equal(found.indices, expected.indices) and found.indices.dtype is torch.int64
+
+
+def test_logs_of_sums_at_the_ends_of_the_range() -> None:
+    inf, nan = torch.inf, torch.nan
+    rows = [[-inf, -inf, 1, 2, inf, 1, inf, -inf, nan, 1], [1e30, 1e30, -1e30, 3, 3, 3, 3, -inf, 0, 3e38]]
+    x = torch.tensor([*rows, [-1000.0, -999, 0, 1, 900, 900, 1, 2, 3, 4]])
+    for dim in (0, 1):
+        found = smelt.compile(lambda x, dim=dim: x.logcumsumexp(dim))(x)
+        torch.testing.assert_close(found, x.logcumsumexp(dim), equal_nan=True, rtol=2e-7, atol=0)

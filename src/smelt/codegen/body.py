@@ -37,8 +37,8 @@ from smelt.ir.kernel import (
     Load,
     Position,
     Reduce,
-    Reduction,
     Role,
+    Running,
     Scan,
     Scatter,
     Stage,
@@ -450,7 +450,7 @@ class Body:
         value = self._counted(self._vector(instruction.value), instruction.op, dtype)
         return folds.combine(self.b, instruction.op, dtype, partial, value)
 
-    def _counted(self, value: Value, op: Reduction, dtype: torch.dtype) -> Value:
+    def _counted(self, value: Value, op: Running, dtype: torch.dtype) -> Value:
         """`value`, neutral in lanes that were seen before."""
         if self.mask is None:
             return value

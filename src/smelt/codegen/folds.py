@@ -7,22 +7,33 @@
 import torch
 
 from smelt.codegen.builder import Builder, Value
+from smelt.codegen.math import FLOAT64, OF_NEGATIVE
 from smelt.codegen.scalars import VALUE_KINDS, compute
 from smelt.ir.interpret import neutral
-from smelt.ir.kernel import Reduction
+from smelt.ir.kernel import Reduction, Running
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
-def start(b: Builder, op: Reduction, dtype: torch.dtype, lanes: int) -> Value:
+def start(b: Builder, op: Running, dtype: torch.dtype, lanes: int) -> Value:
     """The fold of nothing, in every lane."""
     return b.const(VALUE_KINDS[dtype], neutral(op, dtype), lanes)
 
 
-def combine(b: Builder, op: Reduction, dtype: torch.dtype, left: Value, right: Value) -> Value:
+def combine(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Value) -> Value:
     if op == "prod":
         return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
+    if op == "logaddexp":
+        return _log_of_sum(b, left, right)
     return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
+
+
+def _log_of_sum(b: Builder, left: Value, right: Value) -> Value:
+    """log(exp(left) + exp(right)), from the larger on: nothing overflows. Between equals, which may be infinite, there
+    is no distance."""
+    more, less = b.maximum(left, right), b.minimum(left, right)
+    apart = b.select(b.fcmp("oeq", less, more), 0.0, b.fsub(less, more))
+    return b.fadd(more, FLOAT64["log1p"](b, OF_NEGATIVE["exp"](b, apart)))
 
 
 def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:

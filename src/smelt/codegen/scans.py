@@ -28,8 +28,8 @@ from smelt.ir.kernel import (
     Kernel,
     Position,
     Reduce,
-    Reduction,
     Role,
+    Running,
     Scan,
     Stage,
 )
@@ -69,7 +69,7 @@ class State:
 
 def fold_dtype(scan: Scan, dtype: torch.dtype) -> torch.dtype:
     """What a scan is folded in, so that its error does not grow with the number of elements."""
-    return torch.float64 if scan.op in ("sum", "prod") and dtype is torch.float32 else dtype
+    return torch.float64 if scan.op in ("sum", "prod", "logaddexp") and dtype is torch.float32 else dtype
 
 
 # Rewrites that keep the kernel's meaning.
@@ -129,7 +129,7 @@ def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Ke
 # Code.
 
 
-def run_lanes(b: Builder, op: Reduction, dtype: torch.dtype, before: Value, value: Value) -> tuple[Value, Value]:
+def run_lanes(b: Builder, op: Running, dtype: torch.dtype, before: Value, value: Value) -> tuple[Value, Value]:
     """Along the lanes: the folds up to each, and the one up to the last.
 
     Each lane is folded with the one before it, then with the two before that, and so on; what comes before them all is

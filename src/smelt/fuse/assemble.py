@@ -156,6 +156,7 @@ class _Assembler:
         index = self.axes.index(expr.place) if expr.place else Index()
         args = [self.names.of(arg) for arg in expr.args]
         if expr.op == "reduce":
+            assert expr.fold != "logaddexp"
             name = f"v{self.names.count}"
             self.names.count += 1
             pending.append((expr, name))

@@ -14,7 +14,7 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.base.varying import is_varying, known_equal, typical, varies
 from smelt.fuse.values import Value
-from smelt.ir.kernel import Reduction
+from smelt.ir.kernel import Reduction, Running
 from smelt.ops.promote import widened
 from smelt.ops.record import CHEAP, ROOT, TRANSCENDENTAL, Number, Scalar
 
@@ -138,7 +138,7 @@ class Expr:
     number: Number = 0
     source: Value | None = None
     place: Place = ()
-    fold: Reduction = "sum"
+    fold: Running = "sum"
     axis: int = 0  # of a scan: the axis it runs along, and whether backwards
     backwards: bool = False
     reach: tuple[tuple[Size, Size], ...] = ()  # of a gather: stride and extent for each place among `args`
@@ -249,7 +249,7 @@ class Expressions:
             ("reduce", fold, value.id), op="reduce", args=(value,), dtype=value.dtype, fold=fold, ready=value.ready + 1
         )
 
-    def scan(self, fold: Reduction, value: Expr, axis: int, backwards: bool) -> Expr:
+    def scan(self, fold: Running, value: Expr, axis: int, backwards: bool) -> Expr:
         """The fold of a value over the points of its row up to each along an axis."""
         return self._intern(
             ("scan", fold, value.id, axis, backwards),

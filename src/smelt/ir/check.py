@@ -398,6 +398,8 @@ def _rule_fold_dtypes(kernel: Kernel) -> Iterator[Fault]:
             dtype = dtypes[instruction.value]
             if (dtype is torch.bool) != (instruction.op in ("any", "all")):
                 yield instruction, f"{instruction.op} does not fold {short_name(dtype)}"
+            if instruction.op == "logaddexp" and not dtype.is_floating_point:
+                yield instruction, f"{instruction.op} does not fold {short_name(dtype)}"
 
 
 def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:

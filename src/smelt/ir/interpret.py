@@ -31,6 +31,7 @@ from smelt.ir.kernel import (
     Reduce,
     Reduction,
     Role,
+    Running,
     Scan,
     Scatter,
     Store,
@@ -145,14 +146,14 @@ def _ramp(axis: Axis, number: int, rank: int) -> Tensor:
     return torch.arange(axis.size, dtype=torch.int64).reshape(shape)
 
 
-def neutral(op: Reduction, dtype: torch.dtype) -> float | bool:
+def neutral(op: Running, dtype: torch.dtype) -> float | bool:
     """What a fold of nothing gives."""
     if op in ("any", "all"):
         return op == "all"
     if op in ("sum", "prod"):
         return 0 if op == "sum" else 1
     if dtype.is_floating_point:
-        return float("-inf") if op == "max" else float("inf")
+        return float("inf") if op == "min" else float("-inf")
     limits = torch.iinfo(dtype)
     return limits.min if op == "max" else limits.max
 
@@ -194,9 +195,9 @@ def scatter(op: Reduction | None, memory: Tensor, where: Tensor, value: Tensor) 
     memory.copy_(memory.to(wide).scatter_reduce(0, where, value.to(wide), _SCATTERS[op]))
 
 
-def scan(op: Reduction, value: Tensor, dim: int, backwards: bool) -> Tensor:
+def scan(op: Running, value: Tensor, dim: int, backwards: bool) -> Tensor:
     """Folds of `value` up to each point along `dim`, or from each on."""
-    work = value.double() if value.dtype.is_floating_point and op in ("sum", "prod") else value
+    work = value.double() if value.dtype.is_floating_point and op in ("sum", "prod", "logaddexp") else value
     work = work.flip(dim) if backwards else work
     match op:
         case "sum" | "any":
@@ -207,6 +208,8 @@ def scan(op: Reduction, value: Tensor, dim: int, backwards: bool) -> Tensor:
             work = work.cummax(dim).values
         case "min":
             work = work.cummin(dim).values
+        case "logaddexp":
+            work = work.logcumsumexp(dim)
     return (work.flip(dim) if backwards else work).to(value.dtype)
 
 

@@ -41,6 +41,7 @@ from smelt.base.sizes import Size, product
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
+Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too
 
 
 class Role(Enum):
@@ -168,7 +169,7 @@ class Scan:
     visited in order; or with `backwards`, from its own on. Of `value`'s dtype; every other col axis is kept."""
 
     out: str
-    op: Reduction
+    op: Running
     value: str
     axis: str
     backwards: bool = False

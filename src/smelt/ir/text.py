@@ -42,6 +42,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Reduction,
+    Running,
     Role,
     Scan,
     Scatter,
@@ -290,7 +291,7 @@ class _Parser:
         if match := re.fullmatch(_REDUCE, rest):
             return Reduce(out, _parse_reduction(match[1]), match[2])
         if match := re.fullmatch(_SCAN, rest):
-            return Scan(out, _parse_reduction(match[1]), match[2], match[3], match[4] is not None)
+            return Scan(out, _parse_running(match[1]), match[2], match[3], match[4] is not None)
         if rest.startswith("position "):
             return Position(out, self.index(rest.removeprefix("position ")))
         match = _need(re.fullmatch(_TYPED, rest), "an instruction", text)
@@ -352,6 +353,10 @@ def _parse_reduction(text: str) -> Reduction:
     if text not in REDUCTIONS:
         raise SpecError("SM022", f"not a reduction: {text!r}", hint="choose from " + ", ".join(REDUCTIONS))
     return cast(Reduction, text)
+
+
+def _parse_running(text: str) -> Running:
+    return "logaddexp" if text == "logaddexp" else _parse_reduction(text)
 
 
 # Programs. They hold operators and tensors, so they are shown and not read back.

@@ -45,7 +45,6 @@ _WHY = {
         "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices col2im "
         "im2col grid_sampler_2d upsample_bilinear2d upsample_bilinear2d.vec upsample_nearest2d upsample_nearest2d.vec"
     ),
-    "carries a value from each element to the next": "cummax cummin logcumsumexp",
     "sorts": "sort topk kthvalue median median.dim",
     "draws the random numbers that PyTorch would draw": (
         "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"

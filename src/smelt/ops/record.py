@@ -21,6 +21,7 @@ from torch import fx
 from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.ir.kernel import Reduction as Fold
+from smelt.ir.kernel import Running
 
 # Costs at one point, in units of one arithmetic operation.
 CHEAP = 1
@@ -207,7 +208,7 @@ class ScanCall:
     """A call, read: each element is the fold of all up to it along `dim` of `source`, or of all from it on."""
 
     source: fx.Node
-    fold: Fold
+    fold: Running
     dim: int
     dtype: torch.dtype  # dtype folded in, widened
     backwards: bool = False

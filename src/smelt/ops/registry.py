@@ -5,6 +5,7 @@
 
 import importlib
 from collections.abc import Iterator
+from operator import getitem
 
 import torch
 from torch import fx
@@ -79,6 +80,14 @@ def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:
             yield spec
 
 
+def only_result(node: fx.Node) -> TensorSpec | None:
+    """The tensor that a call yields; of several the first, where nobody asks for another."""
+    spec = spec_of(node)
+    if isinstance(spec, tuple) and all(user.target is getitem and user.args[1] == 0 for user in node.users):
+        spec = spec[0]
+    return spec if isinstance(spec, TensorSpec) else None
+
+
 def why_not_lower(node: fx.Node) -> str | None:
     """Why a call stays a library call, in words, or None when kernels can compute it exactly as PyTorch does."""
     record = record_of(node.target)
@@ -86,8 +95,8 @@ def why_not_lower(node: fx.Node) -> str | None:
         return record.lowering.why
     if isinstance(record.lowering, View | Views):
         return record.why_not(node) if record.why_not else None
-    result = spec_of(node)
-    if not isinstance(result, TensorSpec):
+    result = only_result(node)
+    if result is None:
         return "does not yield one tensor"
     for spec in (*tensor_arguments(node), result):
         if spec.dtype not in KERNEL_DTYPES:

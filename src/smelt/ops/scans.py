@@ -1,6 +1,7 @@
-"""Records of folds up to each element: running sums and products, and both from the end.
+"""Records of folds up to each element: running sums, products, extremes and sums of exponentials, and from the end.
 
     cumsum(x, 1)                    →  ScanCall(fold="sum", dim=1)
+    cummax(x, 1)[0]                 →  ScanCall(fold="max", dim=1); where they stand is another one (`decompose`)
     flip(cumsum(flip(x, 1), 1), 1)  →  ScanCall(fold="sum", dim=1, backwards=True): how PyTorch writes the gradient
 """
 
@@ -10,23 +11,31 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.ir.kernel import Reduction
+from smelt.ir.kernel import Running
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops import samples
 from smelt.ops.promote import widened
 from smelt.ops.record import ROOT, OpRecord, Sample, Scan, ScanCall
-from smelt.ops.registry import register
+from smelt.ops.registry import only_result, register
 
 aten = torch.ops.aten
 
-_FOLDS: dict[Any, Reduction] = {aten.cumsum.default: "sum", aten.cumprod.default: "prod"}
+_FOLDS: dict[Any, Running] = {
+    aten.cumsum.default: "sum",
+    aten.cumprod.default: "prod",
+    aten.logcumsumexp.default: "logaddexp",
+    aten.cummax.default: "max",
+    aten.cummin.default: "min",
+}
 
 
 def read_scan(node: fx.Node) -> ScanCall | str:
-    """What a running sum or product folds."""
+    """What is folded up to each element."""
     source, given = node.args[:2]
     assert isinstance(source, fx.Node) and isinstance(given, int)
-    before, after = tensor_spec(source).dtype, tensor_spec(node).dtype
+    result = only_result(node)
+    assert result is not None
+    before, after = tensor_spec(source).dtype, result.dtype
     rank = len(tensor_spec(source).shape)
     if not rank:
         return "folds a single element"
@@ -59,8 +68,13 @@ def _along(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample((samples.finite(dtype, (3, 4)).t(), 0))
     yield Sample((samples.finite(dtype, (1, 6)).expand(5, 6), 0))
     yield Sample((samples.finite(dtype, (3, 1)), 1))
+
+
+def _converted(dtype: torch.dtype) -> Iterator[Sample]:
+    yield from _along(dtype)
     yield Sample((samples.finite(dtype, (3, 5)), 1), {"dtype": torch.float64})
 
 
 for _op in _FOLDS:
-    register(OpRecord(_op, Scan(read_scan), ROOT, _along))
+    _takes_dtype = any(argument.name == "dtype" for argument in _op._schema.arguments)
+    register(OpRecord(_op, Scan(read_scan), ROOT, _converted if _takes_dtype else _along))

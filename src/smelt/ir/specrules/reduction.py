@@ -141,6 +141,17 @@ def _running(value: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     return row_major(tuple(value.shape), found)
 
 
+def _running_extreme(value: Any, dim: int) -> Any:
+    """`cummax`, `cummin`."""
+    if value.dtype not in KNOWN or reduced_shape(value.shape, dim, True) is None:
+        return NotImplemented
+    return row_major(tuple(value.shape), value.dtype), row_major(tuple(value.shape), torch.int64)
+
+
+def _log_cum_sum_exp(value: Any, dim: int) -> Any:
+    return _running(value, dim) if value.dtype in FLOATS else NotImplemented
+
+
 def _check_dim(value: Any, dim: int) -> None:
     """The meta kernels let a wrong dim pass here."""
     rank = max(value.dim(), 1)
@@ -197,6 +208,9 @@ RULES: dict[Any, Any] = {
     aten.linalg_vector_norm.default: _vector_norm,
     aten.cumsum.default: _running,
     aten.cumprod.default: _running,
+    aten.logcumsumexp.default: _log_cum_sum_exp,
+    aten.cummax.default: _running_extreme,
+    aten.cummin.default: _running_extreme,
     aten._softmax.default: _softmax,
     aten._safe_softmax.default: _safe_softmax,
     aten._log_softmax.default: _softmax,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import product
-from smelt.ops.decompose.table import choose, decomposes, widen
+from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -117,8 +117,10 @@ def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: boo
 def vector_norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """Orders 1, 2 and infinity. Where squares overflow, the library's do too."""
+    """Orders 1, 2 and infinity. Where squares overflow, the library's do too; of one element it takes no square."""
     wide, dims = widen(x), _dims(x, dim)
+    if order != 0 and product([x.shape[axis] for axis in dims]) == 1:
+        return torch.abs(x) if keepdim else _dropped(torch.abs(x), dims)
     if order == 2:
         return torch.sqrt(torch.sum(wide * wide, dims, keepdim)).to(x.dtype)
     if order == 1:
@@ -134,13 +136,17 @@ def _extreme(x: Tensor, dim: int, fold: Any) -> tuple[Tensor, Tensor]:
     """(the extreme along `dim`, where it stands first), keeping the dim. A NaN is the most extreme of all."""
     size = x.shape[dim]
     found = fold(x, [dim], True)
+    return found, torch.amin(_places(x, found, dim, torch.int64, size), [dim], True)
+
+
+def _places(x: Tensor, found: Tensor, dim: int, number: torch.dtype, nowhere: int) -> Tensor:
+    """Each element's place along `dim` where it is the one found, or NaN; `nowhere` elsewhere."""
     here = x == found
     if x.is_floating_point():
         here = torch.logical_or(here, torch.isnan(x))
-    along = [size if axis == dim else 1 for axis in range(x.dim())]
-    places = aten.arange.default(size, dtype=torch.int64, device=x.device).view(along)
-    nowhere: Tensor = aten.full.default([], size, dtype=torch.int64, device=x.device)
-    return found, torch.amin(aten.where.self(here, places, nowhere), [dim], True)
+    along = [-1 if axis == dim else 1 for axis in range(x.dim())]
+    places = aten.arange.default(x.shape[dim], dtype=number, device=x.device).view(along)
+    return choose(here, places, nowhere)
 
 
 def _extreme_of(x: Tensor, dim: int, keepdim: bool, fold: Any) -> Any:
@@ -178,3 +184,20 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 @decomposes(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     return _place_of_extreme(x, dim, keepdim, torch.amin)
+
+
+def _running_extreme(op: Any) -> Any:
+    def running(x: Tensor, dim: int) -> Any:
+        """Up to each element, and where the last of equals stands: the furthest place so far that was one."""
+        if x.dim() == 0 or x.dtype is torch.bool:
+            return NotImplemented
+        found = left_whole(op, x, dim)[0]
+        number = torch.int32 if x.shape[dim] < 2**31 else torch.int64
+        places = _places(x, found, dim % x.dim(), number, 0)
+        return found, left_whole(aten.cummax.default, places, dim)[0].to(torch.int64)
+
+    return running
+
+
+for _op in (aten.cummax.default, aten.cummin.default):
+    decomposes(_op)(_running_extreme(_op))
