@@ -2,6 +2,7 @@
 
     python -m tests.ops_db.sweep --dtypes float32,bfloat16 --samples 6 --only softmax,cumsum --jobs 2
     python -m tests.ops_db.sweep --backend aot_eager --samples 0 --second       every sample, second derivatives too
+    python -m tests.ops_db.sweep --samples 0 --share 2/5 --jobs 16 --threads 1  every fifth sample, from the second on
 
 Operators run in worker processes that announce each one before they start it, so that a crash or a hang is known by
 name; the sweep goes on behind it.
@@ -61,11 +62,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """What is done with each case; `samples` 0 means all."""
+    """What is done with each case; `samples` 0 means all. Of those, a `share` (1, 4) is every fourth, from the first."""
 
     backend: str = "llvm"
     samples: int = 4
     second: bool = False
+    share: tuple[int, int] = (1, 1)
+    threads: int = 2
 
 
 @dataclass
@@ -114,8 +117,9 @@ def check(case: Case, task: Task) -> Answer:
     given = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
     few = 0 < task.samples < len(given)
     chosen = [given[i * len(given) // task.samples] for i in range(task.samples)] if few else given
-    tried = [(str(number), sample) for number, sample in enumerate(chosen)]
-    for sample in chosen[:1]:
+    number, shares = task.share
+    tried = [(str(place), sample) for place, sample in enumerate(chosen)][number - 1 :: shares]
+    for sample in chosen[:1] if number == 1 else ():
         if all(tensor.layout is torch.strided for tensor in tensors_in((sample.input, sample.args, sample.kwargs))):
             tried.append(("strided", sample.noncontiguous()))
     for name, sample in tried:
@@ -166,7 +170,7 @@ def _shapes(args: Sequence[object], kwargs: dict[str, object]) -> str:
 def work(task: Task) -> None:
     """The worker: cases as JSON lines in, answers as JSON lines out."""
     warnings.simplefilter("ignore")
-    torch.set_num_threads(2)
+    torch.set_num_threads(task.threads)
     _database()
     for line in sys.stdin:
         case = Case(**json.loads(line))
@@ -182,6 +186,7 @@ class Worker:
 
     def __init__(self, task: Task) -> None:
         command = [sys.executable, *WORKER, "--work", f"--samples={task.samples}", f"--backend={task.backend}"]
+        command += [f"--share={task.share[0]}/{task.share[1]}", f"--threads={task.threads}"]
         command += ["--second"] if task.second else []
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -257,12 +262,17 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4, help="sample inputs per operator; 0 for all")
     parser.add_argument("--backend", default="llvm")
     parser.add_argument("--second", action="store_true", help="derivatives of second order too")
+    parser.add_argument("--share", default="1/1", help="2/5: every fifth of those samples, from the second on")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of each job")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds an operator may take")
     parser.add_argument("--fallbacks", action="store_true", help="print what is left to PyTorch, and why")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    task = Task(options.backend, options.samples, options.second)
+    number, shares = map(int, options.share.split("/"))
+    if not 1 <= number <= shares:
+        parser.error(f"there is no share {options.share}")
+    task = Task(options.backend, options.samples, options.second, (number, shares), options.threads)
     if options.work:
         work(task)
         return 0
