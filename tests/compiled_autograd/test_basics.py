@@ -1,7 +1,7 @@
 """Backwards under compiled autograd leave the world as the engine does."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -68,6 +68,37 @@ def test_gradients_lie_in_memory_as_leaves_do() -> None:
     with enable("eager"):
         (leaf * other).sum().backward()
     assert leaf.grad is not None and leaf.grad.stride() == leaf.stride()
+
+
+def views_among(gradients: Iterable[torch.Tensor | None]) -> list[bool | None]:
+    return [None if gradient is None else gradient._is_view() for gradient in gradients]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_views_where_eagers_are(backend: str, hooked: bool) -> None:
+    reference, x = model_and_data()
+    model, _ = model_and_data()
+    for each in (reference, model):
+        each.register_parameter("square", nn.Parameter(torch.ones(4, 4)))
+        each.register_parameter("turned", nn.Parameter(torch.ones(4, 4)))  # gets what `square` gets, turned
+        if hooked:
+            next(each.parameters()).register_hook(lambda gradient: gradient * 2)
+
+    def loss(each: nn.Module) -> torch.Tensor:
+        square = (each.square + each.turned.t()) * torch.arange(16.0).view(4, 4)  # type: ignore[operator]
+        return each(x).sum() + square.sum()
+
+    loss(reference).backward()
+    wanted = torch.autograd.grad(loss(reference), list(reference.parameters()))
+    with enable(smelt.compile(backend=backend)):
+        loss(model).backward()
+        found = torch.autograd.grad(loss(model), list(model.parameters()))
+    assert views_among(gradients_of(model)) == views_among(gradients_of(reference)) == [False] * 8
+    assert hooked or (views_among(found) == views_among(wanted) and any(views_among(wanted)))
+    check_close(gradients_of(model), gradients_of(reference))
+    check_close(list(found), list(wanted))
+    assert engine_backwards() == 0
 
 
 def test_leaves_that_get_the_same_gradient_do_not_share_it() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from smelt import _native
 from smelt.autograd import nodekinds, nodelayout
@@ -17,6 +18,11 @@ from smelt.autograd.noderead import is_number, read
 from smelt.autograd.nodetrace import trace
 from smelt.autograd.ready import Ready
 from smelt.ir.backward import Backward, Graph
+from smelt.ir.graph import Level, Traced, outputs
+from smelt.pipeline.backward_steps import detached
+
+aten = torch.ops.aten
+turn = aten.t.default
 
 
 def test_the_layout_of_nodes_is_found_and_the_same_each_time() -> None:
@@ -135,3 +141,20 @@ def test_two_sizes_become_a_graph_for_any() -> None:
     module = step.traced.to_module()
     gradient = torch.full((), 42.0)
     assert torch.equal(module(gradient, *values)[0], gradient.expand(7, 3) / 21)
+
+
+def test_results_are_detached_that_nobody_else_has_the_memory_of() -> None:
+    graph = fx.Graph()
+    one, other = graph.placeholder("one"), graph.placeholder("other")
+    operators = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
+    product, total, further = (graph.call_function(op, (one, other)) for op in operators)
+    alone, shared, given, seen = (graph.call_function(turn, (each,)) for each in (product, total, one, further))
+    graph.output((alone, total, shared, given, seen))
+    step = Graph(Traced(graph, Level.TORCH), (0, 1), (2, 3, 4, 5, 6))
+    made = detached(step, frozenset({2, 3, 4, 5}))
+    results = [result.target for result in outputs(made.traced.graph)]
+    assert results == [aten.detach.default, aten.add.Tensor, turn, turn, turn]
+    assert alone.graph is graph and aten.detach.default not in [node.target for node in graph.nodes]
+    values = torch.randn(2, 2), torch.randn(2, 2)
+    found, expected = (each.traced.to_module()(*values) for each in (made, step))
+    assert all(map(torch.equal, found, expected))

@@ -15,7 +15,8 @@ def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: b
     """Add `gradient` to what the leaf has; `owned`: nobody else has it. Gradients must be switched off."""
     before = leaf.grad
     if before is None:
-        leaf.grad = gradient if owned and _lies_alike(gradient, leaf) else _copy(gradient, leaf)
+        own = gradient if owned and _lies_alike(gradient, leaf) else _copy(gradient, leaf)
+        leaf.grad = own.detach() if own._is_view() else own
     elif type(before) is torch.Tensor and before.layout is torch.strided:
         before.add_(gradient)
     else:

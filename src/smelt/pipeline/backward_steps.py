@@ -5,12 +5,16 @@ Pass(engine, reading, values, numbers)    slots being filled; each step is a fun
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 from torch.autograd.graph import GradientEdge
 
+from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, layout
 from smelt.base.data import dataclass
@@ -26,7 +30,7 @@ from smelt.ir.backward import (
     settled,
 )
 from smelt.ir.hook_calls import laid_out
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.pipeline.accumulate import accumulate, deliver
 
 Values = list[Any]
@@ -59,6 +63,22 @@ def read_slots(step: Step) -> list[int]:
     if isinstance(step, CallNode):
         return [slot for slot in step.gradients if slot is not None]
     return [step.slot] if isinstance(step, DeliverByEngine) else []
+
+
+def detached(step: Graph, slots: frozenset[int]) -> Graph:
+    """The graph with results detached that are views and go to those slots: a leaf's gradient is no view to PyTorch,
+    whatever made it. What shares memory with another result, or with an input, is left to whoever takes it."""
+    graph = fx.Graph()
+    results: Any = graph.graph_copy(step.traced.graph, {})
+    roots = Counter(map(view_root, results))
+    own = list(results)
+    for place, (slot, result) in enumerate(zip(step.outputs, results, strict=True)):
+        root = view_root(result)
+        if slot in slots and is_view(result) and roots[root] == 1 and root.op == "call_function":
+            own[place] = graph.call_function(torch.ops.aten.detach.default, (result,))
+            set_spec(own[place], spec_of(result))
+    graph.output(tuple(own))
+    return replace(step, traced=replace(step.traced, graph=graph))
 
 
 def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[int], run: Pass) -> None:

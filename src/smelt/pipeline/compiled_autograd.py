@@ -35,6 +35,7 @@ from smelt.pipeline.backward_steps import (
     Run,
     carried,
     deliver_all,
+    detached,
     find_hooks,
     read_slots,
     run_graph,
@@ -241,9 +242,11 @@ class CompiledBackwards:
             for slot in read_slots(step):
                 last_use[slot] = position
         last_use.update((slot, len(backward.steps)) for slot in backward.wanted if slot is not None)
+        delivered = _only_delivered(backward)
         made: list[Run] = []
         for position, step in enumerate(backward.steps):
             done = tuple(slot for slot in set(read_slots(step)) if last_use[slot] == position)
+            step = detached(step, delivered) if isinstance(step, Graph) else step
             made.append(self._step(step, done, dynamic))
         return made
 
@@ -263,6 +266,14 @@ class CompiledBackwards:
         events.count("graphs")
         with torch.no_grad():
             return partial(run_graph, self.graphs(step.traced), step, done)
+
+
+def _only_delivered(backward: Backward) -> frozenset[int]:
+    """Slots whose values become gradients of leaves, or part of them, and are seen by nobody else."""
+    given = [step for step in backward.steps if isinstance(step, Deliver)]
+    seen = [step for step in backward.steps if not isinstance(step, Deliver | Graph)]
+    found = {slot for step in given for slot in read_slots(step)}
+    return frozenset(found.difference(backward.wanted, *map(read_slots, seen)))
 
 
 @dataclass(slots=True)
