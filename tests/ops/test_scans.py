@@ -1,4 +1,4 @@
-"""Running sums, products and extremes: eager's numbers and gradients in every layout, one kernel with their neighbours."""
+"""Running sums, products and extremes: eager's numbers and gradients in every layout, one kernel with neighbours."""
 
 from collections.abc import Callable
 

@@ -83,8 +83,9 @@ def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:
 def only_result(node: fx.Node) -> TensorSpec | None:
     """The tensor that a call yields; of several the first, where nobody asks for another."""
     spec = spec_of(node)
-    if isinstance(spec, tuple) and all(user.target is getitem and user.args[1] == 0 for user in node.users):
-        spec = spec[0]
+    if isinstance(spec, tuple):
+        asked = (user for user in node.users if user.target is not getitem or user.users)
+        spec = spec[0] if all(user.target is getitem and user.args[1] == 0 for user in asked) else None
     return spec if isinstance(spec, TensorSpec) else None
 
 
