@@ -16,8 +16,9 @@ from smelt import _native
 from smelt.autograd.nodekinds import Kind, kind_of
 from smelt.autograd.nodelayout import materializes
 from smelt.base.data import dataclass
-from smelt.runtime.joined import Joined, joined_of
+from smelt.runtime.joined import Joined, crossing_of, joined_of
 from smelt.runtime.leaning import LeaningResult
+from smelt.runtime.parted import Crossing, Way
 
 ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
@@ -34,6 +35,7 @@ class Reading:
     tensors: list[torch.Tensor]  # what C++ nodes saved, in the order of the nodes
     joined: list[tuple[int, Joined]]  # compiled graphs, by the number of their node
     leaning: list[int]  # the numbers of nodes of their results that lean on others
+    parted: dict[int, int]  # for nodes of one that is several: the number of the first of them, which stands for it
 
     def hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
         """The hooks of a node: (kind, dict of functions or None if C++ has put it there, index of the gradient); and
@@ -85,6 +87,7 @@ def _read(roots: tuple[Any, ...]) -> Reading:
     nodes, structure, values, addresses, hooked, tensors, special = found
     joined: list[tuple[int, Joined]] = []
     leaning: list[int] = []
+    parted: dict[int, int] = {}
     if hooked:
         values += [_hooks_key(address) for address in memoryview(addresses).cast("Q")]
     for number in special:
@@ -97,7 +100,14 @@ def _read(roots: tuple[Any, ...]) -> Reading:
             part = joined_of(node)
             if part is not None:
                 values.append(part.key)
-                joined.append((number, part))
+                if part.crossing is None or _is_new(part.crossing, number, joined, parted):
+                    joined.append((number, part))
+                if part.crossing is not None:
+                    values.append((parted[number], node.numbers))
+            elif (crossing := crossing_of(node)) is not None:
+                if type(node)._forward_cls is not Way or _is_new(crossing, number, joined, parted):
+                    raise Unreadable("hooks have packed what a compiled graph saved")
+                values.append((Way, parted[number], node.indices))
             elif type(node)._forward_cls is LeaningResult:
                 if node.about[2].is_looked_at():
                     raise Unreadable("a gradient of one result of a compiled graph is looked at on its way to another")
@@ -106,7 +116,13 @@ def _read(roots: tuple[Any, ...]) -> Reading:
             else:
                 values.append((type(node), node.needs_input_grad, materializes(node)))
     values.append(structure)
-    return Reading(nodes, addresses, tuple(values), tensors, joined, leaning)
+    return Reading(nodes, addresses, tuple(values), tensors, joined, leaning, parted)
+
+
+def _is_new(crossing: Crossing, number: int, joined: Sequence[tuple[int, Joined]], parted: dict[int, int]) -> bool:
+    """Whether a node is the first of those of a compiled graph; `parted` is told which is."""
+    parted[number] = next((first for first, part in joined if part.crossing is crossing), number)
+    return parted[number] == number
 
 
 _LEAF, _PYTHON = Kind("a leaf"), Kind("written in Python")

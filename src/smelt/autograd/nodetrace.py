@@ -10,6 +10,7 @@ handed over at the end, or before the next Python code runs, which could look at
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, saved_tensors
 from smelt.autograd.ready import Ready
 from smelt.autograd.trace import CannotTrace, is_lazy_conjugate
+from smelt.base.data import dataclass
 from smelt.ir.backward import (
     Backward,
     CallLeafHooks,
@@ -40,6 +42,7 @@ from smelt.ir.hook_calls import call_hook, call_hook_on_all
 from smelt.ir.sparse import yields_sparse
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.runtime.joined import Joined
+from smelt.runtime.parted import Way
 
 aten = torch.ops.aten
 
@@ -174,6 +177,14 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
         raise CannotTrace("a node uses a tensor that it did not save")
 
 
+@dataclass(slots=True)
+class _Crossed:
+    """Of a compiled graph that is several nodes: what arrived, and what then flows to its inputs."""
+
+    tangents: dict[int, GhostTensor | None] = field(default_factory=dict)
+    gradients: dict[int, GhostTensor | None] = field(default_factory=dict)
+
+
 class _Tracer:
     """The engine, on ghosts."""
 
@@ -195,6 +206,7 @@ class _Tracer:
         self.inputs = [node._input_metadata for node in self.nodes]
         self.spans = saved_tensors(reading)
         self.joined = dict(reading.joined)
+        self.crossings = {first: _Crossed() for first in set(reading.parted.values())}
         self.arrived: dict[int, int] = {}
         self.wanted = wanted
         self.found: dict[tuple[int, int], int] = {}
@@ -276,7 +288,7 @@ class _Tracer:
             self._deliver(number, gradients[0])
             return
         gradients = self._with_hooks(number, "pre_hook", gradients, None)
-        if number not in self.joined or any(each is not None for each in gradients):
+        if number not in self.joined or number in self.crossings or any(each is not None for each in gradients):
             self.done.add(number)  # of a compiled graph that nothing arrives for nothing is let go, as by the engine
         results = self._applied(number, gradients)
         results = [
@@ -293,9 +305,12 @@ class _Tracer:
     def _applied(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
         """What flows out of a node."""
         node, count = self.nodes[number], len(self.edges[number])
+        if number in self.reading.parted:
+            return self._crossed(number, gradients)
         joined = self.joined.get(number)
         if joined is not None:
-            return self._written_out(number, joined, gradients)
+            placed = joined.placed(*self._written_out(number, joined, gradients))
+            return self._for_edges(number, placed)
         if number in self.reading.leaning:
             return [gradients[0], *[None] * (count - 1)]
         why_whole = self.reading.whole(number, [edge is not None for edge in self.edges[number]])
@@ -450,14 +465,35 @@ class _Tracer:
 
     # Compiled graphs.
 
+    def _crossed(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        """A node of a compiled graph that is several: see `smelt.runtime.parted`, which does the same."""
+        first, node = self.reading.parted[number], self.nodes[number]
+        crossed, joined = self.crossings[first], self.joined[first]
+        if type(node)._forward_cls is not Way:
+            crossed.tangents.update(zip(node.numbers, gradients, strict=True))
+            return [None] * len(self.edges[number])
+        if any(ghost is not None for ghost in crossed.tangents.values()):
+            if self.arrived.get(first):
+                raise Unreadable("gradients arrive for results of a compiled graph when others have been dealt with")
+            tangents = [crossed.tangents.get(place) for place in range(len(joined.tangents))]
+            crossed.tangents.clear()
+            crossed.gradients = dict(enumerate(joined.flowing(*self._written_out(first, joined, tangents))))
+        return self._for_edges(number, [None, None, *[crossed.gradients.get(index) for index in node.indices]])
+
+    def _for_edges(self, number: int, placed: Sequence[GhostTensor | None]) -> list[GhostTensor | None]:
+        """Gradients of the arguments of a Function as those of the edges behind it."""
+        needed = self.nodes[number].needs_input_grad
+        results = iter([ghost for ghost, needs in zip(placed, needed, strict=True) if needs])
+        return [None if edge is None else next(results) for edge in self.edges[number]]
+
     def _written_out(
         self, number: int, joined: Joined, gradients: list[GhostTensor | None]
-    ) -> list[GhostTensor | None]:
-        """The backward of a compiled graph, node by node."""
+    ) -> tuple[list[GhostTensor | None], int]:
+        """The backward of a compiled graph, node by node; and which tangents arrived."""
         arrived = sum(1 << place for place, ghost in enumerate(gradients) if ghost is not None)
         self.arrived[number] = arrived
         if not arrived:
-            return [None] * len(self.edges[number])
+            return [None] * len(joined.state.plan.gradients), arrived
         with _disable_current_modes():  # which may be traced only now
             traced, zeros = joined.graph(arrived)
         given: list[Any] = [
@@ -469,11 +505,7 @@ class _Tracer:
                 given.append(_laid_out(ghost, spec))
             elif zeros:
                 given.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
-        made = self._copied(traced, given, f"aot{joined.number}_")
-        placed = joined.placed(made, arrived)
-        taken = [result for result, needs in zip(placed, self.nodes[number].needs_input_grad, strict=True) if needs]
-        results = iter(taken)
-        return [None if edge is None else next(results) for edge in self.edges[number]]
+        return self._copied(traced, given, f"aot{joined.number}_"), arrived
 
     def _copied(self, traced: Traced, given: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
         graph = self.recorder.graph

@@ -44,6 +44,7 @@ from smelt.pipeline.backward_steps import (
     spec_of_tensor,
 )
 from smelt.pipeline.misses import Misses, describe
+from smelt.runtime.again import is_batched
 
 # What a user gives: from a module to something to call in its place.
 ModuleCompiler = Callable[[fx.GraphModule], Callable[..., Any]]
@@ -314,7 +315,7 @@ def _why_engine(tensors: Sequence[Any], gradients: Sequence[Any], create_graph: 
         return "autocast is on"
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.grad_fn is None for tensor in tensors):
         return "the backward starts from a leaf, an edge or a tensor of another kind"
-    if any(type(gradient) is not torch.Tensor or not gradient.is_cpu for gradient in gradients):
+    if any(type(gradient) is not torch.Tensor or not gradient.is_cpu or is_batched(gradient) for gradient in gradients):
         return "a gradient is not on the CPU, or not an ordinary tensor"
     return why_not_read_nodes()
 

@@ -114,11 +114,11 @@ def only_replay_is_right(tangents: Sequence[Any]) -> bool:
     """Whether a backward is differentiated itself, or computed for many tangents at once (`is_grads_batched`)."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return True
-    return any(tangent is not None and _is_batched(tangent) for tangent in tangents)
+    return any(tangent is not None and is_batched(tangent) for tangent in tangents)
 
 
 # Whether a tensor is one of those that `is_grads_batched` makes.
-_is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
+is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def differentiable_backward(

@@ -12,6 +12,7 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.again import let_go
 from smelt.runtime.kept import Left, look, spend
 from smelt.runtime.node import Compiled, without_unfed
+from smelt.runtime.parted import Crossing, PartOfResults, Way
 from smelt.runtime.state import Differentiable
 
 
@@ -21,6 +22,7 @@ class Joined:
 
     ctx: Any
     state: Differentiable
+    crossing: Crossing | None = None  # where it is several nodes
 
     @property
     def key(self) -> Any:
@@ -64,22 +66,36 @@ class Joined:
         others = self.ctx.joined[1] if "joined" in self.ctx.__dict__ else self.ctx.__dict__.get("others")
         if spend(self.ctx, self.state, arrived, saved, left, spent) and others:
             let_go(others)
+        if self.crossing is not None:
+            self.crossing.release()
 
     def placed(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
         """Per argument of the forward, its gradient."""
+        handed = self.state.out(self.flowing(gradients, arrived))
+        return [None, *handed] if "joined" in self.ctx.__dict__ else list(handed)
+
+    def flowing(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
+        """Per input of the graph, its gradient."""
         plan = self.state.plan
         if plan.fed:
             gradients = without_unfed(gradients, plan.fed, arrived)
         placed: list[Any] = [None] * plan.inputs
         for index, gradient in zip(plan.gradients, gradients, strict=True):
             placed[index] = gradient
-        handed = self.state.out(placed)
-        return [None, *handed] if "joined" in self.ctx.__dict__ else list(handed)
+        return placed
+
+
+def crossing_of(ctx: Any) -> Crossing | None:
+    """The crossing that a node leads to or from."""
+    return ctx.crossing if type(ctx)._forward_cls in (PartOfResults, Way) else None
 
 
 def joined_of(ctx: Any) -> Joined | None:
     """The compiled graph whose node this is; None for other nodes, and where saving hooks have seen what it keeps."""
     function = type(ctx)._forward_cls
+    if function is PartOfResults:
+        state, holder = ctx.crossing.state, ctx.crossing.ctx
+        return None if holder.joined[2] or state.graphs is None else Joined(holder, state, ctx.crossing)
     state = getattr(function, "_smelt_state", None)
     if state is None and function is Compiled and not ctx.joined[2]:
         state = ctx.joined[0]

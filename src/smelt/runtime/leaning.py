@@ -96,7 +96,9 @@ class LeaningResult(torch.autograd.Function):
         count = len(ctx.needs_input_grad) - 2
         if gradient is None or not lookout.anyone():
             return (None, gradient, *[None] * count)
-        return (None, gradient, *_flowing_to_outputs(ctx.next_functions[0][0], state, number, gradient))
+        node = ctx.next_functions[0][0]
+        holder = node.crossing.ctx if "crossing" in node.__dict__ else node
+        return (None, gradient, *_flowing_to_outputs(holder, state, number, gradient))
 
 
 # `Function.apply` without its preparations for `torch.func`, where compiled graphs do not run.
@@ -104,7 +106,7 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, LeaningResult).apply
 
 
 def _flowing_to_outputs(node: Any, state: Differentiable, number: int, gradient: Any) -> Sequence[Any]:
-    """What of the gradient of a result flows to the outputs that it leans on; `node` is the compiled graph's."""
+    """What of the gradient of a result flows to the outputs that it leans on; `node` has what is saved."""
     if only_replay_is_right((gradient,)):
         raise SmeltError(
             "SM040",

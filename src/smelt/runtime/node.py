@@ -27,19 +27,8 @@ class Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, box: list[Any], *inputs: Any) -> tuple[Any, ...]:
         state: Differentiable = box[0]
-        plan, inputs = state.plan, state.back(inputs)
-        # The casts autocast asks for are in the graph already.
-        autocast = torch._C._is_any_autocast_enabled()
-        values = without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
-        if plan.copied:
-            values = own(values, plan.copied)
-        hooked = False
-        others = track(state, inputs)
-        if state.kept:
-            save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in state.kept])
-            hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        ctx.set_materialize_grads(False)
-        ctx.joined = (state, others, hooked, *box[1:])  # in one: every attribute of a context costs
+        plan = state.plan
+        values = compute(ctx, box, state.back(inputs))
         if not state.only_results:
             box.append([*own_tensors(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
         return results_of([values[index] for index in plan.differentiable])
@@ -52,6 +41,24 @@ class Compiled(torch.autograd.Function):
 call_for_own_gradients(Compiled)
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
 apply: Callable[..., Any] = super(torch.autograd.Function, Compiled).apply
+
+
+def compute(ctx: Any, box: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+    """Run the forward, and keep in `ctx` what the backward needs."""
+    state: Differentiable = box[0]
+    # The casts autocast asks for are in the graph already.
+    autocast = torch._C._is_any_autocast_enabled()
+    values: Sequence[Any] = without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
+    if state.plan.copied:
+        values = own(values, state.plan.copied)
+    hooked = False
+    others = track(state, inputs)
+    if state.kept:
+        save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in state.kept])
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    ctx.set_materialize_grads(False)
+    ctx.joined = (state, others, hooked, *box[1:])  # in one: every attribute of a context costs
+    return values
 
 
 def gradients_of(

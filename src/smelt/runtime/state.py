@@ -78,6 +78,8 @@ class Differentiable:
         self.after_writing = plan.showing_written
         # What autograd is handed and what it hands on, from the graph's own order and back; see `Plan.handed`.
         self.out, self.back = _turned(plan.handed)
+        # Where not all results lead to the same inputs: see `smelt.runtime.parted`.
+        self.not_always, self.ways, self.results_by_ways = _ways(plan)
         needed = frozenset(plan.needed).difference(plan.written)
         self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
 
@@ -125,6 +127,28 @@ class Differentiable:
 def _takes_more(plan: Plan) -> bool:
     """Whether there is more to be done than to compute."""
     return bool(plan.copied or plan.recalled or plan.random or plan.leaning)
+
+
+Numbers = tuple[int, ...]
+
+
+def _ways(plan: Plan) -> tuple[Numbers, dict[int, Numbers], dict[Numbers, Numbers]]:
+    """Inputs that some results lead to and others do not; inputs by the results that lead to them, a bit each; results
+    by those they lead to. Inputs are in the order in which autograd is handed them."""
+    everything = (1 << len(plan.tangents)) - 1
+    fed = {index: bits for index, bits in zip(plan.gradients, plan.fed, strict=False) if bits}
+    not_always = tuple(index for index, bits in fed.items() if bits != everything)
+    if not not_always:
+        return (), {}, {}
+    ways: dict[int, Numbers] = {}
+    for index in plan.handed or range(plan.inputs):
+        if index in fed:
+            ways[fed[index]] = (*ways.get(fed[index], ()), index)
+    results: dict[Numbers, Numbers] = {}
+    for number in range(len(plan.tangents)):
+        led = tuple(bits for bits in ways if bits >> number & 1)
+        results[led] = (*results.get(led, ()), number)
+    return not_always, ways, results
 
 
 def _turned(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:

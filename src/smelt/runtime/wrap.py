@@ -26,6 +26,7 @@ from smelt.runtime.kept import save
 from smelt.runtime.leaning import Lookout, lean
 from smelt.runtime.node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.outputs import finisher, own_tensors
+from smelt.runtime.parted import apply_parted, is_parted
 from smelt.runtime.state import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.written import count_writes, only_eager_is_right, own, with_old_values, write_back
 
@@ -117,9 +118,13 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     # The way in, and the way out for values that are no results of the function.
     lookout = Lookout() if plan.leaning else None
     box: list[Any] = [state, torch.get_rng_state() if plan.random else None, lookout]
-    run: Flat = Compiled.apply if transformed else apply
+    given = _apart(_bystanders(state), given)
     try:
-        differentiable = run(box, *state.out(_apart(_bystanders(state), given)))
+        if state.not_always and not transformed and is_parted(state, inputs):
+            differentiable = apply_parted(state, box, given)
+        else:
+            run: Flat = Compiled.apply if transformed else apply
+            differentiable = run(box, *state.out(given))
     except UnexpectedResult:
         if state.eager is None:
             raise
@@ -175,7 +180,7 @@ def _quick(state: Differentiable) -> Flat:
     track_always = any(needed or not wanted for _, wanted, needed in tracked)
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-    passing, bystanders = state.plan.passing, _bystanders(state)
+    passing, bystanders, not_always = state.plan.passing, _bystanders(state), state.not_always
     turned, out, back = bool(state.plan.handed), state.out, state.back
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -212,6 +217,8 @@ def _quick(state: Differentiable) -> Flat:
         for index in passing:
             if not inputs[index].is_leaf:
                 return _call(state, *inputs)
+        if not_always and is_parted(state, inputs):
+            return _call(state, *inputs)
         if bystanders:
             inputs = _apart(bystanders, inputs)
         try:
