@@ -24,16 +24,23 @@ def combine(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Val
     if op == "prod":
         return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
     if op == "logaddexp":
-        return _log_of_sum(b, left, right)
+        nothing = b.const(left.kind, 0.0, left.lanes)
+        return log_of_sum(b, *meet(b, left, nothing, right, nothing))
     return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
 
 
-def _log_of_sum(b: Builder, left: Value, right: Value) -> Value:
-    """log(exp(left) + exp(right)), from the larger on: nothing overflows. Between equals, which may be infinite, there
-    is no distance."""
-    more, less = b.maximum(left, right), b.minimum(left, right)
-    apart = b.select(b.fcmp("oeq", less, more), 0.0, b.fsub(less, more))
-    return b.fadd(more, FLOAT64["log1p"](b, OF_NEGATIVE["exp"](b, apart)))
+def meet(b: Builder, left: Value, by_left: Value, right: Value, by_right: Value) -> tuple[Value, Value]:
+    """Two sums of exponentials, each known by its largest exponent and what the others add to that one's power: so
+    nothing overflows, and nothing small is lost beside it. Between equals, which may be infinite, is no distance."""
+    most, least = b.maximum(left, right), b.minimum(left, right)
+    apart = b.select(b.fcmp("oeq", least, most), 0.0, b.fsub(least, most))
+    first = b.fcmp("oge", left, right)
+    big, small = b.select(first, by_left, by_right), b.select(first, by_right, by_left)
+    return most, b.fma(b.fadd(small, 1.0), OF_NEGATIVE["exp"](b, apart), big)
+
+
+def log_of_sum(b: Builder, most: Value, rest: Value) -> Value:
+    return b.fadd(most, FLOAT64["log1p"](b, rest))
 
 
 def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: Value) -> Value:

@@ -7,7 +7,8 @@
 Where an axis is run along backwards, every index counts it from the other end: the loop is the same.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import dropwhile
 
@@ -135,13 +136,34 @@ def run_lanes(b: Builder, op: Running, dtype: torch.dtype, before: Value, value:
     Each lane is folded with the one before it, then with the two before that, and so on; what comes before them all is
     waited for only at the end.
     """
+    if op == "logaddexp":
+        return _run_logs(b, before, value)
     first = -0.0 if op == "sum" and dtype.is_floating_point else neutral(op, dtype)  # nothing is added to -0.0
-    nothing = b.const(value.kind, first, value.lanes)
-    step = 1
-    while step < value.lanes:
-        order = b.ramp("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
-        shifted = b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
-        value = folds.combine(b, op, dtype, shifted, value)
-        step *= 2
+    for step in _steps(value):
+        value = folds.combine(b, op, dtype, _behind(b, value, step, first), value)
     after = folds.combine(b, op, dtype, before, b.extract(value, value.lanes - 1))
     return folds.combine(b, op, dtype, b.splat(before, value.lanes), value), after
+
+
+def _steps(value: Value) -> Iterator[int]:
+    step = 1
+    while step < value.lanes:
+        yield step
+        step *= 2
+
+
+def _behind(b: Builder, value: Value, step: int, first: float | bool) -> Value:
+    """Every lane moved on by `step`, with `first` in those before."""
+    nothing = b.const(value.kind, first, value.lanes)
+    order = b.ramp("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
+    return b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
+
+
+def _run_logs(b: Builder, before: Value, value: Value) -> tuple[Value, Value]:
+    """Logarithms of sums of exponentials, as pairs until the end: the largest, and what the others add to its one."""
+    most, rest = value, b.const(value.kind, 0.0, value.lanes)
+    for step in _steps(value):
+        most, rest = folds.meet(b, most, rest, _behind(b, most, step, -math.inf), _behind(b, rest, step, -1.0))
+    most, rest = folds.meet(b, most, rest, b.splat(before, value.lanes), b.const(value.kind, 0.0, value.lanes))
+    found = folds.log_of_sum(b, most, rest)
+    return found, b.extract(found, value.lanes - 1)
