@@ -78,6 +78,59 @@ def test_whatever_writes_at_indices(write: Fn) -> None:
     assert copies_of(program, args[0]) == []
 
 
+PARTS: dict[str, Fn] = {
+    "select": lambda cache, new: cache.__setitem__((slice(None), 3), new[:, 0]),
+    "last": lambda cache, new: cache.__setitem__((slice(None), -1), new[:, 0]),
+    "slice": lambda cache, new: cache.__setitem__((slice(None), slice(3, 5)), new),
+    "to the end": lambda cache, new: cache.__setitem__((slice(None), slice(62, None)), new * 2),
+    "every third": lambda cache, new: cache.__setitem__((slice(None), slice(1, 6, 3)), new),
+    "part of a part": lambda cache, new: cache.__setitem__((1, slice(4, 6), slice(2, 8, 2)), new[0, :, :3]),
+    "diagonal": lambda cache, new: cache.diagonal(0, 1, 2).copy_(new[:, 0]),
+    "spread": lambda cache, new: cache.__setitem__((slice(None), slice(3, 9)), new[:, :1]),
+    "of another dtype": lambda cache, new: cache.__setitem__((slice(None), slice(3, 5)), new.double()),
+    "twice": lambda cache, new: (cache[:, 3:5].copy_(new), cache[:, 4].copy_(new[:, 0] + 1)),
+    "then at indices": lambda cache, new: (cache[:, 3:5].copy_(new), cache.index_copy_(1, torch.tensor([4, 9]), new)),
+}
+
+
+@pytest.mark.parametrize("write", PARTS.values(), ids=PARTS)
+def test_a_part_is_written_where_it_lies(write: Fn) -> None:
+    def fn(cache: torch.Tensor, new: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        write(cache, new)
+        return query @ cache.transpose(1, 2)
+
+    args = (torch.randn(2, 64, 8), torch.randn(2, 2, 8), torch.randn(2, 3, 8))
+    (program,) = programs(fn, *args)
+    assert copies_of(program, args[0]) == []
+
+
+def test_a_part_that_moves() -> None:
+    """A slice that begins elsewhere at each call is one graph."""
+
+    def fn(cache: torch.Tensor, new: torch.Tensor, query: torch.Tensor, at: int) -> torch.Tensor:
+        cache[:, at : at + 2] = new
+        return query @ cache.transpose(1, 2)
+
+    theirs, ours = torch.zeros(2, 64, 8), torch.zeros(2, 64, 8)
+    new, query = torch.randn(2, 2, 8), torch.randn(2, 3, 8)
+    compiled = smelt.compile(fn, fullgraph=True)
+    for at in (0, 2, 4, 6, 61, 62):
+        torch.testing.assert_close(compiled(ours, new, query, at), fn(theirs, new, query, at))
+        torch.testing.assert_close(ours, theirs)
+    assert smelt.counters["recompiles"] <= 2
+
+
+def test_a_part_of_itself() -> None:
+    """What is written is what was there one place further: it must not be read after it was written over."""
+
+    def fn(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache[:, :-1] = cache[:, 1:].clone()
+        cache[:, -1] = new
+        return cache * 2
+
+    programs(fn, torch.randn(2, 64, 8), torch.randn(2, 8))
+
+
 def layers(a: torch.Tensor, b: torch.Tensor, at: torch.Tensor, then: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     a.index_copy_(1, at, new)
     y = new @ a.transpose(1, 2) @ a

@@ -67,7 +67,7 @@ def pull(groups: Groups, group: Group, stored: set[Value]) -> Pulled:
     while True:
         space = Space.cut(group.points, cols, cuts)
         try:
-            return Pulled(space, _Puller(groups, group, space).run(stored))
+            return Pulled(space, _Puller(groups, group, space, stored).run())
         except NeedsCut as finer:
             if finer.cut in cuts:
                 raise Unbuildable(str(finer)) from None
@@ -91,16 +91,17 @@ def _cols(group: Group, limits: Limits) -> Size:
 
 
 class _Puller:
-    def __init__(self, groups: Groups, group: Group, space: Space) -> None:
+    def __init__(self, groups: Groups, group: Group, space: Space, stored: set[Value]) -> None:
         self.groups = groups
         self.group = group
         self.space = space
         self.exprs = Expressions(space)
         self.members = set(group.members)
+        self.stored = stored
         self._memo: dict[tuple[Value, Place], Expr] = {}
         self._splits: dict[tuple[Place, Shape, Shape], list[Place]] = {}
 
-    def run(self, stored: set[Value]) -> list[Effect]:
+    def run(self) -> list[Effect]:
         effects: list[Effect] = []
         for value in sorted(self.group.members, key=lambda value: value.id):
             level = self.group.levels[value]
@@ -111,7 +112,7 @@ class _Puller:
                 continue
             place = self.space.row if level is Level.ROW else self.space.point
             expr = self.element(value, place)
-            if value in stored:
+            if value in self.stored:
                 looped = level is Level.FULL
                 effects.append(Effect(value, place, self.exprs.cast(expr, value.spec.dtype), looped))
         return effects
@@ -120,7 +121,10 @@ class _Puller:
         """The element of `value` at a position in its memory."""
         found = self._memo.get((value, place))
         if found is None:
-            found = self._memo[(value, place)] = self._element(value, place)
+            found = self._element(value, place)
+            if value in self.stored:  # rounded for all that read it, as others find it in memory
+                found = self.exprs.cast(self.exprs.cast(found, value.spec.dtype), widened(value.spec.dtype))
+            self._memo[(value, place)] = found
         return found
 
     def _element(self, value: Value, place: Place) -> Expr:
@@ -176,7 +180,7 @@ class _Puller:
         rule = value.rule
         assert isinstance(rule, ScatterRule)
         indices = self.split(self.space.point, *value.loop)
-        place = combine(indices, rule.result, 0, len(self.space.sizes))
+        place = combine(indices, rule.result, rule.offset, len(self.space.sizes))
         put, places = _Emitter(self, value, value.spec.dtype, self.space.point).scattered(rule)
         by = tuple((at, *reach) for at, reach in zip(places, rule.by, strict=True))
         dtype = value.spec.dtype if rule.call.fold is None else put.dtype

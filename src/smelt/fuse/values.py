@@ -20,32 +20,30 @@ from torch import fx
 from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size, contiguous_stride, product
 from smelt.base.varying import same_sizes
+from smelt.fuse import elements
 from smelt.fuse.inplace import may_fail
-from smelt.fuse.overwrite import Overwriting, overwriting
+from smelt.fuse.overwrite import Put, overwriting
 from smelt.ir.check_program import span
 from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
+from smelt.ops.lookups import as_given
 from smelt.ops.promote import promoted, widened
 from smelt.ops.record import (
     ROOT,
     CopyCall,
     Demand,
-    EmitRule,
-    Emitter,
     FoldCall,
     Layout,
     LibraryCall,
     Lookup,
     LookupCall,
     LookupIndex,
-    Memory,
     OpRecord,
     PieceCall,
     Pieces,
     Pointwise,
     Reduce,
-    Scalar,
     Scan,
     ScanCall,
     Scatter,
@@ -194,6 +192,7 @@ class ScatterRule:
     result: Shape
     by: tuple[tuple[Size, Size], ...]
     cols: Size  # points at the end that share their places, or the last dim where there are none
+    offset: Size = 0  # where in the value's memory the first of them lies
 
     @property
     def first_index(self) -> int:
@@ -264,19 +263,17 @@ class _Lowerer:
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_effect: Call | None = None
         self.names = {node.name for node in traced.graph.nodes}
-        self.live: set[fx.Node] = set()
+        self.live = _live_nodes(traced.graph)
         self.checked: set[Any] = set()  # indices and what they were found to lie below
         self.failing: list[Call] = []  # calls that may raise
-        self.homes: dict[fx.Node, fx.Node] = {}  # scatters that change inputs where they lie
+        self.overwriting = overwriting(traced, self.live)
 
     def run(self) -> Lowered:
         graph = self.traced.graph
-        live = self.live = _live_nodes(graph)
-        found = overwriting(self.traced, live)
-        self.homes = found.homes
-        for node in found.order:
-            if node is found.turn:
-                self._check_early(found)
+        live = self.live
+        for node in self.overwriting.order:
+            if node is self.overwriting.turn:
+                self._check_early()
             if node.op == "placeholder":
                 self._leaf(node, str(node.name))
             elif node in live and node.op == "get_attr":
@@ -291,9 +288,9 @@ class _Lowerer:
         _forget_unused(self.lowered)
         return self.lowered
 
-    def _check_early(self, found: Overwriting) -> None:
+    def _check_early(self) -> None:
         """Whatever may raise, before an input is written."""
-        for node, demand, others in found.demands:
+        for node, demand, others in self.overwriting.demands:
             instead = {}
             for each, other in others.items():
                 shape = tensor_spec(each).shape
@@ -322,6 +319,10 @@ class _Lowerer:
         if node.target is operator.getitem:
             several, position = node.args
             self.refs[node] = self.refs[several][position]  # type: ignore[index]
+            return
+        put = self.overwriting.puts.get(node)
+        if put is not None:
+            self._put(node, put)
             return
         record = record_of(node.target)
         why = why_not_lower(node)
@@ -428,7 +429,7 @@ class _Lowerer:
             Kind.POINTWISE,
             TensorSpec(shape, stride, spec.dtype, spec.device),
             readings=tuple(readings),
-            rule=PointRule(Pointwise(_chosen), args, {}, spec.dtype),
+            rule=PointRule(Pointwise(elements.chosen), args, {}, spec.dtype),
             cost=record.cost,
         )
         self.refs[node] = Ref(value, Layout(spec.shape, spec.stride))
@@ -460,7 +461,7 @@ class _Lowerer:
             if dim is None
         )
         args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
-        rule = PointRule(Pointwise(_looked_up), args, {}, spec.dtype)
+        rule = PointRule(Pointwise(elements.looked_up), args, {}, spec.dtype)
         value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
@@ -469,7 +470,7 @@ class _Lowerer:
         spec = only_result(node)
         assert spec is not None
         reading = Reading.of(source, layout, spec.stride)
-        rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
+        rule = PointRule(Pointwise(elements.itself), (Slot(0),), {}, spec.dtype)
         self._gives(node, self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _gives(self, node: fx.Node, value: Value) -> None:
@@ -517,25 +518,41 @@ class _Lowerer:
         rule = ScatterRule(call, call.shape, dense, tuple(result), by, fixed if fixed != 1 else last)
         name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
         value = self._new(node, name, Kind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
-        if value.memory.kind is Kind.LEAF:
+        if node in self.overwriting.homes:
             value.after = tuple(self.failing)
         self.refs[node] = _whole(value)
         if kept.dtype is not spec.dtype:
             self._take(node, value, Layout(kept.shape, kept.stride))
 
+    def _put(self, node: fx.Node, put: Put) -> None:
+        """A value that puts elements where a part of what is changed lies."""
+        home, ref, layout = self.refs[put.base].value, self.refs[put.source], put.layout
+        dense = contiguous_stride(layout.shape)
+        readings = (
+            Reading(home, layout.stride, layout.offset, straight=False, anywhere=True),
+            Reading.of(ref.value, _within(ref.layout, layout.shape), dense),
+        )
+        call = ScatterCall(put.base, layout.shape, put.source, (), as_given, ())
+        last = next((size for size in reversed(layout.shape) if size != 1), 1)
+        rule = ScatterRule(call, layout.shape, dense, layout.stride, (), last, layout.offset)
+        after = tuple(self.failing)
+        spec = tensor_spec(node)
+        value = self._new(node, node.name, Kind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
+        self.refs[node] = _whole(value)
+
     def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> Value:
         """Memory that holds what a scatter changes and that nobody else reads, then or later."""
         name = self._name(f"{node.name}_home")
         if base is None:
-            rule = PointRule(Pointwise(_zero), (), {}, spec.dtype)
+            rule = PointRule(Pointwise(elements.zero), (), {}, spec.dtype)
             home = self._new(node, name, Kind.POINTWISE, spec, rule=rule, cost=0)
         else:
             ref: Ref = self.refs[base]
+            if node in self.overwriting.homes:
+                return ref.value
             if ref.value.kind is Kind.SCATTER and ref.value.spec == spec and list(base.users) == [node]:
                 return ref.value
-            if node in self.homes:
-                return ref.value
-            rule = PointRule(Pointwise(_itself), (Slot(0),), {}, spec.dtype)
+            rule = PointRule(Pointwise(elements.itself), (Slot(0),), {}, spec.dtype)
             reading = Reading.of(ref.value, ref.layout, spec.stride)
             home = self._new(node, name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
         home.needed = True
@@ -570,7 +587,7 @@ class _Lowerer:
             Kind.POINTWISE,
             TensorSpec(shape, dense, torch.bool, device),
             readings=(Reading.of(ref.value, once, dense),),
-            rule=PointRule(Pointwise(_is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
+            rule=PointRule(Pointwise(elements.is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
             cost=2,
         )
         holds = self._all(node, self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
@@ -620,7 +637,7 @@ class _Lowerer:
         wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
         name = self._name(f"{node.name}_total")
         total = self._new(node, name, Kind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
-        divide = PointRule(Pointwise(_divided), (Slot(0), rule.count), {}, wide.dtype)
+        divide = PointRule(Pointwise(elements.divided), (Slot(0), rule.count), {}, wide.dtype)
         whole = Reading.of(total, Layout(spec.shape, spec.stride), spec.stride)
         value = self._new(node, node.name, Kind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
         self.refs[node] = _whole(value)
@@ -679,46 +696,6 @@ class _Lowerer:
             call.results.append(value)
             found.append(_whole(value))
         return found
-
-
-def _chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
-    """The element of the part this point lies in; where there is none, that of what comes last, or zero."""
-    here = e.position(dim)
-    given = [e.cast(element, e.result) for element in elements]
-    found = given.pop() if len(given) in (count, len(numbers) + 1) else e.const(0, e.result)
-    for number, element in reversed(list(zip(numbers, given, strict=False))):
-        found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
-    return found
-
-
-def _looked_up(
-    e: Emitter, source: Memory, free: tuple[tuple[Size, Size], ...], emit: EmitRule, *indices: Scalar
-) -> Scalar:
-    """What a lookup's own code makes of elements that it reads from places it says."""
-
-    def fetch(*places: Scalar) -> Scalar:
-        by = [(place, stride, extent) for place, (stride, extent) in zip(places, free, strict=True)]
-        return e.gather(source, by)
-
-    return emit(e, fetch, *indices)
-
-
-def _is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None) -> Scalar:
-    place = e.cast(index, torch.int64)
-    inside = e.op("and", e.op("ge", place, e.const(low, torch.int64)), e.op("lt", place, e.const(high, torch.int64)))
-    return inside if besides is None else e.op("or", inside, e.op("eq", place, e.const(besides, torch.int64)))
-
-
-def _zero(e: Emitter) -> Scalar:
-    return e.const(0, e.result)
-
-
-def _itself(e: Emitter, x: Scalar) -> Scalar:
-    return e.cast(x, e.result)
-
-
-def _divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
-    return e.op("div", x, e.const(count, x.dtype))
 
 
 def _forget_unused(lowered: Lowered) -> None:
