@@ -9,7 +9,7 @@ of the real inputs, so that aliasing, in-place writes afterwards and autograd's 
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,14 @@ from torch import fx
 
 from smelt.autograd.trace import CannotTrace, settled, storage_id
 from smelt.base.data import dataclass
+from smelt.base.sizes import is_dense
 from smelt.ir import effects
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Repeat, Restride, Steps, ViewStep
 from smelt.ir.tensorspec import tensor_spec
 
 aten = torch.ops.aten
+
+_PARTS = frozenset({operator.getitem, aten.select.int, aten.slice.Tensor})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,53 @@ def view_root(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
+
+
+def views_to_copy(gradients: Mapping[int, fx.Node | None]) -> list[int]:
+    """Gradients that may not be the views they are, of what another gradient lies in too, or of what came in.
+
+    Leaves take a gradient that lies as they do, and that nobody else has, as their own and add to it in place: two that
+    overlap would be added to twice. Eager has copied the one before the other is made a view of. One that is returned
+    twice is seen.
+    """
+    ways = {index: _way_to(node) for index, node in gradients.items() if node is not None}
+    by_root: dict[fx.Node, list[list[fx.Node]]] = {}
+    for way in ways.values():
+        by_root.setdefault(way[0], []).append(way)
+    found = []
+    for index, way in ways.items():
+        root, spec = way[0], tensor_spec(way[-1])
+        if len(way) == 1 or not is_dense(spec.shape, spec.stride):
+            continue
+        if root.op != "call_function" or not all(way is other or _are_apart(way, other) for other in by_root[root]):
+            found.append(index)
+    return found
+
+
+def _way_to(node: fx.Node) -> list[fx.Node]:
+    """A chain of views, from what they show to the node."""
+    way = [node]
+    while is_view(way[-1]) and isinstance(source := way[-1].args[0], fx.Node):
+        way.append(source)
+    return way[::-1]
+
+
+def _are_apart(one: Sequence[fx.Node], other: Sequence[fx.Node]) -> bool:
+    """Whether two chains of views of the same memory show no element both."""
+    pair = next(((mine, theirs) for mine, theirs in zip(one, other, strict=False) if mine is not theirs), None)
+    if pair is None or pair[0].target is not pair[1].target or pair[0].target not in _PARTS:
+        return False
+    if pair[0].target is operator.getitem:
+        return True  # two of the parts that a tensor was taken into
+    mine: list[Any] = list(pair[0].args[1:])
+    theirs: list[Any] = list(pair[1].args[1:])
+    if mine[:1] != theirs[:1] or any(bound is None or bound < 0 for bound in (*mine[1:], *theirs[1:])):
+        return False
+    if pair[0].target is aten.select.int:
+        return bool(mine[1] != theirs[1])
+    if pair[0].target is aten.slice.Tensor and len(mine) == len(theirs) == 3:
+        return bool(mine[2] <= theirs[1] or theirs[2] <= mine[1])
+    return False
 
 
 def view_steps(node: fx.Node, base: fx.Node) -> Steps | None:

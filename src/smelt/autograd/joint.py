@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.aliasing import Arrangement, arrange, view_root
+from smelt.autograd.aliasing import Arrangement, arrange, views_to_copy
 from smelt.autograd.leaning import Seen, find_leaning, mark_arrivals
 from smelt.autograd.ready import pushed_to_pop
 from smelt.autograd.substitutes import Substituting
@@ -225,7 +225,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
-        with Substituting(), restored():
+        with Substituting(recorder.functions), restored():
             given = list(run.inputs)
             for place, number_spec in source.numbers.items():
                 given[place] = recorder.number_in(run.primals[place], number_spec)
@@ -320,19 +320,10 @@ def _handed(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
 
 
 def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
-    """The gradients' nodes, with copies of views that show what another gradient lies in, or what came in.
-
-    Leaves take a gradient that nobody else has as their own and add to it in place: two that share memory would be
-    added to twice. Eager has copied the one before the other is made a view of. One that is returned twice is seen.
-    """
+    """The gradients' nodes, with copies where `views_to_copy` says so."""
     nodes = {index: _node_of(gradient) for index, gradient in gradients.items()}
-    roots = {node: view_root(node) for node in nodes.values()}
-    shown = list(roots.values())
-    for index, node in nodes.items():
-        root = roots[node]
-        if root is not node and (root.op != "call_function" or shown.count(root) > 1):
-            nodes[index] = _node_of(gradients[index].clone())
-    return nodes
+    copies = {index: _node_of(gradients[index].clone()) for index in views_to_copy(nodes)}
+    return nodes | copies
 
 
 def _node_of(tensor: torch.Tensor) -> fx.Node:

@@ -10,16 +10,18 @@ time, and is wrong where a factor is infinite: 0 * inf is NaN, and eager never a
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt.autograd.aliasing import views_to_copy
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.effects import why_not_drop
 from smelt.ir.graph import Level, Traced, outputs, placeholders
 from smelt.ir.joint import Plan, arrival_of
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 
 aten = torch.ops.aten
 _ABSENT = object()
@@ -71,6 +73,7 @@ class _Rest:
     ) -> None:
         self.backward, self.graph = backward, fx.Graph()
         self.made: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
+        self._alone: dict[fx.Node, fx.Node] = {}  # sums of which but one summand is there: it, which lies otherwise
         self.complete = False
         led_to = {*tangents, *given}  # by any tangent
         for node in placeholders(backward.graph):
@@ -89,6 +92,12 @@ class _Rest:
             if sources and all(self.made[used] is _ABSENT for used in sources):
                 self.made[node] = _ABSENT
                 continue
+            summand = _only_summand(node, self.made)
+            if summand is not None and spec_of(summand) == spec_of(node):
+                self.made[node] = self.made[summand]
+                continue
+            if summand is not None:
+                self._alone[node] = self.made[summand]
             copied = _copied(self.graph, node, self.made)
             if copied is None:
                 return
@@ -96,8 +105,8 @@ class _Rest:
         self.complete = True
 
     def of(self, value: Any) -> Any:
-        """What stands for a value; None for one that is missing."""
-        found = self.made[value] if isinstance(value, fx.Node) else value
+        """What stands for a value that is returned, laid out as in eager; None for one that is missing."""
+        found = self._alone.get(value, self.made[value]) if isinstance(value, fx.Node) else value
         return None if found is _ABSENT else found
 
     def returning(self, values: Sequence[Any] | None) -> Traced | None:
@@ -123,6 +132,10 @@ def _gradients(rest: _Rest, backward: Traced, plan: Plan, arrived: int) -> list[
                 return None
             found = _zeros(rest.graph, value)
         returned.append(found)
+    for index in views_to_copy(dict(enumerate(returned))):
+        copy = rest.graph.call_function(aten.clone.default, (returned[index],))
+        set_spec(copy, replace(tensor_spec(returned[index]), offset=0))
+        returned[index] = copy
     return returned
 
 
@@ -146,14 +159,21 @@ def _memory_order(spec: TensorSpec) -> list[int] | None:
     return order if lies == tuple(spec.stride[dimension] for dimension in order) else None
 
 
+def _only_summand(node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
+    """The summand of a sum that is there while the other is absent, if the sum is nothing but that."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    there = [used for used in node.args if isinstance(used, fx.Node) and made[used] is not _ABSENT]
+    if len(there) != 1 or len(node.all_input_nodes) != 2:
+        return None
+    summand, total = spec_of(there[0]), spec_of(node)
+    assert isinstance(summand, TensorSpec) and isinstance(total, TensorSpec)
+    return there[0] if (summand.shape, summand.dtype) == (total.shape, total.dtype) else None
+
+
 def _copied(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
-    """`node` in the new graph: the other summand of a sum, else with zeros for what is absent."""
+    """`node` in the new graph, with zeros for what is absent."""
     absent = [used for used in node.all_input_nodes if made[used] is _ABSENT]
-    if absent and node.target is aten.add.Tensor and not node.kwargs and len(node.args) == 2:
-        other = node.args[0] if node.args[1] in absent else node.args[1]
-        if isinstance(other, fx.Node) and spec_of(other) == spec_of(node):
-            found: fx.Node = made[other]
-            return found
     if not all(map(_can_be_zeros, absent)):
         return None
     zeros = {used: _zeros(graph, used) for used in absent}

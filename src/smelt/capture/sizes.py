@@ -14,9 +14,10 @@ import torch
 
 from smelt.base.errors import warn
 from smelt.base.symbols import SMALLEST, Atom, Expression, Fact, Symbol, World
-from smelt.base.symint import Formula, as_number, is_symbolic
+from smelt.base.symint import Formula, as_number, is_symbolic, meaning
 from smelt.capture.marks import DYNAMIC
 from smelt.capture.source import Source
+from smelt.ir.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     from smelt._native import Polynomial, SizeFacts
@@ -126,6 +127,13 @@ class Sizes:
                 step = Expression.of(self.world.symbol(text, stride[dim], origin))
             found[dim] = step if step is not None else Expression.of(stride[dim])
         return [each for each in found if each is not None]
+
+    def equate(self, one: TensorSpec, other: TensorSpec) -> None:
+        """Two tensors from outside turned out to be one: its sizes have two names."""
+        pairs = zip((*one.shape, *one.stride), (*other.shape, *other.stride), strict=True)
+        for pair in pairs:
+            left, right = (Expression.of(meaning(size)) for size in pair)
+            self.world.decide("==", left, right)
 
     def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
         """Functions that must not raise, and which of the collected values each takes."""

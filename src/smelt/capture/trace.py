@@ -42,6 +42,7 @@ from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping,
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
+from smelt.ir.tensorspec import tensor_spec
 
 SEMANTICS = (instructions, exception_instructions, match_instructions)  # importing them fills the table
 
@@ -414,6 +415,7 @@ class _Closing:
         for node, each in others:
             if not (pin_tensor(each) and pinned):
                 self.interp.outside.relate(value.source, each.source, True)
+            self.interp.outside.sizes.equate(tensor_spec(first), tensor_spec(node))
             node.replace_all_uses_with(first)
             self.joined[node] = first
 

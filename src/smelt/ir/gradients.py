@@ -48,6 +48,46 @@ def gradients(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool, create: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad`; None where nothing arrives. Its own checks would import sympy, half a second and more."""
+    return _run_engine(outputs, tangents, inputs, retain, create=create)
+
+
+def accumulable(
+    outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients as they come to be in `.grad` of leaves that have none yet."""
+    if all(each.is_leaf for each in inputs):
+        return _accumulated(outputs, tangents, inputs, retain)
+    found = gradients(outputs, tangents, inputs, retain, False)
+    with torch.no_grad():  # what stands for a leaf that is written is none
+        return tuple(
+            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(found, inputs, strict=True)
+        )
+
+
+def _accumulated(
+    outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """As the engine itself does it: it knows which gradients nobody else has, and whose memory others lie in."""
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        _run_engine(outputs, tangents, leaves, retain, accumulate=True)
+        return tuple(leaf.grad for leaf in leaves)
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
+
+
+def _run_engine(
+    outputs: Tensors,
+    tangents: Sequence[torch.Tensor | None],
+    inputs: Tensors,
+    retain: bool,
+    *,
+    create: bool = False,
+    accumulate: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
     given = tuple(
         torch.ones_like(output, memory_format=torch.preserve_format) if tangent is None else tangent
         for output, tangent in zip(outputs, tangents, strict=True)
@@ -55,22 +95,11 @@ def gradients(
     before, _now.backward = _now.backward, next(_numbers)
     try:
         found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
-            tuple(outputs), given, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+            tuple(outputs), given, retain, create, tuple(inputs), allow_unreachable=True, accumulate_grad=accumulate
         )
     finally:
         _now.backward = before
     return found
-
-
-def accumulable(
-    outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients as they come to be in `.grad`: each a tensor of its own, in memory as its input is."""
-    found = gradients(outputs, tangents, inputs, retain, False)
-    with torch.no_grad():
-        return tuple(
-            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(found, inputs, strict=True)
-        )
 
 
 def _kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

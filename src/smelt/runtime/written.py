@@ -50,9 +50,12 @@ def with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> 
 
 
 def own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
+    """Results with memory of their own: a view of what an earlier result lies in becomes one of a copy of all of it."""
     owned = list(values)
     for index in copied:
-        owned[index] = _alike(owned[index])
+        value = owned[index]
+        taken = any(_memory(earlier) == _memory(value) for earlier in owned[:index])
+        owned[index] = _view_of_copy(value) if taken and not (value.is_conj() or value.is_neg()) else _alike(value)
     return owned
 
 
@@ -62,6 +65,12 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
     if made.stride() == tensor.stride():
         return made
     return torch.empty_strided(made.shape, tensor.stride(), dtype=made.dtype, device=made.device).copy_(made)
+
+
+def _view_of_copy(tensor: torch.Tensor) -> torch.Tensor:
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    whole = tensor.as_strided((elements,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _memory(tensor: torch.Tensor) -> int:
