@@ -71,7 +71,7 @@ def page() -> str:
     parts = [HEAD]
     for title, text, belongs in SECTIONS:
         parts.append(f"## {title}\n\n{text}\n\n{_listed([_name(record.op) for record in records if belongs(record)])}")
-    apart = [_name(op) for op in DECOMPOSITIONS if not isinstance(op, str)]
+    apart = [_name(op) for op in DECOMPOSITIONS if isinstance(op, torch._ops.OpOverload)]
     parts.append(
         "## Taken apart\n\nInto operators of the sections above, where what comes out is laid out as PyTorch would; "
         f"`_foreach_*` into one operator a tensor.\n\n{_listed(apart)}"

@@ -161,3 +161,12 @@ def test_logs_of_sums_at_the_ends_of_the_range() -> None:
     for dim in (0, 1):
         found = smelt.compile(lambda x, dim=dim: x.logcumsumexp(dim))(x)
         torch.testing.assert_close(found, x.logcumsumexp(dim), equal_nan=True, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_logs_of_sums_do_not_go_by_rounded_ones(dtype: torch.dtype) -> None:
+    """Ten thousand and its logarithm more are one number in sixteen bits: by that, each gradient would be a sum."""
+    x = torch.full((5,), 10_000.0).to(dtype).requires_grad_()
+    found = torch.autograd.grad(smelt.compile(lambda x: x.logcumsumexp(0))(x).sum(), x)[0]
+    expected = torch.tensor([sum(1 / count for count in range(first, 6)) for first in range(1, 6)])
+    torch.testing.assert_close(found, expected.to(dtype), rtol=2e-2, atol=0)

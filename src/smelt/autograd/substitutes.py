@@ -7,7 +7,7 @@ Functionalization removes the writes that an operator's schema declares. One tha
 that looks pure and is not; where no substitute catches it first, the recorder refuses it (`ir.effects`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,9 +159,13 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 
 class Substituting(TorchFunctionMode):
-    """While this is on, calls of the functions above are calls of their substitutes."""
+    """While this is on, calls of the functions above, and of `others`, are calls of their substitutes."""
+
+    def __init__(self, others: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._substitutes = {**others, **SUBSTITUTES} if others else SUBSTITUTES
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
+        return self._substitutes.get(func, func)(*args, **(kwargs or {}))

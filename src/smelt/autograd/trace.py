@@ -59,6 +59,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, decompositions: Decompositions | None = None) -> None:
         own: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: toss, aten.as_strided_scatter.default: _scattered_whole}
         super().__init__({**own, **(decompositions or {})})
+        kinds = (torch._ops.OpOverload, str)
+        self.functions = {f: new for f, new in (decompositions or {}).items() if not isinstance(f, kinds)}
         self.phase = Phase.FORWARD
         self._wish: Wish | None = None  # for what is recorded now
         self._policy: Policy | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import product
-from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
+from smelt.ops.decompose.table import choose, decomposes, derives, left_whole, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -201,3 +201,11 @@ def _running_extreme(op: Any) -> Any:
 
 for _op in (aten.cummax.default, aten.cummin.default):
     decomposes(_op)(_running_extreme(_op))
+
+
+@derives(torch.logcumsumexp, torch.Tensor.logcumsumexp)
+def logcumsumexp(input: Tensor, dim: int, **rest: Any) -> Tensor:
+    """The derivative goes by exponentials of the result, for which sixteen bits of it are too few."""
+    if rest:  # memory to write to
+        return torch.logcumsumexp(input, dim, **rest)
+    return torch.logcumsumexp(widen(input), dim).to(input.dtype)

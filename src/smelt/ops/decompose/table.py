@@ -47,6 +47,11 @@ def rewrites(*ops: Any) -> Callable[[Function], Function]:
     return enter
 
 
+def derives(*functions: Any) -> Callable[[Function], Function]:
+    """Use the function for functions of `torch`, before autograd: it derives what this one does instead."""
+    return rewrites(*functions)
+
+
 def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as an entry of the table: its results have the operator's own layout, or the call is left whole."""
 
