@@ -137,3 +137,23 @@ def test_gradients_of_activations_at_nan(name: str) -> None:
     result.sum().backward()
     function(theirs).sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_others_read_rounded_is_rounded_for_all(dtype: torch.dtype) -> None:
+    """A mean of what is in memory, of which it is then subtracted, was one of what had not been rounded yet."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        powers = torch.exp(x)
+        return powers, powers.float().sum()
+
+    powers, total = smelt.compile(function)(torch.ones(64, dtype=dtype))
+    assert total == 64 * powers[0].float()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, torch.inf])
+def test_the_norm_of_one_element_takes_no_square_of_it(order: float) -> None:
+    given = torch.tensor([[1e30], [-2e-30], [torch.nan], [-torch.inf], [-0.0]])
+    for keepdim in (False, True):
+        result = smelt.compile(lambda x, k=keepdim: torch.linalg.vector_norm(x, order, dim=-1, keepdim=k))(given)
+        assert torch.equal(result.view(5, -1)[[0, 1, 3, 4]], given.abs()[[0, 1, 3, 4]]) and result[2].isnan()
