@@ -180,7 +180,7 @@ class _Puller:
         rule = value.rule
         assert isinstance(rule, ScatterRule)
         indices = self.split(self.space.point, *value.loop)
-        place = combine(indices, rule.result, 0, len(self.space.sizes))
+        place = combine(indices, rule.result, rule.offset, len(self.space.sizes))
         put, places = _Emitter(self, value, value.spec.dtype, self.space.point).scattered(rule)
         by = tuple((at, *reach) for at, reach in zip(places, rule.by, strict=True))
         dtype = value.spec.dtype if rule.call.fold is None else put.dtype
