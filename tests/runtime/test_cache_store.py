@@ -174,9 +174,19 @@ def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: Store) ->
     for path in (old, new):
         path.write_bytes(b"unfinished")
     os.utime(old, (1, 1))
-    store.put("another", PARTS)
+    Store(store.directory, store.limit + 1).put("another", PARTS)  # as a process does that writes for the first time
     assert not old.exists()
     assert new.exists()
+
+
+def test_not_every_write_looks_at_every_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A growing cache of keys is bound to a new length at every token: in a directory of thousands that took longest."""
+    looked: list[object] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (looked.append(path), scan(path))[1])
+    for number in range(20):
+        store.put(str(number), PARTS)
+    assert len(looked) == 1
 
 
 WRITER = """

@@ -80,14 +80,17 @@ class Store:
         temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(temporary, pack(key, parts))
+            contents = pack(key, parts)
+            _write(temporary, contents)
             os.replace(temporary, path)
         except OSError as reason:
             events.emit("cache", f"{path.name} is not written: {reason}")
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
-        self._evict()
+        # Looking at every file takes longer than writing one: that is done when a part of the limit has been written.
+        left = _room.get(self, -1) - len(contents)
+        _room[self] = left if left >= 0 else min(self.limit - self._evict(), self.limit // 16)
         return True
 
     def drop(self, key: str) -> None:
@@ -96,37 +99,41 @@ class Store:
             self.path(key).unlink()
 
     def usage(self) -> Usage:
-        sizes = [found.st_size for path, found in self._entries() if path.suffix == SUFFIX]
+        sizes = [found.st_size for path, found in self._entries() if path.endswith(SUFFIX)]
         return Usage(self.directory, len(sizes), sum(sizes), self.limit)
 
     def clear(self) -> int:
         """Delete every file of the cache, unfinished ones included, and nothing else; how many there were."""
         return sum(_deleted(path) for path, _ in self._entries())
 
-    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
         """The cache's own files. Others may come and go at any moment."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as found:
             for entry in found:
                 with contextlib.suppress(OSError):
                     if entry.name.endswith(SUFFIX) or entry.name.startswith(_TEMPORARY):
-                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+                        yield entry.path, entry.stat(follow_symlinks=False)
 
-    def _evict(self) -> None:
-        """Get below the limit, with a little to spare, so that not every file that comes makes one go."""
+    def _evict(self) -> int:
+        """Get below the limit, with a little to spare, so that not every file that comes makes one go; what is left."""
         entries = sorted(self._entries(), key=lambda each: each[1].st_mtime)
         now = time.time()
         total = sum(found.st_size for _, found in entries)
         wanted = self.limit if total <= self.limit else self.limit * 9 // 10
         for path, found in entries:
-            abandoned = path.name.startswith(_TEMPORARY) and now - found.st_mtime > _ABANDONED
-            if (total > wanted and path.suffix == SUFFIX) or abandoned:
+            finished = path.endswith(SUFFIX)
+            if (total > wanted) if finished else (now - found.st_mtime > _ABANDONED):
                 _deleted(path)
                 total -= found.st_size
+        return total
 
 
-def _deleted(path: Path) -> bool:
+_room: dict[Store, int] = {}  # bytes that may be written before the files are looked at again
+
+
+def _deleted(path: str) -> bool:
     try:
-        path.unlink()
+        os.unlink(path)
     except OSError:
         return False
     return True
