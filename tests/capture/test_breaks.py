@@ -71,7 +71,7 @@ def test_while_on_a_tensor() -> None:
     assert len(runner.graphs) <= 3
 
 
-@pytest.mark.parametrize("name", ["item", "tolist", "bool", "int", "float", "numpy", "data", "grad", "nonzero", "mask"])
+@pytest.mark.parametrize("name", ["item", "tolist", "bool", "int", "float", "numpy", "grad", "nonzero", "mask"])
 def test_data_of_a_tensor(name: str) -> None:
     def f(x):
         y = x * 2
@@ -88,8 +88,6 @@ def test_data_of_a_tensor(name: str) -> None:
             z = float(z)
         elif name == "numpy":
             z = y.numpy().sum().item()
-        elif name == "data":
-            z = y.data
         elif name == "grad":
             z = y.grad
         elif name == "nonzero":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.backward_calls import gradient_of, store_gradient
+from smelt.capture.backward_calls import gradient_of, require_grad, store_gradient
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import attribute_of, store_in
 from smelt.capture.guards import ABSENT
@@ -143,7 +143,7 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 
 
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
-    if name == "grad" and value.real is not None:
+    if name == "grad" and (value.real is not None or interp.tape.gradient_slots(value) is not None):
         return gradient_of(interp, value)
     if name == "grad_fn" and not value.ghost.requires_grad:
         return Constant(None)
@@ -482,6 +482,11 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
     if isinstance(target, Tensor) and name == "grad":
         store_gradient(interp, target, value)
         return
+    if isinstance(target, Tensor) and name == "requires_grad":
+        require_grad(interp, target, [value], {})
+        return
+    if isinstance(target, Tensor) and name == "data" and interp.tape.is_data(value, target):
+        return  # `x.data += 1` puts back what it has read
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))

@@ -46,7 +46,22 @@ def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
         slots.cleared = True
 
 
+def require_grad(interp: Interpreter, value: Tensor, args: list[Value], kwargs: dict[str, Value]) -> None:
+    """`value.requires_grad_(…)`."""
+    asked = [*args, *kwargs.values()] or [Constant(True)]
+    if len(asked) != 1 or not isinstance(asked[0], Constant) or type(asked[0].value) is not bool:
+        raise Unsupported("B015", "Tensor.requires_grad_")
+    if asked[0].value is value.ghost.requires_grad:
+        return
+    if value.real is not None or not value.ghost.is_leaf or value.node.graph is not interp.tape.graph:
+        raise Unsupported("B015", "Tensor.requires_grad_ of a tensor from outside, or of one with a history")
+    interp.tape.require_grad(value, asked[0].value)
+
+
 def _slots(interp: Interpreter, value: Tensor) -> Slots:
+    made = interp.tape.gradient_slots(value)
+    if made is not None:
+        return made
     if value.real is None or not value.real.is_leaf:
         raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
     if value.source is None or not may_pin(value):
@@ -76,7 +91,8 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     if wanted is None:
         wanted = _leaves(interp, outputs)
     for leaf in wanted:
-        _refuse_hooks(leaf)
+        if leaf.real is not None:
+            _refuse_hooks(leaf)
     slots = [_slots(interp, leaf) for leaf in wanted]
     retain = bool(_plain(given, "retain_graph"))
     if not retain:
@@ -188,12 +204,15 @@ def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -
 
 
 def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
-    """The leaves a backward reaches; each a tensor from outside, and none twice."""
+    """The leaves a backward reaches, none twice; each from outside or made in the graph."""
     found: dict[int, Tensor] = {}
     for ghost in leaves_of([each.ghost for each in outputs]):
         leaf = interp.tape.value_of(ghost)
+        if leaf is not None and interp.tape.gradient_slots(leaf) is not None:
+            found.setdefault(id(ghost), leaf)
+            continue
         if leaf is None or leaf.real is None or not leaf.real.is_leaf:
-            raise Unsupported("B026", "that leads out of the compiled function, or to a leaf made in it")
+            raise Unsupported("B026", "that leads out of the compiled function")
         found.setdefault(id(leaf.real), leaf)
     return list(found.values())
 

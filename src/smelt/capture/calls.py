@@ -20,7 +20,7 @@ from smelt import _native
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
-from smelt.capture.backward_calls import BACKWARD_CALLS
+from smelt.capture.backward_calls import BACKWARD_CALLS, require_grad
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
@@ -272,7 +272,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     """A method of a C type, called with its receiver first."""
     real, receiver = function.value, args[0] if args else None
     if isinstance(receiver, Tensor):
-        if real.__name__ == "requires_grad_" and _asks_nothing(receiver, args[1:], kwargs):
+        if real.__name__ == "requires_grad_":
+            require_grad(interp, receiver, args[1:], kwargs)
             return receiver
         if real.__name__ == "item" and _keeps_count(interp, receiver):
             return interp.tape.item(receiver, interp.outside.sizes.world)
@@ -313,12 +314,6 @@ def _keeps_count(interp: Interpreter, tensor: Tensor) -> bool:
     ghost = tensor.ghost
     in_optimizer = acts_as_in_eager(interp.frames[-1].info.code)
     return in_optimizer and ghost.numel() == 1 and ghost.dtype.is_floating_point and ghost.device.type == "cpu"
-
-
-def _asks_nothing(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> bool:
-    """Whether `requires_grad_` finds the tensor as it wants it."""
-    asked = [*args, *kwargs.values()] or [Constant(True)]
-    return len(asked) == 1 and isinstance(asked[0], Constant) and asked[0].value is tensor.ghost.requires_grad
 
 
 def _kind_of(value: Value) -> type:

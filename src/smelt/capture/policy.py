@@ -164,7 +164,7 @@ TENSOR_BREAKS: dict[str, str] = {
     ),
     **dict.fromkeys(("unsqueeze_", "as_strided_", "rename_", "align_to", "is_leaf", "_is_view", "_version"), "B015"),
     **dict.fromkeys(
-        ("data", "grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"
+        ("grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"
     ),
 }
 

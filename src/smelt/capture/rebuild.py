@@ -52,6 +52,7 @@ from smelt.capture.values import (
     Sequence,
     Set,
     Slice,
+    Slots,
     Super,
     Tensor,
     Text,
@@ -89,10 +90,12 @@ class Rebuilder:
         self,
         home: Callable[[Tensor], fx.Node],
         spent: Callable[[Tensor], fx.Node | None],
+        slots: Callable[[Tensor], Slots | None],
         begun: Callable[[Tensor], int | None] = lambda value: None,
     ) -> None:
         self.home = home
         self.spent = spent
+        self.slots = slots
         self.begun = begun
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
@@ -239,7 +242,15 @@ def _tensor(build: Rebuilder, value: Tensor) -> Operand:
     detached = build.spent(value)
     if detached is not None:
         return build.step(spent, build._output(detached))
-    return build._output(build.home(value))
+    made = build._output(build.home(value))
+    slots = build.slots(value)
+    gradient = Constant(None) if slots is None else slots.items["grad"]
+    return build.step(_with_gradient, made, build.operand(gradient)) if isinstance(gradient, Tensor) else made
+
+
+def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    leaf.grad = gradient
+    return leaf
 
 
 def _sequence(build: Rebuilder, value: Sequence) -> Operand:

@@ -19,7 +19,7 @@ from smelt.base.symbols import COMPUTED, Expression, Symbol, Undecided, World
 from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.bounds import decided
 from smelt.capture.breaks import Unsupported
-from smelt.capture.histories import Histories
+from smelt.capture.histories import Histories, leaves_of
 from smelt.capture.source import Source
 from smelt.capture.values import (
     Constant,
@@ -29,6 +29,7 @@ from smelt.capture.values import (
     Pending,
     Sequence,
     Slice,
+    Slots,
     Tensor,
     Value,
     is_constant,
@@ -63,6 +64,8 @@ class Tape:
         self.raises = False  # whether an operator raises for some values
         self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
         self._quietly: dict[int, Any] = {}  # ghosts that are written without a count
+        self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
+        self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
@@ -214,7 +217,12 @@ class Tape:
         if result is None and seen and not written:
             raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
         node = self._record(opcode, target, args, kwargs, result)
-        for value in written:
+        if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
+            self._note_leaf(result)
+        if target is getattr and ghosts[1] == "data":
+            assert isinstance(args[0], Tensor)
+            self._data[id(result)] = (result, args[0])
+        for value in (*written, *self._beneath(written)):
             self.writes = True
             self._written.setdefault(node, []).append(id(value.ghost))
             self._names.setdefault(id(value.ghost), set()).update((value.node, node))
@@ -260,6 +268,7 @@ class Tape:
         args = tuple(tape.lifted.values())
         node = self._record("call_function", target, args, {}, ())
         self.regions[tape.graph] = Region(self, node, tape.graph)
+        self._made_leaves |= tape._made_leaves
 
     def home(self, value: Tensor) -> fx.Node:
         """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
@@ -310,9 +319,45 @@ class Tape:
         self.raises = True
         self.at_risk |= self.written()
 
+    def require_grad(self, value: Tensor, wanted: bool) -> None:
+        """`requires_grad_` of a tensor that the graph computes, which has no history."""
+        self._run("call_method", "requires_grad_", [value.ghost, wanted], {})
+        node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
+        self._yield_from(value, node)
+        self._note_leaf(value.ghost)
+
+    def _note_leaf(self, ghost: Any) -> None:
+        self._made_leaves.setdefault(id(ghost), (ghost, Slots({"grad": Constant(None)})))
+
+    def gradient_slots(self, value: Tensor) -> Slots | None:
+        """The `.grad` of a leaf that the graph makes; None for any other tensor."""
+        found = self._made_leaves.get(id(value.ghost))
+        return None if found is None else found[1]
+
+    def hands_out_leaves(self, outputs: Many[fx.Node]) -> bool:
+        """Whether a leaf that the graph makes comes out of it, or something that leads to one."""
+        nodes = set(outputs) if self._made_leaves else set()
+        handed = [value.ghost for value in self._by_ghost.values() if value.node in nodes and value.ghost.requires_grad]
+        return any(id(leaf) in self._made_leaves for leaf in leaves_of(handed))
+
+    def is_data(self, value: Value, of: Tensor) -> bool:
+        """Whether a value is what `.data` of a tensor yielded."""
+        found = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
+        return found is not None and found[1].ghost is of.ghost
+
+    def _beneath(self, written: list[Tensor]) -> list[Tensor]:
+        """The tensors that are written by way of their `.data`, whose version tells nothing."""
+        found = []
+        for value in written:
+            while (id(whole := _whole(value.ghost))) in self._data:
+                value = self._data[id(whole)][1]
+                self.writes_quietly(value.ghost)
+                found.append(value)
+        return found
+
     def writes_quietly(self, tensor: Any) -> None:
         """A tensor is written, of which its version will tell nothing."""
-        whole = tensor if tensor._base is None else tensor._base
+        whole = _whole(tensor)
         self._quietly[id(whole)] = whole
 
     def written(self) -> set[fx.Node]:
@@ -457,6 +502,11 @@ class Witness(GhostMode):  # type: ignore[no-untyped-call]
 
 def _name_of(target: Any) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _whole(tensor: Any) -> Any:
+    """What a tensor is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:

@@ -242,7 +242,8 @@ class _Closing:
         self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
         self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
         begin = WeakMethod(self._begin)  # in a circle, the program's objects would outlive the capture
-        self.build = Rebuilder(interp.tape.home, interp.tape.spent, lambda value: begin()(value))  # type: ignore[misc]
+        home, spent, slots = interp.tape.home, interp.tape.spent, interp.tape.gradient_slots
+        self.build = Rebuilder(home, spent, slots, lambda value: begin()(value))  # type: ignore[misc]
 
     def captured(self) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
@@ -466,7 +467,8 @@ class _Closing:
                 text = format_graph(traced.graph, f"graph of {code.co_qualname}")
                 emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
             with without_default_devices():
-                run = traced.plainly() if self._ends_where_nodes_matter() else self.compile_graph(traced)
+                by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
+                run = traced.plainly() if by_nodes else self.compile_graph(traced)
             if self.tape.writes_inputs:
                 run = noting_writes(apart(run, traced, written) if len(arguments) > 1 else run, written, rebased)
             if self.tape.draws and self.tape.raises:
