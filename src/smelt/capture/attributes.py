@@ -322,6 +322,11 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, _class_source(interp, kind, name))
     unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
+    if type(found) is torch.distributions.utils.lazy_property:
+        return interp.outside.fixed(found.__get__(None, kind))  # a new object each time, made of `found` alone
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), Constant(None), value])
     if hasattr(type(found), "__get__") and not isinstance(found, unbound):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
     return interp.outside.value(found, _class_source(interp, kind, name))

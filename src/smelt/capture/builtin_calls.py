@@ -451,7 +451,7 @@ def _delattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
 
 
 def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) == 1 and isinstance(args[0], Instance) and not kwargs:
+    if len(args) == 1 and isinstance(args[0], Instance | Object) and not kwargs:
         return Constant(None)
     raise Unsupported("B002", "object.__init__")
 

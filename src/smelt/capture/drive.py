@@ -132,8 +132,11 @@ def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """CPython runs the innermost frame from where it stands; its result goes to its caller."""
     handled = handled_in(frames)
     frame = frames.pop()  # it is a real frame from here: what it does not handle itself is for its callers
-    slots, stack = tuple(frame.slots), tuple(frame.stack)
-    value = _native.resumed(owner.native, _native.run_from, frame.function, frame.offset, slots, stack, handled)
+    state = frame.function, frame.offset, tuple(frame.slots), tuple(frame.stack), handled
+    if owner.fullgraph:  # there was one graph, and it failed: what is called on the way to the error need be none
+        value = _native.suspended(_native.run_from, *state)
+    else:
+        value = _native.resumed(owner.native, _native.run_from, *state)
     if not frames:
         return value
     if not frame.discard:

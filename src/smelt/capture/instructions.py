@@ -6,6 +6,7 @@ One row of `table.HANDLERS` serves every Python version that has the instruction
 
 from typing import Any
 
+from smelt.capture.asserts import deciding
 from smelt.capture.attributes import attribute, delete_attribute, store_attribute
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
@@ -296,7 +297,10 @@ def _unary_not(interp: Interpreter, frame: Frame, instruction: Instruction) -> N
 
 @handles("TO_BOOL")
 def _to_bool(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    frame.stack.append(Constant(truth(interp, frame.stack.pop())))
+    following = frame.info.instructions[frame.index]
+    value = frame.stack.pop()
+    jumps = following.name in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
+    frame.stack.append(Constant(deciding(interp, frame, value, following) if jumps else truth(interp, value)))
 
 
 @handles("COMPARE_OP")
@@ -483,7 +487,7 @@ def _jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
 
 @handles("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    if truth(interp, frame.stack.pop()) == instruction.name.endswith("TRUE"):
+    if deciding(interp, frame, frame.stack.pop(), instruction) == instruction.name.endswith("TRUE"):
         frame.jump(instruction.target)
 
 

@@ -45,6 +45,7 @@ _TORCH_FILES: dict[str, Treatment] = {
     "utils/_foreach_utils.py": Treatment.INLINE,
     "amp/grad_scaler.py": Treatment.INLINE,
     "signal/windows/": Treatment.INLINE,
+    "distributions/": Treatment.INLINE,
 }
 
 _STDLIB_INLINE = (

@@ -384,8 +384,13 @@ def functional_call(
             registry[name] = tensor
 
 
+def is_tensor_like(value: Any) -> bool:
+    return type(value) is torch.Tensor or hasattr(value, "__torch_function__")
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
+    torch.overrides.is_tensor_like: is_tensor_like,
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
     itertools.chain.__dict__["from_iterable"]: chain_from_iterable,

@@ -196,6 +196,10 @@ class Tape:
             given = kwargs.get("device", Constant(None))
             if isinstance(given, Constant) and given.value is None:
                 kwargs = {**kwargs, "device": Constant(self.ambient.devices[-1])}
+        if target in ("new", torch.Tensor.new) and len(args) == 2:
+            size = args[1]
+            if isinstance(size, Sequence) and size.kind is torch.Size:
+                args = (args[0], *size.items)  # other tuples are data to it, and in a graph there are no others
         ghosts = [_convert(value, self._ghost) for value in args]
         named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
         seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
@@ -229,6 +233,11 @@ class Tape:
             if value.ghost is result:
                 self._yield_from(value, node)
         return self._wrap(result, node)
+
+    def require(self, test: Value, text: str) -> None:
+        """The graph fails, with everything undone, where `test` is false."""
+        self.may_raise()
+        self._record("call_function", torch.ops.aten._assert_async.msg, (test, Constant(text)), {}, None)
 
     def item(self, value: Tensor, world: World) -> Number:
         """The float that a tensor of one element holds when the graph comes to this place."""
@@ -416,9 +425,10 @@ class Tape:
         except (GhostError, Undecided) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
-            if "meta tensor" in str(error):
+            text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
+            if any(phrase in text for phrase in _NEEDS_DATA):
                 raise Unsupported("B004", _name_of(target)) from error
-            raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {error}") from error
+            raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
 
     def _record(
         self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
@@ -479,6 +489,10 @@ class Region:
     def close(self) -> None:
         self.graph.output(tuple(self.results))
         set_spec(self.node, tuple(tensor_spec(node) for node in self.results))
+
+
+_NEEDS_DATA = ("meta tensor", "data is not allocated", "with symbolic sizes")
+"""What operators say of a tensor that is none, when they want to read it."""
 
 
 class Witness(GhostMode):  # type: ignore[no-untyped-call]
