@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import smelt
+from smelt.pipeline.sized import STORED
 
 T = torch.Tensor
 
@@ -180,6 +181,22 @@ def test_bound_sizes_are_kept_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert smelt.counters["cache_hits"] == (0 if turn == 0 else 6) and smelt.counters["cache_unstorable"] == 0
         if turn:
             assert smelt.counters["kernels_built"] == 0
+
+
+def test_many_sizes_are_not_all_kept_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of keys grows at every token: writing each length took forty times as long as the token."""
+    monkeypatch.delenv("SMELT_CACHE", raising=False)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
+    smelt.reset()
+
+    def function(x: T) -> T:
+        return (x.sin() / x.shape[0]).softmax(1) + x.mean(0)
+
+    compiled = smelt.compile(function, dynamic=True)
+    for rows in range(5, 30):
+        agrees(function, compiled, torch.randn(rows, 3, dtype=torch.float64, requires_grad=True))
+    assert smelt.counters["sizes_traced"] == 1 and smelt.counters["sizes_bound"] == 25
+    assert smelt.counters["cache_writes"] == 2 * STORED
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])

@@ -180,7 +180,7 @@ def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: Store) ->
 
 
 def test_not_every_write_looks_at_every_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A growing cache of keys is bound to a new length at every token: in a directory of thousands that took longest."""
+    """In a directory of thousands that took longer than compiling."""
     looked: list[object] = []
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: (looked.append(path), scan(path))[1])

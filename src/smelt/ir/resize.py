@@ -23,24 +23,35 @@ Change = Callable[[Any], Any]
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Tensor, torch._ops.OpOverload)
 
 
+Fill = Callable[[Change], Any]
+
+
 def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = varies) -> Any:
     """`value` with `change` applied to each size in it that `is_size`."""
+    fill = filling(value, is_size)
+    return value if fill is None else fill(change)
+
+
+def filling(value: Any, is_size: Callable[[Any], bool] = varies) -> Fill | None:
+    """What makes `value` anew with other sizes, time and again; None if there are none in it that `is_size`."""
     if is_size(value):
-        return change(value)
+        return lambda change: change(value)
     if isinstance(value, _PLAIN):
-        return value
+        return None
     if isinstance(value, tuple | list):
-        items = [resized(item, change, is_size) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return items if isinstance(value, list) else tuple(items)
+        items = [(item, filling(item, is_size)) for item in value]
+        if all(fill is None for _, fill in items):
+            return None
+        kind = list if isinstance(value, list) else tuple
+        return lambda change: kind([item if fill is None else fill(change) for item, fill in items])
     if isinstance(value, dict):
-        return {name: resized(item, change, is_size) for name, item in value.items()}
+        found = {name: fill for name, item in value.items() if (fill := filling(item, is_size)) is not None}
+        return (lambda change: value | {name: fill(change) for name, fill in found.items()}) if found else None
     if is_dataclass(value) and not isinstance(value, type):
-        found = {each.name: resized(getattr(value, each.name), change, is_size) for each in fields(value)}
-        changed = {name: item for name, item in found.items() if item is not getattr(value, name)}
-        return replace(value, **changed) if changed else value
-    return value
+        held = ((each.name, filling(getattr(value, each.name), is_size)) for each in fields(value))
+        parts = {name: fill for name, fill in held if fill is not None}
+        return (lambda change: replace(value, **{n: fill(change) for n, fill in parts.items()})) if parts else None
+    return None
 
 
 def world_of(kernel: Kernel) -> World | None:

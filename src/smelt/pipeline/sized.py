@@ -31,6 +31,9 @@ from smelt.runtime.state import Flat
 LIMIT = 64
 """How many combinations of sizes are kept."""
 
+STORED = 8
+"""How many of them go to the disk cache, where finding one takes as long as filling numbers in a few times."""
+
 Leaf = Symbol | Formula
 Values = Mapping[Any, Any]
 Place = tuple[int, Callable[[Any], Any]]  # the number of an input, and what takes the value out of it
@@ -85,6 +88,8 @@ class _Values(dict[Any, Any]):
 
 # Compiles a graph with plain sizes: what was compiled in symbols bound to them, or where that yields None, for them.
 Compile = Callable[[Traced, Callable[[], Bound | None]], Flat]
+# Binds what was compiled in symbols; the graph with plain sizes is made where it is asked for.
+Bind = Callable[[Bound, Callable[[], Traced]], Flat]
 Trace = Callable[[Traced, World], Tracing]
 
 
@@ -94,9 +99,10 @@ class SizedGraph:
     `compile_graph` and `trace` raise `CannotTrace` if numbers among the inputs cannot stay open.
     """
 
-    def __init__(self, traced: Traced, compile_graph: Compile, trace: Trace) -> None:
+    def __init__(self, traced: Traced, compile_graph: Compile, bind: Bind, trace: Trace) -> None:
         self._traced = traced
         self._compile = compile_graph
+        self._bind = bind
         self._trace = trace
         self._places: dict[Leaf, Place] = {}
         for number, node in enumerate(placeholders(traced.graph)):
@@ -170,7 +176,7 @@ class SizedGraph:
         grad = torch.is_grad_enabled()
         with timed("compile for new sizes", "a graph for new sizes"), torch.inference_mode(False):
             torch._C._set_grad_enabled(grad)
-            run = self._versions[key] = self._compile(self._at(values), lambda: self._in_symbols(values))
+            run = self._versions[key] = self._bound(values) or self._compiled(values)
         if not self._fits_symbols(values):
             count("sizes_compiled")
             return run
@@ -180,6 +186,18 @@ class SizedGraph:
             oldest = next(iter(self._cheap))
             del self._cheap[oldest], self._versions[oldest]
         return run
+
+    def _compiled(self, values: Values) -> Flat:
+        return self._compile(self._at(values), lambda: self._in_symbols(values))
+
+    def _bound(self, values: Values) -> Flat | None:
+        """A version by filling in numbers alone: a cache of keys has another length at every token."""
+        if len(self._versions) < STORED or not self._fits_symbols(values):
+            return None
+        found = self._tracing(values)
+        if found is None or not found.is_made_for(numbers := self._numbers(values)):
+            return None
+        return self._bind(Bound(found, numbers), lambda: self._at(values))
 
     def _by_pytorch(self) -> Flat:
         if self._plain is None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import field
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from smelt.ops.decompositions import decompositions as decompositions_for
 from smelt.pipeline import expected
 from smelt.pipeline.backwards import Backwards, Lower
 from smelt.pipeline.cached import CacheEntry
-from smelt.pipeline.sized import SizedGraph, Trace, is_sized
+from smelt.pipeline.sized import Bind, SizedGraph, Trace, is_sized
 from smelt.pipeline.symbolic import Bound, Generate, Tracing
 from smelt.pipeline.warm import Built, Parts, bind, look_up, program_of, with_stored_backwards
 from smelt.runtime.launch import Arenas, Executable
@@ -257,7 +257,7 @@ def compile_llvm(
         if found is not None:
             return found.joined()
         if (bound := in_symbols()) is not None:
-            parts = _bound_parts(bound, traced, options, bind_to_sizes)
+            parts = _bound_parts(bound, lambda: traced, options, bind_to_sizes)
         else:
             parts = _compile_static(traced, options, lower, decompositions_for(options), _why_not_generate)
         expected.keep(traced, options, parts)
@@ -267,10 +267,14 @@ def compile_llvm(
         entry.write(*program_of(parts.forward), parts.plan, reason)
         return with_stored_backwards(parts, entry, options, arenas).joined()
 
+    def bind_only(bound: Bound, traced: Callable[[], Traced]) -> Flat:
+        # Nothing is compiled, so there is nothing to look up, nor to keep for another process.
+        return _bound_parts(bound, traced, options, bind_to_sizes).joined()
+
     def trace(traced: Traced, world: World) -> Tracing:
         return _trace_in_symbols(traced, world, options, decompositions_for(options), _why_not_generate, generate)
 
-    return _compile(traced, compile_static, trace)
+    return _compile(traced, compile_static, bind_only, trace)
 
 
 def beside_stored(
@@ -295,13 +299,15 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
     def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
 
-    def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
-        bound = in_symbols()
-        if bound is None:
-            return _compile_static(traced, options, lower, {}).joined()
+    def bind_only(bound: Bound, traced: Callable[[], Traced]) -> Flat:
         return _bound_parts(bound, traced, options, lambda bound, half, *how: lower(bound.graph(half), *how)).joined()
 
-    return _compile(traced, compile_static, lambda each, world: _trace_in_symbols(each, world, options, {}))
+    def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
+        if (bound := in_symbols()) is not None:
+            return bind_only(bound, lambda: traced)
+        return _compile_static(traced, options, lower, {}).joined()
+
+    return _compile(traced, compile_static, bind_only, lambda each, world: _trace_in_symbols(each, world, options, {}))
 
 
 def _why_not_generate(traced: Traced) -> str | None:
@@ -320,8 +326,8 @@ def _why_not_generate(traced: Traced) -> str | None:
 InSymbols = Callable[[], Bound | None]
 
 
-def _compile(traced: Traced, compile_static: Callable[..., Flat], trace: Trace) -> Flat:
-    return SizedGraph(traced, compile_static, trace).__call__ if is_sized(traced) else compile_static(traced)
+def _compile(traced: Traced, compile_static: Callable[..., Flat], bind: Bind, trace: Trace) -> Flat:
+    return SizedGraph(traced, compile_static, bind, trace).__call__ if is_sized(traced) else compile_static(traced)
 
 
 def _trace_in_symbols(
@@ -341,20 +347,30 @@ def _trace_in_symbols(
 
 
 def _bound_parts(
-    bound: Bound, traced: Traced, options: Options, lower: Callable[[Bound, Traced, str, bool, bool], Flat]
+    bound: Bound,
+    traced: Callable[[], Traced],
+    options: Options,
+    lower: Callable[[Bound, Traced, str, bool, bool], Flat],
 ) -> Parts:
-    """What was compiled in symbols, for the sizes that `traced` has."""
-    number, found = bound.tracing.number, bound.tracing.found
-    source, plan = Source.of_graph(traced), bound.plan()
+    """What was compiled in symbols, for the sizes that `traced`, which is made when it is needed, has."""
+    number, found, plan = bound.tracing.number, bound.tracing.found, bound.plan()
+
+    @cache
+    def source() -> Source:
+        return Source.of_graph(traced())
+
+    def eager(*inputs: Any) -> tuple[Any, ...]:
+        return source().eager()(*inputs)
+
     if isinstance(found, Pure):
-        return Parts(lower(bound, found.traced, f"forward{number}", False, True), plan, source.eager())
+        return Parts(lower(bound, found.traced, f"forward{number}", False, True), plan, eager)
     forward = lower(bound, found.forward, f"forward{number}", False, True)
-    replay = found.replay if isinstance(found.replay, str) else replaying(source, plan)
+    replay = found.replay if isinstance(found.replay, str) else lambda inputs: replaying(source(), plan)(inputs)
     if found.backward is None:
-        return Parts(forward, plan, source.eager(), replay)
+        return Parts(forward, plan, eager, replay)
     sized = partial(lower, bound)
     backwards = Backwards(bound.halves, found.plan, sized, options, f"backward{number}", Ambient.now(), found)
-    return Parts(forward, plan, source.eager(), replay, backwards, parts=backwards.part)
+    return Parts(forward, plan, eager, replay, backwards, parts=backwards.part)
 
 
 def _compile_static(

@@ -25,7 +25,7 @@ from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.ir.kernel import Buffer, Kernel, Role
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
-from smelt.ir.resize import Change, resized, resized_graph
+from smelt.ir.resize import Change, filling, resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
@@ -49,11 +49,49 @@ def hold(facts: tuple[Fact, ...], values: Values) -> bool:
     return all(fact.holds(values.__getitem__) for fact in facts)
 
 
+class Form:
+    """A program in symbols with blanks for sizes: what has none is looked at once, not for each combination."""
+
+    def __init__(self, program: Program, kernels: Built) -> None:
+        self.program, self.kernels = program, kernels
+        self.ends = filling((program.buffers, program.outputs))
+        # Of launches the kernels are filled in, each once.
+        self.calls = [None if isinstance(step, Launch) else filling(step) for step in program.steps]
+        self.codes = {kernel.name: (kernel, filling(kernel)) for kernel in program.kernels}
+        self.workspaces = {name: filling(built.per_thread_workspace) for name, built in kernels.items()}
+
+    def at(self, values: Values) -> tuple[Program, Built]:
+        """The program for these sizes, its kernels told what they need to know of them."""
+        change, program = at(values), self.program
+        buffers, outputs = (program.buffers, program.outputs) if self.ends is None else self.ends(change)
+        buffers, constants = list(buffers), list(program.constants)
+        codes: dict[str, CompiledKernel] = {}
+        told: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
+        for name, (kernel, fill) in self.codes.items():
+            built, workspace = self.kernels[name], self.workspaces[name]
+            codes[name] = built if workspace is None else replace(built, per_thread_workspace=workspace(change))
+            told[name] = kernel if fill is None else fill(change), ""
+            if built.sizes:
+                numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
+                told[name] = _told(told[name][0], len(numbers)), f"{name}_sizes"
+                spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
+                buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))
+                constants.append((told[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
+        steps: list[Step] = []
+        for step, call in zip(program.steps, self.calls, strict=True):
+            if isinstance(step, Launch):
+                kernel, sizes = told[step.kernel.name]
+                steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
+            else:
+                steps.append(step if call is None else call(change))
+        made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
+        return plan(made), codes
+
+
 @dataclass(frozen=True, slots=True)
 class _Version:
     facts: tuple[Fact, ...]
-    program: Program
-    kernels: Built
+    form: Form
 
 
 @dataclass(slots=True)
@@ -82,46 +120,14 @@ class Template:
                     events.emit("sizes", text)
                 else:
                     self.versions.append(found)
-        return None if found is None else program_at(found.program, found.kernels, values)
+        return None if found is None else found.form.at(values)
 
     def _made(self, values: Values) -> _Version:
         world = self.world.again(values.__getitem__)
         half = resized_graph(self.half, lambda size: size.moved(world))
         program, kernels = self.generate(half, self.name)
         events.emit("sizes", f"{self.name} relies on {', '.join(map(str, world.facts)) or 'nothing'}", world)
-        return _Version(tuple(world.facts), program, kernels)
-
-
-def program_at(program: Program, kernels: Built, values: Values) -> tuple[Program, Built]:
-    """A program for these sizes, its kernels told what they need to know of them."""
-    change = at(values)
-    steps: list[Step] = []
-    buffers = list(resized(program.buffers, change))
-    constants = list(program.constants)
-    codes: dict[str, CompiledKernel] = {}
-    told: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
-    for step in program.steps:
-        if not isinstance(step, Launch):
-            steps.append(resized(step, change))
-            continue
-        name = step.kernel.name
-        if name not in codes:
-            built = kernels[name]
-            codes[name] = replace(built, per_thread_workspace=resized(built.per_thread_workspace, change))
-            kernel = resized(step.kernel, change)
-            if built.sizes:
-                numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
-                told[name] = _told(kernel, len(numbers)), f"{name}_sizes"
-                spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
-                buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))
-                constants.append((told[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
-            else:
-                told[name] = kernel, ""
-        kernel, sizes = told[name]
-        steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
-    outputs = resized(program.outputs, change)
-    made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
-    return plan(made), codes
+        return _Version(tuple(world.facts), Form(program, kernels))
 
 
 def _told(kernel: Kernel, count: int) -> Kernel:
@@ -139,6 +145,11 @@ class Tracing:
     facts: tuple[Fact, ...]
     generate: Generate | None
     templates: dict[str, Template] = field(default_factory=dict)
+
+    def is_made_for(self, values: Values) -> bool:
+        """Whether each program that was made of it in symbols is right for these sizes, and there is one."""
+        found = self.templates.values()
+        return bool(found) and all(any(hold(each.facts, values) for each in made.versions) for made in found)
 
     def template(self, half: Traced, name: str) -> Template:
         """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
