@@ -638,3 +638,37 @@ def test_new_tells_a_size_from_data() -> None:
         x = torch.ones(rows, 2)
         for backend in ("eager", "llvm"):
             torch.testing.assert_close(smelt.compile(like, backend=backend)(x), like(x))
+
+
+DROPPED: list[Any] = []
+
+
+class Resource:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        DROPPED.append(self.number)
+
+
+def drops(x: torch.Tensor) -> Any:
+    def inside(t: torch.Tensor) -> torch.Tensor:
+        kept = Resource(2)
+        return t.sin() * kept.number
+
+    resource: Any = Resource(1)
+    y = inside(x)
+    DROPPED.append("inside")
+    resource = None
+    DROPPED.append("outside")
+    return y, resource, list(DROPPED)
+
+
+def test_objects_do_what_they_do_when_they_are_dropped() -> None:
+    """Their `__del__` was not called: only Python makes such objects, and goes on to where it drops them."""
+    found = []
+    for run in (drops, smelt.compile(drops, backend="eager")):
+        for _ in range(2):
+            DROPPED.clear()
+            found.append([run(X)[2], list(DROPPED)])
+    assert found[1:] == found[:1] * 3

@@ -19,7 +19,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.deque_calls import make_deque
 from smelt.capture.failures import make_failure
-from smelt.capture.guards import static_lookup
+from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
@@ -82,6 +82,8 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return _make_namedtuple(interp, kind, args, kwargs)
     if issubclass(kind, BaseException):
         return make_failure(interp, kind, args, kwargs)
+    if interp.tree.class_attribute(kind, "__del__") is not ABSENT:
+        raise Unsupported("B002", f"class {kind.__qualname__}, whose objects do something when they are dropped")
     base = layout(interp, kind)
     if base is None:
         raise Unsupported("B002", f"class {kind.__qualname__}")

@@ -23,7 +23,7 @@ from smelt.base.options import config
 from smelt.capture import exception_instructions, instructions, match_instructions
 from smelt.capture.breaks import COMPILED_LATER, Abandoned, Unsupported
 from smelt.capture.calls import call
-from smelt.capture.guards import GuardTree, format_guards
+from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside, may_pin, pin_tensor
@@ -523,12 +523,18 @@ class _Closing:
         frame = self.interp.frames[-1]
         if frame.instruction.name not in STEPS:
             return True
-        return any(isinstance(value, Object) and _among(value.value, _NEEDS_FRAME) for value in frame.stack)
+        called = [value.value for value in frame.stack if isinstance(value, Object)]
+        return any(_among(each, _NEEDS_FRAME) or _makes_droppable(each) for each in called)
 
 
 def _is_own(frame: Frame, slot: int) -> bool:
     """Whether a slot is no variable of the program: the iterator that a comprehension is given."""
     return frame.info.slot_names[slot] == ".0"
+
+
+def _makes_droppable(value: Any) -> bool:
+    """Whether a class has a `__del__`. The frame that makes an object of it drops it at a place that only Python knows."""
+    return isinstance(value, type) and static_lookup(value, "__del__") is not ABSENT
 
 
 def _among(value: Any, known: frozenset[Any]) -> bool:
