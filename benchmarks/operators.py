@@ -130,6 +130,30 @@ CASES: dict[str, Case] = {
         lambda x: F.interpolate(x, (50, 50), mode="bilinear", align_corners=True),
         lambda: (_of(8, 32, 28, 28).requires_grad_(),),
     ),
+    "bilinear four times with gradient 4×32×16×16": (
+        lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"),
+        lambda: (_of(4, 32, 16, 16).requires_grad_(),),
+    ),
+    "bilinear halved with gradient 8×32×56×56": (
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"),
+        lambda: (_of(8, 32, 56, 56).requires_grad_(),),
+    ),
+    "bilinear twice, channels last, with gradient 8×32×28×28": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: (_of(8, 32, 28, 28).to(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "bilinear twice with gradient 1×3×8×8": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: (_of(1, 3, 8, 8).requires_grad_(),),
+    ),
+    "bicubic twice with gradient 8×32×28×28": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+        lambda: (_of(8, 32, 28, 28).requires_grad_(),),
+    ),
+    "linear twice with gradient 8×32×512": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="linear"),
+        lambda: (_of(8, 32, 512).requires_grad_(),),
+    ),
     "nearest twice 8×32×28×28": (lambda x: F.interpolate(x, scale_factor=2), lambda: (_of(8, 32, 28, 28),)),
     "nearest twice with gradient 8×32×28×28": (
         lambda x: F.interpolate(x, scale_factor=2),
@@ -210,6 +234,18 @@ CASES: dict[str, Case] = {
     "cumsum of a mask 16×512": (lambda x: (x > 0).cumsum(1), lambda: (_of(16, 512),)),
     "cumsum with gradient 2048×1024": (lambda x: x.cumsum(1), lambda: (_of(2048, 1024).requires_grad_(),)),
     "cumprod along rows 2048×1024": (lambda x: x.cumprod(1), lambda: (_of(2048, 1024),)),
+    "cummax along rows 2048×1024": (lambda x: x.cummax(1), lambda: (_of(2048, 1024),)),
+    "cummax down columns 2048×1024": (lambda x: x.cummax(0), lambda: (_of(2048, 1024),)),
+    "cummin without places 2048×1024": (lambda x: x.cummin(1).values, lambda: (_of(2048, 1024),)),
+    "cummax with gradient 512×1024": (lambda x: x.cummax(1).values, lambda: (_of(512, 1024).requires_grad_(),)),
+    "cummax 8×64": (lambda x: x.cummax(1), lambda: (_of(8, 64),)),
+    "logcumsumexp along rows 512×1024": (lambda x: x.logcumsumexp(1), lambda: (_of(512, 1024),)),
+    "logcumsumexp down columns 512×1024": (lambda x: x.logcumsumexp(0), lambda: (_of(512, 1024),)),
+    "logcumsumexp with gradient 512×1024": (
+        lambda x: x.logcumsumexp(1),
+        lambda: (_of(512, 1024).requires_grad_(),),
+    ),
+    "logcumsumexp 8×64": (lambda x: x.logcumsumexp(1), lambda: (_of(8, 64),)),
     "cumsum 8×64": (lambda x: x.cumsum(1), lambda: (_of(8, 64),)),
     "flip along rows 2048×1024": (lambda x: x.flip(1), lambda: (_of(2048, 1024),)),
     "flip down columns 2048×1024": (lambda x: x.flip(0), lambda: (_of(2048, 1024),)),

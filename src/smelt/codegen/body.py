@@ -485,6 +485,7 @@ class Body:
                 fold.partial = folds.start(self.b, "sum", fold.dtype, self.plan.lanes)
 
     def _settle(self, fold: _Fold) -> Value:
+        assert isinstance(fold.instruction, Reduce)
         total = folds.fold_lanes(self.b, fold.instruction.op, fold.dtype, fold.partial)
         if fold.wide is None:
             return total

@@ -21,6 +21,7 @@ from smelt.ops.decompose import (  # noqa: F401  (they fill the table)
     products,
     rearrange,
     reductions,
+    resampling,
     scatters,
 )
 from smelt.ops.decompose.table import DECOMPOSITIONS as _TABLE
