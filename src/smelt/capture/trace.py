@@ -533,8 +533,8 @@ def _is_own(frame: Frame, slot: int) -> bool:
 
 
 def _makes_droppable(value: Any) -> bool:
-    """Whether a class has a `__del__`. The frame that makes an object of it drops it at a place that only Python knows."""
-    return isinstance(value, type) and static_lookup(value, "__del__") is not ABSENT
+    """Whether this is a class with a `__del__`: where an object of it is dropped only Python knows."""
+    return issubclass(type(value), type) and static_lookup(value, "__del__") is not ABSENT
 
 
 def _among(value: Any, known: frozenset[Any]) -> bool:
