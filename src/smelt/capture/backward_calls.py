@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from smelt.base.sizes import is_dense
 from smelt.capture.breaks import Unsupported
 from smelt.capture.histories import leaves_of, yields_sparse
 from smelt.capture.interpret import Interpreter
 from smelt.capture.outside import may_pin
+from smelt.capture.stepping import deliver
 from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
 from smelt.ir.gradients import accumulable, gradients
 from smelt.ir.history import behind
@@ -90,14 +92,14 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     wanted = _tensors(interp, only) if only is not None and not _is_none(only) else None
     if wanted is None:
         wanted = _leaves(interp, outputs)
-    for leaf in wanted:
-        if leaf.real is not None:
-            _refuse_hooks(leaf)
+    hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [_slots(interp, leaf) for leaf in wanted]
     retain = bool(_plain(given, "retain_graph"))
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in wanted])
     given_tangents = _tangents(interp, outputs, tangents)
+    if any(hooks):
+        return _with_hooks(interp, outputs, given_tangents, wanted, hooks, retain)
     operands = [Sequence(tuple, list(outputs)), given_tangents, Sequence(tuple, list(wanted)), Constant(retain)]
     found = interp.tensor_call("call_function", accumulable, operands)
     assert isinstance(found, Sequence)
@@ -107,6 +109,38 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
         _accumulate(interp, slot, gradient)
     interp.tape.become(before)
     return Constant(None)
+
+
+def _with_hooks(
+    interp: Interpreter,
+    outputs: list[Tensor],
+    tangents: Sequence,
+    leaves: list[Tensor],
+    hooks: list[tuple[Value, ...]],
+    retain: bool,
+) -> Value:
+    """A backward whose leaves have hooks: they are called leaf by leaf, in the order in which the engine does so."""
+    order: list[int] = []
+    ghosts: list[Any] = [leaf.ghost for leaf in leaves]
+    handles = [ghost.register_hook(_noting(order, place)) for place, ghost in enumerate(ghosts)]
+    operands = [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(leaves)), Constant(retain)]
+    try:
+        found = interp.tensor_call("call_function", gradients, [*operands, Constant(False)])
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert isinstance(found, Sequence)
+    items: list[Value] = []
+    for place in order:
+        if not is_dense(leaves[place].ghost.shape, leaves[place].ghost.stride()):
+            raise Unsupported("B026", "to a tensor with hooks that lies in memory with gaps")
+        before, after = hooks[place] or (Constant(None), Constant(None))
+        items.append(Sequence(tuple, [leaves[place], found.items[place], before, after]))
+    return interp.call(interp.outside.fixed(deliver), [Sequence(tuple, items)])
+
+
+def _noting(order: list[int], place: int) -> Callable[[torch.Tensor], None]:
+    return lambda gradient: order.append(place)
 
 
 def _accumulate(interp: Interpreter, slots: Slots, gradient: Value) -> None:
@@ -226,6 +260,44 @@ def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
         ghosts = {id(value.ghost): value.ghost for _, value in met}.values()
         if sum(ghost.grad_fn in reached or id(ghost) in leaves for ghost in ghosts) > 1:
             raise Unsupported("B026", "of what is computed from one tensor by two names")
+
+
+def _hooks(interp: Interpreter, leaf: Tensor) -> tuple[Value, ...]:
+    """The hooks of a leaf, before and after its gradient is added; empty if it has none, which is relied on."""
+    if leaf.real is None:
+        return ()
+    assert leaf.source is not None
+    if not _is_added_to_plainly(leaf.real):
+        raise Unsupported("B026", "to a tensor with hooks on the node that adds to its gradient")
+    leaf.source.check(("predicate", _is_added_to_plainly))
+    if not any(getattr(leaf.real, name) for name in _HOOKS):
+        _refuse_hooks(leaf)
+        return ()
+    for hook in (leaf.real._backward_hooks or {}).values():
+        if getattr(hook, "__module__", None) == "torch.autograd.graph":
+            raise Unsupported("B026", "to a tensor with a hook that waits for several gradients")
+    return tuple(
+        interp.outside.force(interp.outside.value(getattr(leaf.real, name), leaf.source.attribute(name)))
+        for name in _HOOKS
+    )
+
+
+def _is_added_to_plainly(leaf: torch.Tensor) -> bool:
+    """Whether nobody has put hooks on the node that adds to the gradient of a leaf. Most of the time there is none:
+    whoever has it has the leaf, too. PyTorch shows such hooks to whoever puts one there."""
+    if leaf._use_count() == 1 or not leaf.requires_grad:  # type: ignore[attr-defined]
+        return True
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(_nothing)
+        handle.remove()
+        if handle.hooks_dict_ref():
+            return False
+    return True
+
+
+def _nothing(*gradients: Any) -> None:
+    """A hook."""
 
 
 def _refuse_hooks(leaf: Tensor) -> None:

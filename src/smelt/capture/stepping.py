@@ -15,6 +15,7 @@ from torch.optim import adagrad, adam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from smelt.capture.marks import afterwards, graph_break, nothing_waits
+from smelt.ir.hook_calls import call_hook
 
 _adam: Callable[..., None] = adam._single_tensor_adam
 _adagrad: Callable[..., None] = adagrad._single_tensor_adagrad
@@ -148,6 +149,23 @@ def unscaled(grads: Any, found_inf: Any, inv_scale: Any) -> None:
     for grad in grads:
         found_inf.copy_(torch.maximum(found_inf, torch.logical_not(torch.isfinite(grad)).any().to(found_inf.dtype)))
         grad.mul_(inv_scale)
+
+
+def deliver(gradients: Any) -> None:
+    """Let gradients arrive at leaves with hooks, as PyTorch's engine does: each is hooked, then added to `.grad`."""
+    with torch.no_grad():
+        for leaf, gradient, before, after in gradients:
+            if gradient is None:
+                continue
+            for hook in list((before or {}).values()):
+                gradient = call_hook(hook, gradient, stride=gradient.stride(), hook_type="tensor_pre_hook")
+            if leaf.grad is not None:
+                leaf.grad.add_(gradient)
+            else:
+                leaf.grad = torch.empty_like(leaf).copy_(gradient)
+            for hook in list((after or {}).values()):
+                if hook(leaf) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 def scale_updated(scale: Any, tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:

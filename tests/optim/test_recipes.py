@@ -1,0 +1,302 @@
+"""Training loops as people write them, a step of each in one compiled function: one graph, and the numbers of eager."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    smelt.reset()
+
+
+def _model(out: int = 4) -> Any:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, out))
+
+
+def _batch(number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(5, 8, generator=generator), torch.randint(0, 4, (5,), generator=generator)
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def _plain(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    opt.step()
+    return loss
+
+
+def _trained(wrap: Wrap, step: Callable[..., torch.Tensor], model: nn.Module, steps: int = 5) -> list[Any]:
+    """Ten numbers tell more than one: losses, parameters, their gradients and the optimizer's state."""
+    opt, call = _adam(model), wrap(step)
+    losses = [call(model, opt, *_batch(number)).detach() for number in range(steps)]
+    return [losses, *_state(model, opt)]
+
+
+def _state(model: nn.Module, opt: torch.optim.Optimizer) -> list[Any]:
+    gradients = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+    return [[each.detach().clone() for each in model.parameters()], gradients, copy.deepcopy(opt.state_dict())]
+
+
+# What makes leaves.
+
+
+def _gradient_penalty(wrap: Wrap) -> list[Any]:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        made = x.flip(0).sin()
+        mixed = (0.25 * x + 0.75 * made).requires_grad_()
+        judged = model(mixed)
+        (slope,) = torch.autograd.grad(judged, mixed, torch.ones_like(judged), create_graph=True, retain_graph=True)
+        loss: torch.Tensor = model(made).mean() - model(x).mean() + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    return _trained(wrap, step, _model(1))
+
+
+def _penalty_at_the_data(wrap: Wrap) -> list[Any]:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        x = x.detach().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        loss = F.cross_entropy(out, y) + slope.pow(2).sum(1).mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    return _trained(wrap, step, _model())
+
+
+def _attacked(wrap: Wrap) -> list[Any]:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        delta = torch.zeros_like(x).requires_grad_(True)
+        for _ in range(2):
+            F.cross_entropy(model(x + delta), y).backward()
+            assert delta.grad is not None
+            delta = (delta + 0.05 * delta.grad.sign()).clamp(-0.1, 0.1).detach().requires_grad_(True)
+        return _plain(model, opt, x + delta.detach(), y)
+
+    return _trained(wrap, step, _model())
+
+
+# What goes through `.data`.
+
+
+def _clipped_weights(wrap: Wrap) -> list[Any]:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = _plain(model, opt, x, y)
+        for each in model.parameters():
+            each.data.clamp_(-0.2, 0.2)
+        return loss
+
+    return _trained(wrap, step, _model())
+
+
+def _averaged_weights(wrap: Wrap) -> list[Any]:
+    average = _model()
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = _plain(model, opt, x, y)
+        for mean, each in zip(average.parameters(), model.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(each.data, alpha=0.1)
+        return loss
+
+    return [*_trained(wrap, step, _model()), list(average.parameters())]
+
+
+# What has hooks.
+
+
+def _scaled_by_hooks(wrap: Wrap) -> list[Any]:
+    model = _model()
+    for each in model.parameters():
+        each.register_hook(lambda gradient: gradient * 0.5)
+    return _trained(wrap, _plain, model)
+
+
+def _masked_by_a_hook(wrap: Wrap) -> list[Any]:
+    model, mask = _model(), torch.arange(128.0).view(16, 8) % 3 > 0
+    model[0].weight.register_hook(lambda gradient: gradient * mask)
+    return _trained(wrap, _plain, model)
+
+
+def _written_by_a_hook(wrap: Wrap) -> list[Any]:
+    model = _model()
+
+    def halve(gradient: torch.Tensor) -> None:
+        gradient.mul_(0.5)
+
+    model[0].weight.register_hook(halve)
+    return _trained(wrap, _plain, model)
+
+
+def _kept_by_a_hook(wrap: Wrap) -> list[Any]:
+    model, kept = _model(), list[torch.Tensor]()
+    model[0].weight.register_hook(kept.append)
+    trained = _trained(wrap, _plain, model)
+    return [*trained, kept, kept[-1] is model[0].weight.grad]
+
+
+def _updated_in_the_backward(wrap: Wrap) -> list[Any]:
+    model = _model()
+    optimizers: dict[torch.Tensor, Any] = {each: torch.optim.Adam([each], lr=1e-2) for each in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+
+    def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    call = wrap(step)
+    losses = [call(model, *_batch(number)).detach() for number in range(5)]
+    return [losses, [_state(model, each) for each in optimizers.values()]]
+
+
+def _hooks_in_order(wrap: Wrap) -> list[Any]:
+    """Each hook sees which leaves have had their gradients."""
+    model = _model()
+    seen: list[Any] = []
+    parameters = list(model.parameters())
+
+    def look(name: str) -> Callable[[torch.Tensor], None]:
+        return lambda _: seen.append((name, [each.grad is None for each in parameters]))
+
+    for name, each in model.named_parameters():
+        each.register_hook(look(name))
+        each.register_post_accumulate_grad_hook(look(f"after {name}"))
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        opt.zero_grad()
+        F.cross_entropy(model(x.sin()), y).backward()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return [*_trained(wrap, step, model, 3), seen]
+
+
+ONE_GRAPH = [
+    _gradient_penalty,
+    _penalty_at_the_data,
+    _attacked,
+    _clipped_weights,
+    _averaged_weights,
+    _scaled_by_hooks,
+    _masked_by_a_hook,
+    _written_by_a_hook,
+    _kept_by_a_hook,
+    _updated_in_the_backward,
+    _hooks_in_order,
+]
+
+
+@pytest.mark.parametrize("recipe", ONE_GRAPH)
+def test_a_recipe_is_one_graph(recipe: Callable[[Wrap], list[Any]]) -> None:
+    ours = recipe(lambda step: smelt.compile(step, fullgraph=True))
+    _same(ours, recipe(lambda step: step))
+    assert smelt.counters["graphs"] <= 2, "one for the first step, which makes the optimizer's state"
+
+
+def _same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        for each, its in zip(one, other, strict=True):
+            _same(each, its)
+    elif isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    else:
+        assert one == other
+
+
+# What is not one graph.
+
+
+def _logged_by_a_hook(wrap: Wrap) -> list[Any]:
+    model, log = _model(), []
+    model[0].weight.register_hook(lambda gradient: log.append(round(gradient.norm().item(), 4)))
+    return [*_trained(wrap, _plain, model), log]
+
+
+def _hooks_on_nodes(wrap: Wrap) -> list[Any]:
+    """PyTorch keeps these where no tensor shows them."""
+    model, log = _model(), []
+    nodes = [torch.autograd.graph.get_gradient_edge(each).node for each in model.parameters()]
+    for number, node in enumerate(nodes):
+        node.register_hook(lambda *gradients, number=number: log.append(number))
+        node.register_prehook(lambda gradients, number=number: log.append(-number))
+    return [*_trained(wrap, _plain, model), log]
+
+
+def _a_hook_on_several_gradients(wrap: Wrap) -> list[Any]:
+    model, log = _model(), []
+    torch.autograd.graph.register_multi_grad_hook(
+        tuple(model.parameters()), lambda gradients: log.append([each.shape for each in gradients])
+    )
+    return [*_trained(wrap, _plain, model), log]
+
+
+def _hooks_that_come_and_go(wrap: Wrap) -> list[Any]:
+    model = _model()
+    opt, call = _adam(model), wrap(_plain)
+    node = torch.autograd.graph.get_gradient_edge(model[0].weight).node
+    losses, log = [], []
+    handle: Any = None
+    for number in range(8):
+        if number == 2:
+            handle = model[0].weight.register_hook(lambda gradient: gradient * 2)
+        if number == 4:
+            handle.remove()
+            handle = node.register_hook(lambda *gradients: log.append(1))
+        if number == 6:
+            handle.remove()
+        losses.append(call(model, opt, *_batch(number)).detach())
+    return [losses, *_state(model, opt), log]
+
+
+BREAKING = [_logged_by_a_hook, _hooks_on_nodes, _a_hook_on_several_gradients, _hooks_that_come_and_go]
+
+
+@pytest.mark.parametrize("recipe", BREAKING)
+def test_a_recipe_with_breaks_is_right(recipe: Callable[[Wrap], list[Any]]) -> None:
+    _same(recipe(smelt.compile), recipe(lambda step: step))
+
+
+@pytest.mark.parametrize("wrong", [lambda gradient: gradient[:2], lambda gradient: 3], ids=["size", "kind"])
+def test_what_a_hook_gives_is_checked_as_by_pytorch(wrong: Callable[[torch.Tensor], Any]) -> None:
+    errors = []
+    for wrap in (smelt.compile, lambda step: step):
+        model = _model()
+        model[0].weight.register_hook(wrong)
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            wrap(_plain)(model, _adam(model), *_batch(0))
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
