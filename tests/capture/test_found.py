@@ -630,6 +630,86 @@ def test_gradients_of_one_tensor_known_by_two_names(backend: str) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_a_written_tensor_known_by_two_names_has_one_size(backend: str) -> None:
+    """`given` and `alias` became one input of the graph, which tells the size by the name of the first alone."""
+
+    def program(given: torch.Tensor, alias: torch.Tensor) -> Any:
+        given.add_(1)
+        return torch.full((alias.shape[0],), 2.0), given * 2
+
+    compiled = smelt.compile(program, backend=backend)
+    for rows in (4, 3, 5):
+        mine, theirs = torch.ones(rows, 2), torch.ones(rows, 2)
+        torch.testing.assert_close(compiled(mine, mine), program(theirs, theirs))
+
+
+def _layouts(tensors: list[Any]) -> list[Any]:
+    places = [each.untyped_storage().data_ptr() for each in tensors]
+    return [
+        (each.stride(), each.storage_offset(), places.index(place)) for each, place in zip(tensors, places, strict=True)
+    ]
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+
+
+@BACKENDS
+def test_equal_views_of_what_the_program_made_lie_where_eagers_do(backend: str) -> None:
+    """Two of them were copies that left out what the view does not show."""
+
+    def program(y: torch.Tensor) -> list[Any]:
+        return [torch.stack([y, -y])[1] for _ in range(3)]
+
+    mine, theirs = smelt.compile(program, backend=backend)(X), program(X)
+    assert _layouts(mine) == _layouts(theirs)
+    torch.testing.assert_close(mine, theirs)
+
+
+@BACKENDS
+def test_a_gradient_that_is_seen_on_its_way_lies_as_eagers_does(backend: str) -> None:
+    """The gradient of a sum is one number shown many times; it had been added to zeros."""
+
+    def program(x: torch.Tensor, found: list[Any]) -> None:
+        a = x.tanh()
+        b = a * (print(), x)[1] + a
+        found.extend(torch.autograd.grad(b.sum(), [a, b], retain_graph=True))
+
+    x = X.clone().requires_grad_()
+    mine: list[Any] = []
+    theirs: list[Any] = []
+    program(x, theirs)
+    smelt.compile(program, backend=backend)(x, mine)
+    assert _layouts(mine) == _layouts(theirs)
+    torch.testing.assert_close(mine, theirs)
+
+
+def stacked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (torch.stack([y, x + 1]) * 2).sum()
+
+
+def stacked_and_differentiated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = stacked(x, y)
+    loss.backward(retain_graph=True)
+    return loss
+
+
+@BACKENDS
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_that_are_parts_of_one_lie_where_eagers_do(inside: bool, backend: str) -> None:
+    """A stack's gradient is taken apart, and leaves keep the parts as they are; each had been copied."""
+    found = []
+    for compiled in (False, True):
+        function = stacked_and_differentiated if inside else stacked
+        x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+        loss = (smelt.compile(function, backend=backend) if compiled else function)(x, y)
+        if not inside:
+            loss.backward()
+        found.append([x.grad, y.grad])
+    assert _layouts(found[1]) == _layouts(found[0])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_new_tells_a_size_from_data() -> None:
     def like(x: torch.Tensor) -> torch.Tensor:
         return x.new(x.shape).fill_(2.0) + x.new((1, 2))  # a size of (4, 2), and two numbers
