@@ -194,7 +194,9 @@ class Launcher:
 #       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
 #       results  for each None or (value, sizes, strides, dtype, name), which `fit` sees to; is_one: the call yields its
 #                one result, not a sequence of them. No results: what the call yields is not looked at
-#       native   None or (name in the C interface, tensors, numbers): the same call without Python
+#       native   None or (name in the C interface, tensors, numbers, product): the same call without Python; product is
+#                () or left out, or describes a product of small matrices that is made without any call: 1 for doubles
+#                or 0 for floats, rows, columns, depth; per tensor its strides by row and column, and its offset
 #       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made if it is false
 #   ("drop", values)                                            nobody needs these any more
 RunnerStep = tuple[Any, ...]
@@ -326,3 +328,17 @@ def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
 
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
+
+def deliver(
+    nodes: list[Any],
+    values: list[Any],
+    places: tuple[tuple[int, int, bool], ...],
+    otherwise: Callable[[Any, Any, bool], None],
+    /,
+) -> None:
+    """Give leaves their gradients, in order: (number of the leaf's node, place of the gradient among the values, whether
+    that is its last use, so that it can be let go there).
+
+    What is not plain goes to `otherwise(leaf, gradient, owned)`; owned: nobody else has the gradient. Plain is a first
+    one that is owned, no view and lies row-major as the leaf does, and one to be added to a gradient like it.
+    """

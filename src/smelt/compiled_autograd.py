@@ -10,7 +10,6 @@ backwards inside a compiled function are compiled as that function is, others by
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,33 +35,32 @@ _uses = 0
 _known: dict[Any, CompiledBackwards] = {}
 
 
-@contextlib.contextmanager
-def enable(compiler: Any) -> Iterator[None]:
+def enable(compiler: Any) -> contextlib.AbstractContextManager[None]:
     """Capture and compile the backwards of this thread.
 
     `compiler` is `smelt.compile(…)` without a model, the name of a backend, or any function that takes the captured
     `fx.GraphModule` and returns what is called in its place. What was compiled is kept for the next time it is given.
     """
-    with _installed(_backwards_of(compiler)):
-        yield
+    return _Installed(_backwards_of(compiler))
 
 
-@contextlib.contextmanager
-def disable() -> Iterator[None]:
+def disable() -> contextlib.AbstractContextManager[None]:
     """Leave the backwards of this thread to PyTorch's engine."""
-    with _installed(None):
-        yield
+    return _Installed(None)
 
 
-@contextlib.contextmanager
-def _installed(found: CompiledBackwards | None) -> Iterator[None]:
-    _put_in_place(1)
-    compilers = _enabled.compilers
-    compilers.append(found)
-    try:
-        yield
-    finally:
-        compilers.pop()
+class _Installed(contextlib.ContextDecorator):
+    """A block in which backwards of this thread are compiled, or left alone; a generator would cost as much again."""
+
+    def __init__(self, found: CompiledBackwards | None) -> None:
+        self.found = found
+
+    def __enter__(self) -> None:
+        _put_in_place(1)
+        _enabled.compilers.append(self.found)
+
+    def __exit__(self, *error: object) -> None:
+        _enabled.compilers.pop()
         _put_in_place(-1)
 
 
@@ -111,11 +109,11 @@ def _put_in_place(change: int) -> None:
     holder: Any = torch.autograd.Variable
     with _lock:
         _uses += change
-        standing = isinstance(holder._execution_engine, _Engine)
-        if _uses and not standing:
-            holder._execution_engine = _Engine(holder._execution_engine)
-        elif not _uses and standing:
-            holder._execution_engine = holder._execution_engine.engine
+        engine = holder._execution_engine
+        if _uses and type(engine) is not _Engine:
+            holder._execution_engine = _Engine(engine)
+        elif not _uses and type(engine) is _Engine:
+            holder._execution_engine = engine.engine
 
 
 def switch(before: object, now: object) -> None:

@@ -82,11 +82,13 @@ def test_gradients_are_views_where_eagers_are(backend: str, hooked: bool) -> Non
     for each in (reference, model):
         each.register_parameter("square", nn.Parameter(torch.ones(4, 4)))
         each.register_parameter("turned", nn.Parameter(torch.ones(4, 4)))  # gets what `square` gets, turned
+        each.register_parameter("flat", nn.Parameter(torch.ones(16)))  # gets it, flat
         if hooked:
             next(each.parameters()).register_hook(lambda gradient: gradient * 2)
 
     def loss(each: nn.Module) -> torch.Tensor:
-        square = (each.square + each.turned.t()) * torch.arange(16.0).view(4, 4)  # type: ignore[operator]
+        square: torch.Tensor = each.square + each.turned.t() + each.flat.view(4, 4)  # type: ignore[operator]
+        square = square * torch.arange(16.0).view(4, 4)
         return each(x).sum() + square.sum()
 
     loss(reference).backward()
@@ -94,11 +96,66 @@ def test_gradients_are_views_where_eagers_are(backend: str, hooked: bool) -> Non
     with enable(smelt.compile(backend=backend)):
         loss(model).backward()
         found = torch.autograd.grad(loss(model), list(model.parameters()))
-    assert views_among(gradients_of(model)) == views_among(gradients_of(reference)) == [False] * 8
+    assert views_among(gradients_of(model)) == views_among(gradients_of(reference)) == [False] * 9
     assert hooked or (views_among(found) == views_among(wanted) and any(views_among(wanted)))
     check_close(gradients_of(model), gradients_of(reference))
     check_close(list(found), list(wanted))
     assert engine_backwards() == 0
+
+
+LEAVES: dict[str, Callable[[], torch.Tensor]] = {
+    "rows": lambda: torch.randn(3, 4),
+    "turned": lambda: torch.randn(4, 3).t(),
+    "gaps": lambda: torch.randn(3, 8)[:, ::2],
+    "expanded": lambda: torch.randn(3, 1).expand(3, 4),
+    "a side of one": lambda: torch.randn(3, 1, 4).transpose(0, 1),
+    "number": lambda: torch.randn(()),
+    "empty": lambda: torch.randn(0, 4),
+    "half": lambda: torch.randn(3, 4, dtype=torch.bfloat16),
+}
+BEFORE: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "nothing": lambda leaf: None,
+    "like it": lambda leaf: torch.full_like(leaf, 2).contiguous(),
+    "turned": lambda leaf: torch.full_like(leaf, 2).mT.contiguous().mT if leaf.dim() > 1 else torch.full_like(leaf, 2),
+    "sparse": lambda leaf: torch.full_like(leaf, 2).to_sparse(),
+    "a parameter": lambda leaf: nn.Parameter(torch.full_like(leaf, 2).contiguous(), False),
+    "one that requires grad": lambda leaf: torch.full_like(leaf, 2).contiguous().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("layout", LEAVES)
+def test_gradients_arrive_as_the_engine_has_them_arrive(layout: str, before: str) -> None:
+    """The same object or another, with the same layout, whatever was there."""
+
+    def found(by_smelt: bool) -> tuple[object, ...]:
+        torch.manual_seed(0)
+        leaf = LEAVES[layout]().requires_grad_()
+        leaf.grad = there = BEFORE[before](leaf.detach())
+        loss = (leaf * leaf).sum()
+        if by_smelt:
+            with enable("eager"):
+                loss.backward()
+        else:
+            loss.backward()
+        assert leaf.grad is not None
+        kind = (type(leaf.grad), leaf.grad.layout, leaf.grad.dtype, leaf.grad.requires_grad, leaf.grad._is_view())
+        strides = leaf.grad.stride() if leaf.grad.layout is torch.strided else ()
+        steps = [step for step, size in zip(strides, leaf.shape, strict=False) if size != 1]  # of one any will do
+        return leaf.grad is there, kind, steps, leaf.grad.to_dense().tolist()
+
+    assert found(by_smelt=True) == found(by_smelt=False)
+    assert engine_backwards() == 0
+
+
+def test_a_gradient_that_somebody_has_is_copied() -> None:
+    held: list[torch.Tensor] = []
+    leaf = torch.randn(3, requires_grad=True)
+    leaf.register_hook(held.append)
+    with enable("eager"):
+        leaf.exp().sum().backward()
+    assert leaf.grad is not None and torch.equal(leaf.grad, held[0])
+    assert leaf.grad.data_ptr() != held[0].data_ptr()
 
 
 def test_leaves_that_get_the_same_gradient_do_not_share_it() -> None:

@@ -21,6 +21,11 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def called_for_small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.runtime.products.MULTIPLICATIONS", -1)
+
+
 def buffer(name: str, place: Place, *shape: int, dtype: torch.dtype = torch.float32) -> ProgramBuffer:
     return ProgramBuffer(name, TensorSpec(shape, tuple(torch.empty(shape).stride()), dtype, CPU), place)
 

@@ -162,6 +162,12 @@ tensor_memory_words(PyObject *value, uint64_t *words)
 }
 
 bool
+tensor_memory_is_plain(PyObject *value)
+{
+    return layout.known && Py_TYPE(value) == layout.base;
+}
+
+bool
 tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int64_t *size)
 {
     if (!layout.known || !PyType_IsSubtype(Py_TYPE(value), layout.base)) {

@@ -187,6 +187,8 @@ bool tensor_memory_size(PyObject *value, bool stride, Py_ssize_t dimension, int6
    if memory does not tell. */
 enum { TENSOR_DIMENSIONS = 8, TENSOR_WORDS = 1 + KIND_WORDS + 2 * TENSOR_DIMENSIONS };
 int tensor_memory_words(PyObject *value, uint64_t *words);
+/* Whether a value is a tensor of the class all this is true of, and of no subclass. */
+bool tensor_memory_is_plain(PyObject *value);
 PyObject *set_tensor_layout(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Visits the nodes from `first` up to `end`, which is the end of the first one's siblings or of itself; `parent` is the

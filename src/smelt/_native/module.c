@@ -75,6 +75,7 @@ static PyMethodDef functions[] = {
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
     {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
+    {"deliver", deliver, METH_VARARGS, PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };
@@ -92,7 +93,8 @@ PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
                              &RunnerType, &CodeType};
-    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0 || nodes_init() < 0) {
+    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0 || nodes_init() < 0
+        || deliver_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

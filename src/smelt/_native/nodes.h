@@ -10,5 +10,7 @@ int nodes_init(void); /* 0, or -1 with an exception */
 PyObject *leaf_hooks(PyObject *module, PyObject *leaf);
 PyObject *node_hooks(PyObject *module, PyObject *address);
 PyObject *release_nodes(PyObject *module, PyObject *addresses);
+PyObject *deliver(PyObject *module, PyObject *args); /* deliver.c */
+int deliver_init(void);
 
 #endif

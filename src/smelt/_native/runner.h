@@ -50,6 +50,7 @@ typedef struct {
     int tensors; /* items of the native call */
     int unless; /* a value, one bool: the call is made to raise, and only if it is false; -1: it is made */
     double numbers[MOST_NUMBERS];
+    int product; /* where the numbers lie of a product that is made without a call (product.h), -1: it is no such one */
 } Step;
 
 typedef struct {
@@ -80,6 +81,9 @@ extern PyTypeObject RunnerType;
 
 /* 0, or -1 with an exception. */
 int runner_init(void);
+
+/* `count` numbers as a tuple. */
+PyObject *tuple_of(const int64_t *numbers, int count);
 
 PyObject *runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 PyObject *runner_call(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *names);

@@ -1,6 +1,8 @@
 /* Making a Runner: from the tuples that runtime/launch.py writes (see _native.pyi) to structs. */
 #include "runner.h"
 
+#include "product.h"
+
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -187,13 +189,37 @@ take_launch(Runner *self, PyObject *given, Step *step)
     return 0;
 }
 
-/* (name in the interface, tensors, numbers): stays without, where there is no such function. */
+/* The description of a product that is made without a call; an empty one is none. */
+static int
+take_product(Runner *self, PyObject *given, Step *step)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(given);
+    if (count == 0) {
+        return 0;
+    }
+    int at = grow(&self->numbers, sizeof(int64_t), &self->number_count, count);
+    for (Py_ssize_t i = 0; at >= 0 && i < count; i++) {
+        self->numbers[at + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given, i));
+    }
+    if (at < 0 || PyErr_Occurred()) {
+        return -1;
+    }
+    if (!product_fits(self->numbers + at, (int)count, step->native->tensors)) {
+        PyErr_Format(PyExc_ValueError, "Runner: %R describes no product of %s", given, step->native->name);
+        return -1;
+    }
+    step->product = at;
+    return 0;
+}
+
+/* (name in the interface, tensors, numbers, product): stays without, where there is no such function. */
 static int
 take_native(Runner *self, PyObject *given, Step *step)
 {
     const char *name;
-    PyObject *tensors, *numbers;
-    if (!PyArg_ParseTuple(given, "sO!O!:Runner", &name, &PyTuple_Type, &tensors, &PyTuple_Type, &numbers)) {
+    PyObject *tensors, *numbers, *product = NULL;
+    if (!PyArg_ParseTuple(given, "sO!O!|O!:Runner", &name, &PyTuple_Type, &tensors, &PyTuple_Type, &numbers,
+                          &PyTuple_Type, &product)) {
         return -1;
     }
     const LibraryCall *call = library_call(name);
@@ -219,7 +245,10 @@ take_native(Runner *self, PyObject *given, Step *step)
         step->numbers[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(numbers, i));
     }
     step->native = call;
-    return PyErr_Occurred() ? -1 : 0;
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    return product ? take_product(self, product, step) : 0;
 }
 
 static int
@@ -255,7 +284,7 @@ take_call(Runner *self, PyObject *given, Step *step)
         return -1;
     }
     step->is_one = is_one;
-    step->unless = -1;
+    step->unless = step->product = -1;
     if (unless != -1 && take_value(self, unless, &step->unless) < 0) {
         return -1;
     }

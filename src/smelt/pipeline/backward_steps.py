@@ -3,17 +3,18 @@
 Pass(engine, reading, values, numbers)    slots being filled; each step is a function of it
 """
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge
 
+from smelt import _native
 from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, layout
@@ -131,15 +132,9 @@ def _functions(reading: Reading, at: HookAt) -> Any:
 _delivering = threading.RLock()
 
 
-def deliver_all(gradients: Sequence[tuple[int, int, bool]], run: Pass) -> None:
-    values, nodes = run.values, run.reading.nodes
+def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: Pass) -> None:
     with _delivering:  # two threads may train the same leaves
-        for number, slot, is_last in gradients:
-            gradient = values[slot]
-            if is_last:
-                values[slot] = None
-            owned = sys.getrefcount(gradient) <= 2  # by this name and the call that asks
-            accumulate(run.engine, nodes[number].variable, gradient, owned)
+        _native.deliver(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
 
 
 def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:

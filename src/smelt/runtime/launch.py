@@ -14,10 +14,10 @@ between calls, so that pages are faulted in once, and shared by the halves of a 
 time each take their own.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -27,9 +27,11 @@ from smelt.base.sizes import Shape, Size
 from smelt.ir.kernel import Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 from smelt.runtime.interface import connect, dtype_code
+from smelt.runtime.products import small_product
 from smelt.runtime.profile import note
 
 ARENA_ALIGNMENT = 64
+_FEW = 8  # programs with arenas as large as they need
 
 BuiltKernel = Callable[..., None]
 
@@ -151,13 +153,19 @@ class _Views(list[torch.Tensor]):
     arena: "_Arena"
 
 
+class _Viewer:
+    """Stands for a program that sees arenas, as long as there is one: sizes come and go, and programs with them."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Arena:
     """One block of memory a device, and what each program sees of it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.blocks: dict[torch.device, torch.Tensor] = {}
-        self.views: dict[int, _Views] = {}
+        self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
 
     def see(self, program: Program, views: tuple[Operand, ...]) -> _Views:
         buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -180,12 +188,14 @@ class Arenas:
     def __init__(self) -> None:
         self.size = 0
         self.free: list[_Arena] = []
-        self.programs = itertools.count()
+        self.programs = 0
 
     def taker(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
         """A function that takes an arena as `program` sees it: one that is free, or a new one."""
-        number, needed = next(self.programs), int(program.arena_bytes)
-        self.size = max(self.size, needed)
+        viewer, needed = _Viewer(), int(program.arena_bytes)
+        self.programs += 1
+        if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
+            self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
 
         def take() -> _Views:
             try:
@@ -194,9 +204,9 @@ class Arenas:
                 arena = _Arena(self.size)
             if arena.size < needed:
                 arena = _Arena(self.size)  # made before a program with more needs joined; it is dropped
-            seen = arena.views.get(number)
+            seen = arena.views.get(viewer)
             if seen is None:
-                seen = arena.views[number] = arena.see(program, views)
+                seen = arena.views[viewer] = arena.see(program, views)
             return seen
 
         return take
@@ -336,7 +346,12 @@ class _Table:
         if not on_cpu or not set(numbers) <= set(factors):
             return None
         name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
-        return (name, tuple(map(self._ref, tensors)), tuple(float(numbers.get(factor, 1)) for factor in factors))
+        given = tuple(float(numbers.get(factor, 1)) for factor in factors)
+        dtypes = {self.buffers[operand.buffer].spec.dtype for operand in tensors}
+        # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
+        begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
+        product = small_product(tensors, begins, dtypes)
+        return (name, tuple(map(self._ref, tensors)), given, product)
 
     def _whole(self, name: str) -> Ref:
         found = self.refs.get(name)

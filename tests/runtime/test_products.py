@@ -1,0 +1,184 @@
+"""Small products, made without a call: the same values for any layout, and only where they are small."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smelt import _native
+from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.interface import connect
+from smelt.runtime.launch import Executable, Ref
+from smelt.runtime.products import DEPTH, MULTIPLICATIONS, SIDE, small_product
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+SHAPES = [(1, 1, 1), (3, 5, 2), (10, 10, 10), (64, 1, 64), (1, 64, 64), (7, 2, 33), (2, 1024, 2), (16, 16, 16)]
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, tuple[int, ...], int]:
+    """Memory that holds a tensor in a layout, with its strides there and where it begins."""
+    rows, columns = tensor.shape
+    if layout == "rows":
+        return tensor.clone(), (columns, 1), 0
+    if layout == "columns":
+        return tensor.t().contiguous().clone().view(rows, columns), (1, rows), 0
+    held = torch.full((rows + 2, 2 * columns + 3), math.nan, dtype=tensor.dtype)
+    view = held[1 : rows + 1, 2 : 2 * columns + 2 : 2]
+    view.copy_(tensor)
+    return held, tuple(view.stride()), view.storage_offset()
+
+
+def buffer(name: str, place: Place, tensor: torch.Tensor) -> ProgramBuffer:
+    spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, CPU)
+    return ProgramBuffer(name, spec, place)
+
+
+def executable(
+    op: Any, given: list[tuple[Operand, torch.Tensor]], out: torch.Tensor, **factors: float
+) -> tuple[Executable, list[torch.Tensor]]:
+    buffers = [buffer(operand.buffer, Place.INPUT, tensor) for operand, tensor in given]
+    result = buffer("out", Place.FRESH, out)
+    step = Library(op, tuple(operand for operand, _ in given), tuple(factors.items()), ("out",), ("out",))
+    whole = Operand("out", tuple(out.shape), tuple(out.stride()))
+    names = tuple(each.name for each in buffers)
+    return Executable(Program("p", (*buffers, result), names, (), (step,), (whole,)), {}), [t for _, t in given]
+
+
+def product_of(made: Executable) -> tuple[int, ...]:
+    (call,) = [step for step in made.run.steps if step[0] == "call"]
+    found: tuple[int, ...] = call[6][3]
+    return found
+
+
+def check(found: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, depth: int) -> None:
+    """`size`: what the sum is of absolute values, which rounding errors are measured by."""
+    allowed = (depth + 2) * torch.finfo(found.dtype).eps * size + torch.finfo(found.dtype).tiny
+    assert ((found.double() - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layouts", [("rows", "rows"), ("columns", "apart"), ("apart", "columns")])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_any_layout(shape: tuple[int, int, int], layouts: tuple[str, str], dtype: torch.dtype) -> None:
+    rows, columns, depth = shape
+    left, right = torch.randn(rows, depth, dtype=dtype), torch.randn(depth, columns, dtype=dtype)
+    given = []
+    for name, tensor, layout in zip(("left", "right"), (left, right), layouts, strict=True):
+        held, stride, begin = laid_out(tensor, layout)
+        given.append((Operand(name, tuple(tensor.shape), stride, begin), held))
+    out = torch.empty(rows, columns, dtype=dtype)
+    for target in (out, torch.empty_strided((rows, columns), (1, rows), dtype=dtype)):
+        made, inputs = executable(aten.mm.out, given, target)
+        assert product_of(made)
+        found = made(*inputs)[0]
+        assert found.stride() == target.stride()
+        check(found, left.double() @ right.double(), left.double().abs() @ right.double().abs(), depth)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("repeated", [(), (0,), (1,), (0, 1), "vector", "number"])
+def test_sums_with_what_is_repeated(shape: tuple[int, int, int], repeated: Any) -> None:
+    rows, columns, depth = shape
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    sizes = {"vector": (columns,), "number": ()}.get(repeated) if isinstance(repeated, str) else None
+    if sizes is None:
+        sizes = tuple(1 if place in repeated else size for place, size in enumerate((rows, columns)))
+    added = torch.randn(sizes)
+    tensors = {"added": added, "left": left, "right": right}
+    given = [(Operand(name, tuple(t.shape), tuple(t.stride())), t) for name, t in tensors.items()]
+    made, inputs = executable(aten.addmm.out, given, torch.empty(rows, columns), beta=3.0, alpha=0.5)
+    assert product_of(made)
+    exact = 3 * added.double() + 0.5 * (left.double() @ right.double())
+    size = 3 * added.double().abs() + 0.5 * (left.double().abs() @ right.double().abs())
+    check(made(*inputs)[0], exact, size, depth)
+
+
+def test_what_is_multiplied_by_zero_is_not_looked_at() -> None:
+    given = [(Operand(name, (2, 2), (2, 1)), torch.ones(2, 2)) for name in ("added", "left", "right")]
+    given[0][1].fill_(math.nan)
+    made, inputs = executable(aten.addmm.out, given, torch.empty(2, 2), beta=0.0)
+    assert product_of(made) and torch.equal(made(*inputs)[0], torch.full((2, 2), 2.0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_spreads_as_it_should(value: float) -> None:
+    left, right = torch.zeros(3, 2), torch.ones(2, 3)
+    right[1, 2] = value
+    given = [(Operand("left", (3, 2), (2, 1)), left), (Operand("right", (2, 3), (3, 1)), right)]
+    made, inputs = executable(aten.mm.out, given, torch.empty(3, 3))
+    assert product_of(made)
+    torch.testing.assert_close(made(*inputs)[0], left @ right, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, DEPTH + 1), (1, SIDE + 1, 1), (SIDE + 1, 1, 1), (64, MULTIPLICATIONS // 64 + 1, 1), (2, 2, 0)]
+)
+def test_what_is_larger_is_left_to_the_library(shape: tuple[int, int, int]) -> None:
+    rows, columns, depth = shape
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    given = [
+        (Operand("left", (rows, depth), (depth, 1)), left),
+        (Operand("right", (depth, columns), (columns, 1)), right),
+    ]
+    made, inputs = executable(aten.mm.out, given, torch.empty(rows, columns))
+    assert product_of(made) == ()
+    torch.testing.assert_close(made(*inputs)[0], left @ right)
+
+
+def test_other_dtypes_and_batches_are_left_to_the_library() -> None:
+    square = Operand("any", (2, 2), (2, 1))
+    batch = Operand("any", (3, 2, 2), (4, 2, 1))
+    assert small_product([square] * 3, [0] * 3, {torch.float32})
+    for dtypes in ({torch.bfloat16}, {torch.int64}, {torch.complex64}, {torch.float32, torch.float64}):
+        assert small_product([square] * 3, [0] * 3, dtypes) == ()
+    assert small_product([batch] * 3, [0] * 3, {torch.float32}) == ()
+
+
+class Watching(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_watches_operators_sees_them() -> None:
+    given = [(Operand(name, (2, 2), (2, 1)), torch.ones(2, 2)) for name in ("left", "right")]
+    made, inputs = executable(aten.mm.out, given, torch.empty(2, 2))
+    with Watching() as mode:
+        made(*inputs)
+    assert product_of(made) and "aten.mm.out" in mode.seen
+
+
+def runner(product: tuple[int, ...]) -> Any:
+    connect()
+    native = ("aoti_torch_cpu_mm_out", (Ref(2), Ref(0), Ref(1)), (), product)
+    step = ("call", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), (), False, native, -1)
+
+    def unused(*args: Any) -> Any:
+        raise AssertionError("nothing of this is needed")
+
+    return _native.Runner(
+        inputs=3, constants=(), arena=0, values=3, steps=(step,), outputs=(), consuming=False, threads=unused,
+        take=unused, give=unused, allocate=unused, view=unused, fit=unused, watchers=(),
+    )  # fmt: skip
+
+
+def test_a_runner_makes_what_is_described() -> None:
+    out = torch.zeros(2, 2)
+    runner((0, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 1, 0))(torch.ones(2, 2), torch.ones(2, 2), out)
+    assert torch.equal(out, torch.tensor([[2.0, 2.0], [0.0, 0.0]]))  # a call would have made both rows
+
+
+@pytest.mark.parametrize(
+    "product", [(0, 1), (0, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 1), (0, -1, 2, 2, *range(9)), (0, 2, SIDE + 1, 2, *range(9))]
+)
+def test_what_describes_no_product_is_refused(product: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="describes no product"):
+        runner(product)
