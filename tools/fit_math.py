@@ -85,6 +85,13 @@ def main() -> None:
     exponent = lambda a: np.where(a < 1e-4, at_zero(a), 2 + np.log2(erfc(a)) / a)  # noqa: E731
     fit("ERF_EXPONENT", exponent, 1e-6, 4.0, 8, lambda a: ln2 * a * erfc(a) / erf(a))
     fit("ERF_EXP2", lambda x: exp2(x) - 1, -0.501, 0.501, 5, lambda x: 1 / np.abs(exp2(x)))
+    # Φ(-a) = 2^(a P(a) - 1), and what e^(-a²/2) is multiplied by in the slope of gelu: a P(a) - 1/2
+    share, erfcx = torched(torch.special.ndtr), torched(torch.special.erfcx)
+    bell = lambda a: np.exp(-a * a / 2)  # noqa: E731
+    exponent = lambda a: (np.log2(share(-a)) + 1) / a  # noqa: E731
+    fit("SHARE_EXPONENT", exponent, 1e-6, 6.0, 7, lambda a: ln2 * a * share(-a) * np.maximum(1, a))
+    slope = lambda a: (a / np.sqrt(2 * np.pi) - erfcx(a / np.sqrt(2)) / 2 + 0.5) / a  # noqa: E731
+    fit("GELU_SLOPE", slope, 1e-6, 6.0, 10, lambda a: a * bell(a))
     # Double precision for pow: log2(m) = f P(f) with f = (m - 1) / (m + 1) in s = f², and 2^r
     span = (np.sqrt(2) - 1) / (np.sqrt(2) + 1)
     atanh = lambda s: 2 / np.log(2) * series(lambda k: 1 / (2 * k + 1), 0, s, 60)  # noqa: E731
@@ -95,7 +102,10 @@ def main() -> None:
 
 def fit_wide(name: str, term: Callable[[int], mpmath.mpf], start: int, low: float, high: float, count: int) -> None:
     """Print `count` coefficients for Σ term(k) x^(k - start) from k = start, on [low, high]."""
-    function = lambda x: mpmath.fsum(term(k) * x ** (k - start) for k in range(start, start + 100))  # noqa: E731
+    _chebyshev(name, lambda x: mpmath.fsum(term(k) * x ** (k - start) for k in range(start, start + 100)), low, high, count)
+
+
+def _chebyshev(name: str, function: Callable[[mpmath.mpf], mpmath.mpf], low: float, high: float, count: int) -> None:
     found, error = mpmath.chebyfit(function, [low, high], count, error=True)
     print(f"{name} = (  # largest error {mpmath.nstr(error, 2)} on [{low:g}, {high:g}], highest power first")
     for coefficient in found:
@@ -115,6 +125,10 @@ def main_wide() -> None:
     quarter = (np.pi / 4 * 1.001) ** 2
     fit_wide("SIN_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k + 1), 1, 0, quarter, 6)
     fit_wide("COS_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k), 2, 0, quarter, 6)
+    # atan(t) = t + t s P(s) in s = t², for `smelt.ops.functions`
+    atan = lambda s: (mpmath.atan(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s if s else -mpmath.mpf(1) / 3  # noqa: E731
+    _chebyshev("ATAN", atan, 0, 1, 9)
+    _chebyshev("ATAN_WIDE", atan, 0, 1, 20)
 
 
 if __name__ == "__main__":

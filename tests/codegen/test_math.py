@@ -6,6 +6,7 @@ import torch
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
+from smelt.ir.scalar import SCALAR_OPS
 from tests.codegen.running import call
 from tests.codegen.ulps import (
     FUNCTIONS,
@@ -60,6 +61,17 @@ def test_error_in_float64_stays_within_the_bound(name: str) -> None:
     found = measure_wide(name, x)
     place = int(found.argmax())
     assert found[place] <= bounds(2)[name], float(x[place])
+
+
+@pytest.mark.parametrize(("name", "bound"), [("ndtr", 4), ("gelu_slope", 6)])
+def test_shares_of_the_normal_distribution_are_exact_to_parts_of_one(name: str, bound: int) -> None:
+    """In units of 2^-25, over all exponents and densely where they change; NaN where PyTorch has it."""
+    x = torch.cat([sample(), torch.linspace(-15, 15, 600_000)])
+    got = torch.empty_like(x)
+    call(compile_kernels([kernel_of(name, x.numel())], Options())[name], [x, got])
+    truth = SCALAR_OPS[name].reference(x.double())
+    assert torch.equal(got.isnan(), truth.isnan())
+    assert float((got.double() - truth).abs().nan_to_num().max()) <= bound * 2.0**-25
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -24,8 +24,10 @@ Place = tuple[Size, ...]
 _COSTS = {
     **dict.fromkeys(("div", "floordiv", "truncdiv", "remainder", "fmod", "sqrt", "rsqrt", "reciprocal"), ROOT),
     **dict.fromkeys(
-        ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow"), TRANSCENDENTAL
+        ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "ndtr"),
+        TRANSCENDENTAL,
     ),
+    "gelu_slope": 2 * TRANSCENDENTAL,
     "fma": 2 * CHEAP,
     "load": 1,
     "gather": ROOT,

@@ -30,6 +30,11 @@ def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.true_divide(a, b)
 
 
+def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
+    slope: torch.Tensor = torch.ops.aten.gelu_backward.default(torch.ones_like(x), x)
+    return slope
+
+
 SCALAR_OPS: dict[str, ScalarOp] = {}
 
 
@@ -72,6 +77,8 @@ _define("cos", 1, "f", torch.cos)
 _define("tanh", 1, "f", torch.tanh)
 _define("sigmoid", 1, "f", torch.sigmoid)
 _define("erf", 1, "f", torch.erf)
+_define("ndtr", 1, "f", torch.special.ndtr)  # the share of the normal distribution below x
+_define("gelu_slope", 1, "f", _gelu_slope)  # of x · ndtr(x)
 _define("pow", 2, "f", torch.pow)
 # comparisons and choice
 _define("eq", 2, "fib", torch.eq, "bool")

@@ -3,6 +3,8 @@
     threshold_backward(g, x, 0)  →  where x <= 0 then 0 else g
 """
 
+import math
+
 import torch
 
 from smelt.ops import samples
@@ -72,3 +74,47 @@ def _silu(e: Emitter, x: Scalar) -> Scalar:
 
 
 declare(aten.silu.default, emit=_silu, cost=TRANSCENDENTAL, samples=samples.unary, why_not=why_not_integer)
+
+
+_ROOT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715
+
+
+def _gelu(e: Emitter, x: Scalar, approximate: str = "none") -> Scalar:
+    """x · Φ(x). By tanh, ½ + ½ tanh u is the sigmoid of 2u, here as what that of -2u leaves of one: zero far below
+    zero, as PyTorch has it."""
+    if approximate == "none":
+        return e.op("mul", x, e.op("ndtr", x))
+    bent = fused(e, e.op("mul", e.op("mul", x, x), x), e.const(_CUBIC, e.result), x)
+    above = e.op("sigmoid", e.op("mul", bent, e.const(-2 * _ROOT_TWO_OVER_PI, e.result)))
+    return e.op("mul", x, e.op("sub", e.const(1, e.result), above))
+
+
+def _gelu_backward(e: Emitter, grad: Scalar, x: Scalar, *, approximate: str = "none") -> Scalar:
+    """By tanh in the steps PyTorch takes."""
+    left, x = value(e, grad, e.result), value(e, x, e.result)
+    if approximate == "none":
+        return e.op("mul", left, e.op("gelu_slope", x))
+    half, root = e.const(0.5, e.result), e.const(_ROOT_TWO_OVER_PI, e.result)
+    square = e.op("mul", x, x)
+    slope = e.op("tanh", e.op("mul", fused(e, e.op("mul", square, x), e.const(_CUBIC, e.result), x), root))
+    inner = e.op("mul", fused(e, square, e.const(3.0 * _CUBIC, e.result), 1), root)
+    distance = fused(e, e.op("neg", slope), slope, 1)  # near ±1 a square rounded apart leaves little
+    bend = e.op("mul", e.op("mul", e.op("mul", x, half), distance), inner)
+    return e.op("mul", left, fused(e, e.op("add", slope, e.const(1, e.result)), half, bend))
+
+
+declare(
+    aten.gelu.default,
+    emit=_gelu,
+    cost=TRANSCENDENTAL,
+    samples=samples.chain(samples.unary, samples.call(approximate="tanh")),
+    why_not=why_not_integer,
+)
+declare(
+    aten.gelu_backward.default,
+    emit=_gelu_backward,
+    cost=2 * TRANSCENDENTAL,
+    samples=samples.chain(_two, samples.call(tensors=2, approximate="tanh")),
+    why_not=why_not_integer,
+)

@@ -12,6 +12,7 @@ from smelt.codegen.math.error import erf
 from smelt.codegen.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
 from smelt.codegen.math.library import library
 from smelt.codegen.math.logarithm import log, log1p, log2
+from smelt.codegen.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
 from smelt.codegen.math.power import power
 from smelt.codegen.math.trigonometry import cos, cos_wide, sin, sin_wide
 
@@ -35,10 +36,12 @@ _EXACT: dict[str, Function] = {"sqrt": sqrt, "rsqrt": rsqrt, "reciprocal": recip
 FLOAT32: dict[str, Function] = _EXACT | {
     "exp": exp, "exp2": exp2, "expm1": expm1, "sigmoid": sigmoid, "tanh": tanh,
     "log": log, "log2": log2, "log1p": log1p, "sin": sin, "cos": cos, "erf": erf, "pow": power,
+    "ndtr": normal_share, "gelu_slope": gelu_slope,
 }  # fmt: skip
 
 FLOAT64: dict[str, Function] = FLOAT32 | {
     "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": library("erf"), "pow": library("pow"),
+    "ndtr": normal_share_wide, "gelu_slope": gelu_slope_wide,
 }  # fmt: skip
 
 # Shorter ones, for arguments that are known not to be above zero.

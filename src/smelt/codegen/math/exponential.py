@@ -78,13 +78,6 @@ def exp(b: Builder, x: Value) -> Value:
     return scale_by_two_to(b, _exp_of_reduced(b, r), n, held)
 
 
-def exp_moderate(b: Builder, x: Value) -> Value:
-    """exp where the caller knows that the result is a normal number."""
-    r, n, held = _reduced(b, x)
-    small = _exp_of_reduced(b, r)
-    return b.scaled(small, n) if b.scales(x) else b.fmul(small, two_to(b, held))
-
-
 def exp_of_negative(b: Builder, x: Value) -> Value:
     """exp for x ≤ 0: with e^r made smaller and 2^n larger, both are normal numbers, and their product rounds once."""
     r, n, held = _reduced(b, b.maximum(_EXP_ENDS[x.kind][0], x))
@@ -92,6 +85,14 @@ def exp_of_negative(b: Builder, x: Value) -> Value:
         return b.scaled(_exp_of_reduced(b, r), n)
     lift = _LIFT[x.kind]
     return b.fmul(_exp_of_reduced(b, r, 2.0**-lift), two_to(b, held, lift))
+
+
+def exp2_moderate(b: Builder, x: Value) -> Value:
+    """exp2 where the caller knows that the result is a normal number."""
+    n, held = round_scaled(b, x, 1.0)
+    r = b.fsub(x, n)
+    small = b.fma(polynomial(b, r, _EXP2[x.kind]), r, 1.0)
+    return b.scaled(small, n) if b.scales(x) else b.fmul(small, two_to(b, held))
 
 
 def exp2(b: Builder, x: Value) -> Value:

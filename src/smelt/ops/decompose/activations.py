@@ -1,11 +1,10 @@
-"""Activations and their gradients, in arithmetic, `exp`, `log1p`, `tanh`, `erf`, `sigmoid` and `where`.
+"""Activations and their gradients, in arithmetic, `exp`, `log1p`, `tanh`, `sigmoid` and `where`.
 
-    gelu(x) → 0.5 · x · (1 + erf(x · √½))
+    silu_backward(g, x) → g · s · (x · (1 - s) + 1), s = sigmoid(x)
 
 The formulas keep to the order of operations of PyTorch's CPU kernels where infinities and overflow would tell.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -15,41 +14,11 @@ from smelt.ops.decompose.table import choose, constant, decomposes, widen
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-_ROOT_HALF = math.sqrt(0.5)
-_ROOT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
-_ONE_OVER_ROOT_TWO_PI = 1.0 / math.sqrt(2.0 * math.pi)
-_CUBIC = 0.044715
-
 
 def _less_square(x: Tensor) -> Tensor:
     """1 - x², rounded once: near ±1 a square rounded apart leaves little."""
     less: Tensor = aten.addcmul.default(constant(1.0, x), x, x, value=-1)
     return less
-
-
-@decomposes(aten.gelu.default)
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    wide = widen(x)
-    if approximate == "tanh":
-        inner = (wide + wide * wide * wide * _CUBIC) * _ROOT_TWO_OVER_PI
-        result = wide * 0.5 * (torch.tanh(inner) + 1.0)
-    else:
-        result = wide * 0.5 * (torch.erf(wide * _ROOT_HALF) + 1.0)
-    return result.to(x.dtype)
-
-
-@decomposes(aten.gelu_backward.default)
-def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
-    wide = widen(x)
-    if approximate == "tanh":
-        square = wide * wide
-        slope = torch.tanh((wide + square * wide * _CUBIC) * _ROOT_TWO_OVER_PI)
-        inner_slope = (square * (3.0 * _CUBIC) + 1.0) * _ROOT_TWO_OVER_PI
-        derivative = (slope + 1.0) * 0.5 + wide * 0.5 * _less_square(slope) * inner_slope
-    else:
-        below = (torch.erf(wide * _ROOT_HALF) + 1.0) * 0.5
-        derivative = below + wide * (torch.exp(wide * wide * -0.5) * _ONE_OVER_ROOT_TWO_PI)
-    return (widen(grad) * derivative).to(x.dtype)
 
 
 @decomposes(aten.silu_backward.default)
