@@ -1,5 +1,6 @@
 """Programs run from Python: steps in order, memory planned and reused, layouts as promised."""
 
+import gc
 import itertools
 import threading
 import weakref
@@ -12,7 +13,7 @@ from smelt.base.errors import UnexpectedResult
 from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.launch import ARENA_ALIGNMENT, Executable, fit
+from smelt.runtime.launch import ARENA_ALIGNMENT, Arenas, Executable, fit
 
 aten = torch.ops.aten
 F32 = torch.float32
@@ -263,3 +264,23 @@ def test_strides_of_single_elements_take_no_copy() -> None:
     assert torch.equal(fitted, given)
     turned = fit(given, (4, 3, 1, 1), (1, 4, 1, 1), torch.float32, "x")
     assert turned.stride() == (1, 4, 1, 1) and turned.data_ptr() != given.data_ptr() and torch.equal(turned, given)
+
+
+def test_an_arena_forgets_programs_that_are_gone() -> None:
+    """Sizes come and go, each with a program: views for all there ever were piled up."""
+    arenas = Arenas()
+    inputs = torch.randn(2, 3), torch.randn(4, 3)
+    kept = Executable(mm_then_negate(), {"k0": run_negate}, arenas=arenas)
+    kept(*inputs)
+    for _ in range(3):
+        Executable(mm_then_negate(), {"k0": run_negate}, arenas=arenas)(*inputs)
+    gc.collect()
+    (arena,) = arenas.free
+    assert len(arena.views) == 1
+
+
+def test_arenas_for_many_sizes_have_room_to_grow() -> None:
+    arenas = Arenas()
+    for size in range(1000, 1100):
+        arenas.taker(replace(mm_then_negate(), arena_bytes=size), ())
+        assert size <= arenas.size <= size * 5 // 4

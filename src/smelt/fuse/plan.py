@@ -19,12 +19,14 @@ from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step
 ALIGNMENT = 64
 _LARGE = 1 << 16  # bytes; an allocation is nothing beside the work on that many
 _SHORT = 8  # steps; what is read that soon is temporary
+Lives = dict[str, tuple[int, int]]
+
 _LESS = 0.95  # how much smaller the peak must be to allocate at each call
 
 
-def plan(program: Program) -> Program:
-    """Say of every buffer where it lies."""
-    return plan_step(program) if program.has_backward else plan_memory(program)
+def plan(program: Program, lives: Lives | None = None) -> Program:
+    """Say of every buffer where it lies. `lives`: its lifetimes, where somebody knows them."""
+    return plan_step(program) if program.has_backward else plan_memory(program, lives)
 
 
 def plan_step(program: Program) -> Program:
@@ -67,10 +69,10 @@ def _spans(life: tuple[int, int], step: int) -> bool:
     return life[0] <= step <= life[1] and life[1] - life[0] > _SHORT
 
 
-def plan_memory(program: Program) -> Program:
+def plan_memory(program: Program, lives: Lives | None = None) -> Program:
     """Give every arena buffer its offset."""
     program = _keep_aliased(program)
-    lives = lifetimes(program)
+    lives = lifetimes(program) if lives is None else lives
     starting: dict[int, list[ProgramBuffer]] = {}
     for buffer in program.buffers:
         if buffer.place is Place.ARENA and buffer.name in lives:
@@ -107,7 +109,7 @@ def _best_gap(taken: list[tuple[Size, Size, int]], size: Size) -> Size:
     return end if best is None else best[1]
 
 
-def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+def lifetimes(program: Program) -> Lives:
     """First and last step at which each buffer's memory is in use, views that library calls made of it included."""
     found: dict[str, tuple[int, int]] = {}
     for number, step in enumerate(program.steps):

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.trace import CannotTrace
+from smelt.base.collector import paused
 from smelt.base.errors import warn
 from smelt.base.events import count, emit, timed
 from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
@@ -29,7 +30,10 @@ from smelt.pipeline.symbolic import VERSIONS, Bound, Tracing, hold
 from smelt.runtime.state import Flat
 
 LIMIT = 64
-"""How many combinations of sizes are kept."""
+"""How many combinations of sizes are compiled for, each by itself."""
+
+KEPT = 256
+"""How many are kept of those that were only filled in: 30 KiB a layer of a transformer each."""
 
 STORED = 8
 """How many of them go to the disk cache, where finding one takes as long as filling numbers in a few times."""
@@ -174,7 +178,7 @@ class SizedGraph:
         if not self._fits_symbols(values) and len(self._versions) - len(self._cheap) >= LIMIT:
             return None
         grad = torch.is_grad_enabled()
-        with timed("compile for new sizes", "a graph for new sizes"), torch.inference_mode(False):
+        with paused(), timed("compile for new sizes", "a graph for new sizes"), torch.inference_mode(False):
             torch._C._set_grad_enabled(grad)
             run = self._versions[key] = self._bound(values) or self._compiled(values)
         if not self._fits_symbols(values):
@@ -182,7 +186,7 @@ class SizedGraph:
             return run
         count("sizes_bound")
         self._cheap[key] = None
-        if len(self._cheap) > LIMIT:
+        if len(self._cheap) > KEPT:
             oldest = next(iter(self._cheap))
             del self._cheap[oldest], self._versions[oldest]
         return run

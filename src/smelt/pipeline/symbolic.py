@@ -20,7 +20,7 @@ from smelt.autograd.partition import Halves
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.base.symbols import Fact, Symbol, World
-from smelt.fuse.plan import plan
+from smelt.fuse.plan import lifetimes, plan
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.ir.kernel import Buffer, Kernel, Role
@@ -54,6 +54,7 @@ class Form:
 
     def __init__(self, program: Program, kernels: Built) -> None:
         self.program, self.kernels = program, kernels
+        self.lives = lifetimes(program)
         self.ends = filling((program.buffers, program.outputs))
         # Of launches the kernels are filled in, each once.
         self.calls = [None if isinstance(step, Launch) else filling(step) for step in program.steps]
@@ -85,7 +86,7 @@ class Form:
             else:
                 steps.append(step if call is None else call(change))
         made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
-        return plan(made), codes
+        return plan(made, self.lives), codes
 
 
 @dataclass(frozen=True, slots=True)
