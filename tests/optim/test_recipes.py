@@ -123,6 +123,51 @@ def _averaged_weights(wrap: Wrap) -> list[Any]:
     return [*_trained(wrap, step, _model()), list(average.parameters())]
 
 
+# What has several optimizers, or parameters without gradients.
+
+
+def _two_optimizers_under_one_scaler(wrap: Wrap) -> list[Any]:
+    maker, judge = _model(8), _model(1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    of_maker, of_judge = _adam(maker), _adam(judge)
+
+    def step(x: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        of_judge.zero_grad()
+        made = maker(noise)
+        lost = F.softplus(-judge(x)).mean() + F.softplus(judge(made.detach())).mean()
+        scaler.scale(lost).backward()
+        scaler.step(of_judge)
+        of_maker.zero_grad()
+        fooled = F.softplus(-judge(made)).mean()
+        scaler.scale(fooled).backward()
+        scaler.step(of_maker)
+        scaler.update()
+        return lost, fooled
+
+    call, losses = wrap(step), []
+    for number in range(5):
+        x, noise = _batch(number)[0], _batch(100 + number)[0]
+        if number == 3:
+            x[0, 0] = float("inf")  # the judge's step is left out
+        losses.append([loss.detach() for loss in call(x, noise)])
+    return [losses, *_state(maker, of_maker), *_state(judge, of_judge), scaler.state_dict()]
+
+
+def _zeros_for_what_is_not_used(wrap: Wrap) -> list[Any]:
+    model, unused = _model(), torch.zeros(3, requires_grad=True)
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        parameters = [*model.parameters(), unused]
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        with torch.no_grad():
+            for each, gradient in zip(parameters, gradients, strict=True):
+                each.sub_(0.1 * gradient + 0.01)
+        return loss
+
+    return [*_trained(wrap, step, model), unused.detach()]
+
+
 # What has hooks.
 
 
@@ -207,6 +252,8 @@ ONE_GRAPH = [
     _attacked,
     _clipped_weights,
     _averaged_weights,
+    _two_optimizers_under_one_scaler,
+    _zeros_for_what_is_not_used,
     _scaled_by_hooks,
     _masked_by_a_hook,
     _written_by_a_hook,

@@ -158,9 +158,11 @@ def _accumulate(interp: Interpreter, slots: Slots, gradient: Value) -> None:
 
 def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     given = _bound(torch.autograd.grad, args, kwargs)
-    for option in ("is_grads_batched", "materialize_grads"):
-        if _plain(given, option):
-            raise Unsupported("B015", f"torch.autograd.grad({option}=True)")
+    if _plain(given, "is_grads_batched"):
+        raise Unsupported("B026", "for many gradients at once (is_grads_batched=True)")
+    materialized, unused = _plain(given, "materialize_grads"), _plain(given, "allow_unused")
+    if materialized and unused is False:
+        raise Unsupported("B011", "torch.autograd.grad(allow_unused=False, materialize_grads=True)")
     create, retain = bool(_plain(given, "create_graph")), _plain(given, "retain_graph")
     retain = create if retain is None else bool(retain)
     outputs, inputs = _outputs(interp, given["outputs"]), _tensors(interp, given["inputs"])
@@ -180,7 +182,13 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
         [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(inputs)), Constant(retain), Constant(create)],
     )
     assert isinstance(found, Sequence)
-    if not _plain(given, "allow_unused") and not all(isinstance(each, Tensor) for each in found.items):
+    if materialized:
+        for place, own in enumerate(inputs):
+            if not isinstance(found.items[place], Tensor):
+                named: dict[str, Value] = {"requires_grad": Constant(create)}
+                found.items[place] = interp.tensor_call("call_function", torch.zeros_like, [own], named)
+        return found
+    if not unused and not all(isinstance(each, Tensor) for each in found.items):
         raise Unsupported("B011", "torch.autograd.grad of a tensor that is not used")
     return found
 

@@ -34,7 +34,7 @@ from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
-from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, nothing_waits
+from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
 from smelt.capture.number_calls import number_call
 from smelt.capture.operators import contains, hashable, subscript
 from smelt.capture.policy import (
@@ -104,7 +104,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         interp.outside.later.append((interp.outside.pin(args[0]), args[1:]))
         return Constant(None)
     if real is nothing_waits:
-        return Constant(not interp.outside.later)
+        return Constant(all(args[0] is not each for _, given in interp.outside.later for each in given))
+    if real is left_to_python:
+        raise Unsupported("B002", str(interp.plain(args[0])))
     entered = entered_by(real) if isinstance(real, types.FunctionType) else None
     if entered is not None and interp.outside.follows(entered):
         interp.outside.pin(function)

@@ -52,9 +52,13 @@ def afterwards(function: Callable[..., None], *args: Any) -> None:
     function(*args)
 
 
-def nothing_waits() -> bool:
-    """Whether nothing that has been captured is to be called `afterwards`: in Python, always."""
+def nothing_waits(for_what: Any) -> bool:
+    """Whether nothing that has been captured is to be called `afterwards` with an object: in Python, always."""
     return True
+
+
+def left_to_python(what: str) -> None:
+    """Ends the captured graph where it is called, because only Python can do what comes."""
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.optim import adagrad, adam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from smelt.capture.marks import afterwards, graph_break, nothing_waits
+from smelt.capture.marks import afterwards, left_to_python, nothing_waits
 from smelt.ir.hook_calls import call_hook
 
 _adam: Callable[..., None] = adam._single_tensor_adam
@@ -126,7 +126,7 @@ def fused_sgd(
     found_inf: Any = None,
 ) -> None:
     if isinstance(lr, torch.Tensor):
-        graph_break()
+        left_to_python("SGD(fused=True) with a tensor for its learning rate")
 
     def update() -> None:
         for place, param in enumerate(params):
@@ -185,8 +185,10 @@ def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **
     State that comes to be, and numbers in it, are Python's: those are put back after the graph.
     """
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if args or kwargs or hooks or not nothing_waits():
-        graph_break()  # what a closure or a hook does cannot be undone, nor a second step within one graph
+    if args or kwargs or hooks:
+        left_to_python("scaler.step() with a closure or with hooks, of which nothing can be undone")
+    if not nothing_waits(optimizer.state):
+        left_to_python("a second scaler.step() of one optimizer, whose state depends on the first one's gradients")
     params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     written = list(params)
     kept: list[Any] = []

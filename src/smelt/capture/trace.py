@@ -28,6 +28,7 @@ from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside, may_pin, pin_tensor
 from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop
+from smelt.capture.policy import is_polyfill
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.replay import given_up, replay
@@ -337,11 +338,14 @@ class _Closing:
 
     def _record(self, stop: Unsupported) -> BreakRecord:
         stack: list[str] = []
+        file, line = "", 0
         for frame in self.interp.frames:
+            code = frame.info.code
+            if stack and is_polyfill(code):
+                continue  # no line of the program
             instruction = frame.info.instructions[frame.index if frame is self.interp.frames[-1] else frame.index - 1]
-            stack.append(f"{frame.info.code.co_filename}:{instruction.line} in {frame.info.code.co_qualname}")
-        innermost = self.interp.frames[-1]
-        file, line = innermost.info.code.co_filename, innermost.instruction.line
+            file, line = code.co_filename, instruction.line
+            stack.append(f"{file}:{line} in {code.co_qualname}")
         return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack))
 
     def _forbidden(self, record: BreakRecord) -> GraphBreakError | None:
