@@ -210,8 +210,8 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
 def test_memory_is_planned_for_sizes_that_vary_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[tuple[Program, Program]] = []
 
-    def noting(program: Program) -> Program:
-        bound.append((program, plan(program)))
+    def noting(program: Program, lives: Any = None) -> Program:
+        bound.append((program, plan(program, lives)))
         return bound[-1][1]
 
     monkeypatch.setattr(symbolic, "plan", noting)
