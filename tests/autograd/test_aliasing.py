@@ -128,6 +128,15 @@ def test_a_constant_that_is_returned_is_new_each_time() -> None:
     assert compiled(g(3))[1].tolist() == [1.0, 2.0]
 
 
+def test_a_constant_that_is_returned_expanded() -> None:
+    def function(x: Any) -> Any:
+        return torch.broadcast_tensors(torch.tensor(5.0), x)[0].view(2, 2, 1)[:, :, 0], x + 1
+
+    run, x = aot(function), c(4)
+    first, second = run(x)[0], run(x)[0]
+    assert first.tolist() == [[5.0, 5.0], [5.0, 5.0]] and first.stride() == (0, 0) and memory(first) != memory(second)
+
+
 def test_recipes() -> None:
     joint = joint_of(lambda x, y: (x, (z := x + y).t(), z, z, x.view(-1)), g(3, 4), g(3, 4))
     first, second, third, fourth, fifth = joint.plan.outputs

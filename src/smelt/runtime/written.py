@@ -61,6 +61,9 @@ def own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
 
 def _alike(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that lies as the tensor does, which kernels rely on: a clone of one with gaps has none."""
+    repeats = [step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    if any(repeats) and not tensor.requires_grad:
+        return _alike(tensor[tuple([slice(1 if each else None) for each in repeats])]).expand(tensor.shape)
     made = tensor.clone()
     if made.stride() == tensor.stride():
         return made
