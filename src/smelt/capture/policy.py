@@ -40,6 +40,7 @@ _TORCH_FILES: dict[str, Treatment] = {
     "utils/_contextlib.py": Treatment.INLINE,
     "_jit_internal.py": Treatment.BREAK,
     "_VF.py": Treatment.INLINE,
+    "optim/lbfgs.py": Treatment.BREAK,  # it runs its closure as often as the losses tell it to
     "optim/": Treatment.INLINE,
     "nn/utils/clip_grad.py": Treatment.INLINE,
     "utils/_foreach_utils.py": Treatment.INLINE,
