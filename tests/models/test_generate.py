@@ -1,0 +1,68 @@
+"""Tokens generated with caches of keys and values: those that eager generates, in few graphs, no cache copied."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.base.events import collect
+from smelt.ir.program import Place, Program
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS, ROOM = 12, 50
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}),
+    "llama": (
+        "LlamaForCausalLM",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        | {"intermediate_size": 48, "max_position_embeddings": 64},
+    ),
+}
+
+
+def build(name: str) -> Any:
+    architecture, settings = SETTINGS[name]
+    kind = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    return kind(kind.config_class(vocab_size=100, **settings)).eval()
+
+
+def generate(model: Any, cache: str) -> torch.Tensor:
+    held = transformers.DynamicCache()
+    if cache == "static":
+        held = transformers.StaticCache(config=model.config, max_cache_len=ROOM)
+    ids = torch.arange(10).reshape(2, 5)
+    found: torch.Tensor = model.generate(
+        ids, past_key_values=held, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    return found
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_same_tokens(name: str, cache: str) -> None:
+    smelt.reset()
+    wanted = generate(build(name), cache)
+    model = build(name)
+    model.forward = smelt.compile(model.forward)
+    for _ in range(2):
+        assert torch.equal(generate(model, cache), wanted)
+    # The first tokens together, then one by one; with a cache that grows, once more in symbols.
+    assert smelt.counters["graphs"] <= (2 if cache == "static" else 3)
+    assert smelt.counters["graph_breaks"] == smelt.counters["sizes_refused"] == 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_cache_is_copied(name: str) -> None:
+    smelt.reset()
+    model = build(name)
+    model.forward = smelt.compile(model.forward)
+    with collect() as events:
+        generate(model, "static")
+    *_, last = (event.subject for event in events if isinstance(event.subject, Program))
+    caches = [b.spec for b in last.buffers if b.place is Place.INPUT and b.spec.shape[2:3] == (ROOM,)]
+    assert len(caches) == 4  # keys and values of two layers
+    assert not [b.name for b in last.buffers if b.place is not Place.INPUT and b.spec.numel == caches[0].numel]
+    assert last.outputs.count(None) >= len(caches)
