@@ -234,6 +234,13 @@ CASES: dict[str, Case] = {
     "cumsum of a mask 16×512": (lambda x: (x > 0).cumsum(1), lambda: (_of(16, 512),)),
     "cumsum with gradient 2048×1024": (lambda x: x.cumsum(1), lambda: (_of(2048, 1024).requires_grad_(),)),
     "cumprod along rows 2048×1024": (lambda x: x.cumprod(1), lambda: (_of(2048, 1024),)),
+    **{
+        f"{name} 1024×1024": (lambda x, name=name: getattr(x, name)(), lambda: (_of(1024, 1024).sigmoid(),))
+        for name in ("acos", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan")
+    },
+    "acosh 1024×1024": (lambda x: x.acosh(), lambda: (_of(1024, 1024).exp() + 1,)),
+    "atan2 1024×1024": (lambda y, x: y.atan2(x), lambda: (_of(1024, 1024), _of(1024, 1024).t())),
+    "asinh of a sum, times x 1024×1024": (lambda x: (x + 1).asinh() * x, lambda: (_of(1024, 1024),)),
     "cummax along rows 2048×1024": (lambda x: x.cummax(1), lambda: (_of(2048, 1024),)),
     "cummax down columns 2048×1024": (lambda x: x.cummax(0), lambda: (_of(2048, 1024),)),
     "cummin without places 2048×1024": (lambda x: x.cummin(1).values, lambda: (_of(2048, 1024),)),

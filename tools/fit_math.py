@@ -102,7 +102,8 @@ def main() -> None:
 
 def fit_wide(name: str, term: Callable[[int], mpmath.mpf], start: int, low: float, high: float, count: int) -> None:
     """Print `count` coefficients for Σ term(k) x^(k - start) from k = start, on [low, high]."""
-    _chebyshev(name, lambda x: mpmath.fsum(term(k) * x ** (k - start) for k in range(start, start + 100)), low, high, count)
+    function = lambda x: mpmath.fsum(term(k) * x ** (k - start) for k in range(start, start + 100))  # noqa: E731
+    _chebyshev(name, function, low, high, count)
 
 
 def _chebyshev(name: str, function: Callable[[mpmath.mpf], mpmath.mpf], low: float, high: float, count: int) -> None:

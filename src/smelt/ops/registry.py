@@ -17,7 +17,7 @@ from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
     "pointwise", "choice", "activations", "creation", "reductions", "scans", "pieces", "lookups", "moves", "scatters",
-    "views", "library",
+    "views", "functions", "library",
 )  # fmt: skip
 _loaded = False
 
