@@ -298,3 +298,19 @@ def test_a_break_inside_a_generator_leaves_others_in_the_graph() -> None:
 
     runner = compare(f, X)
     assert all("chain" not in text for text in runner.texts("breaks"))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wrap", [nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_norms_of_weights_are_part_of_the_graph(wrap: Any, training: bool) -> None:
+    def trained(compiled: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(wrap(nn.Linear(6, 8)), nn.ReLU(), wrap(nn.Linear(8, 3))).train(training)
+        call = smelt.compile(model, backend="eager", fullgraph=True) if compiled else model
+        for _ in range(3):
+            call(torch.randn(5, 6)).square().mean().backward()
+        return {**model.state_dict(), **{name: each.grad for name, each in model.named_parameters()}}
+
+    plain, mine = trained(False), trained(True)
+    for name in plain:
+        torch.testing.assert_close(mine[name], plain[name], rtol=0, atol=0)
