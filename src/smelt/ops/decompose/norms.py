@@ -27,6 +27,8 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
 
 
 def _input_gradient(scaled: Tensor, centered: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
+    if all(scaled.shape[dim] == 1 for dim in dims):  # its own mean: rounded once, a product less its rounded self stays
+        return (scaled - scaled) * rstd
     minus = -rstd
     along = torch.mean(scaled * (centered * rstd), dims, True) * rstd * minus
     less = aten.addcmul.default(torch.mean(scaled, dims, True) * minus, centered, along)
