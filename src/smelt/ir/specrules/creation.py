@@ -17,7 +17,6 @@ from smelt.ir.specrules.promotion import FLOATS, KNOWN, number_dtype, result_dty
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
-aten = torch.ops.aten
 
 
 def _plain(layout: Any) -> bool:
@@ -190,36 +189,36 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     return TensorSpec(out, contiguous_stride(out), dtype, CPU)
 
 
-RULES: dict[Any, Any] = {
-    aten.empty.memory_format: _sized,
-    aten.zeros.default: _sized,
-    aten.ones.default: _sized,
-    aten.rand.default: _random_sized,
-    aten.randn.default: _random_sized,
-    aten.full.default: _full,
-    aten.empty_strided.default: _empty_strided,
-    aten.scalar_tensor.default: _scalar_tensor,
-    aten.arange.default: _arange_end,
-    aten.arange.start: _arange_start,
-    aten.arange.start_step: _arange_step,
-    aten.empty_like.default: _like,
-    aten.zeros_like.default: _like,
-    aten.ones_like.default: _like,
-    aten.full_like.default: _like,
-    aten.rand_like.default: _random_like,
-    aten.randn_like.default: _random_like,
-    aten.bernoulli.default: _bernoulli,
-    aten.bernoulli.p: _bernoulli,
-    aten.clone.default: _like,
-    aten._to_copy.default: _like,
-    aten.copy.default: _copy,
-    aten.new_empty.default: _new,
-    aten.new_zeros.default: _new,
-    aten.new_ones.default: _new,
-    aten.new_full.default: _new,
-    aten.new_empty_strided.default: _new_strided,
-    aten.tril.default: _triangle,
-    aten.triu.default: _triangle,
-    aten.cat.default: _cat,
-    aten.stack.default: _stack,
+RULES: dict[str, Any] = {
+    "empty.memory_format": _sized,
+    "zeros.default": _sized,
+    "ones.default": _sized,
+    "rand.default": _random_sized,
+    "randn.default": _random_sized,
+    "full.default": _full,
+    "empty_strided.default": _empty_strided,
+    "scalar_tensor.default": _scalar_tensor,
+    "arange.default": _arange_end,
+    "arange.start": _arange_start,
+    "arange.start_step": _arange_step,
+    "empty_like.default": _like,
+    "zeros_like.default": _like,
+    "ones_like.default": _like,
+    "full_like.default": _like,
+    "rand_like.default": _random_like,
+    "randn_like.default": _random_like,
+    "bernoulli.default": _bernoulli,
+    "bernoulli.p": _bernoulli,
+    "clone.default": _like,
+    "_to_copy.default": _like,
+    "copy.default": _copy,
+    "new_empty.default": _new,
+    "new_zeros.default": _new,
+    "new_ones.default": _new,
+    "new_full.default": _new,
+    "new_empty_strided.default": _new_strided,
+    "tril.default": _triangle,
+    "triu.default": _triangle,
+    "cat.default": _cat,
+    "stack.default": _stack,
 }

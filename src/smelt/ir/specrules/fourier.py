@@ -50,10 +50,10 @@ def _asked(op: torch._ops.OpOverload) -> Any:
     return ask
 
 
-RULES: dict[Any, Any] = {
-    aten._fft_c2c.default: _complex_to_complex,
-    aten._fft_r2c.default: _real_to_complex,
-    aten._fft_c2r.default: _complex_to_real,
+RULES: dict[str, Any] = {
+    "_fft_c2c.default": _complex_to_complex,
+    "_fft_r2c.default": _real_to_complex,
+    "_fft_c2r.default": _complex_to_real,
 }
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    RULES = {op: _asked(op) for op in RULES}
+    RULES = {name: _asked(getattr(aten, name.partition(".")[0]).default) for name in RULES}

@@ -16,8 +16,6 @@ from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.rearranging import suggested
 from smelt.ir.specrules.reduction import row_major
 
-aten = torch.ops.aten
-
 
 def _is_image(value: Any, rank: int) -> bool:
     """A batch of floats with elements, of so many dimensions behind the channels."""
@@ -171,28 +169,28 @@ def _grid_sampler(value: Any, grid: Any, *rest: Any) -> Any:
     return row_major((*value.shape[:2], grid.shape[1], grid.shape[2]), value.dtype)
 
 
-RULES: dict[Any, Any] = {
-    aten.avg_pool2d.default: _avg_pool2d,
-    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
-    aten.adaptive_max_pool2d.default: _adaptive_max_pool2d,
-    aten.upsample_linear1d.default: _resized(1),
-    aten.upsample_nearest1d.default: _resized(1),
-    aten.upsample_nearest2d.default: _resized(2),
-    aten.upsample_bilinear2d.default: _resized(2),
-    aten.upsample_bicubic2d.default: _resized(2),
-    aten.avg_pool2d_backward.default: _pooled_backward,
-    aten._adaptive_avg_pool2d_backward.default: _pooled_backward,
-    aten.upsample_linear1d_backward.default: _resized_backward(1, False),
-    aten.upsample_nearest1d_backward.default: _resized_backward(1, False),
-    aten.upsample_nearest2d_backward.default: _resized_backward(2),
-    aten.upsample_bilinear2d_backward.default: _resized_backward(2),
-    aten.upsample_bicubic2d_backward.default: _resized_backward(2, False),
-    aten.reflection_pad1d.default: _repeated_edge(1, True),
-    aten.reflection_pad2d.default: _repeated_edge(2, True),
-    aten.replication_pad1d.default: _repeated_edge(1, False),
-    aten.replication_pad2d.default: _repeated_edge(2, False),
-    aten.im2col.default: _windows,
-    aten.col2im.default: _from_windows,
-    aten.pixel_shuffle.default: _pixel_shuffle,
-    aten.grid_sampler_2d.default: _grid_sampler,
+RULES: dict[str, Any] = {
+    "avg_pool2d.default": _avg_pool2d,
+    "_adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
+    "adaptive_max_pool2d.default": _adaptive_max_pool2d,
+    "upsample_linear1d.default": _resized(1),
+    "upsample_nearest1d.default": _resized(1),
+    "upsample_nearest2d.default": _resized(2),
+    "upsample_bilinear2d.default": _resized(2),
+    "upsample_bicubic2d.default": _resized(2),
+    "avg_pool2d_backward.default": _pooled_backward,
+    "_adaptive_avg_pool2d_backward.default": _pooled_backward,
+    "upsample_linear1d_backward.default": _resized_backward(1, False),
+    "upsample_nearest1d_backward.default": _resized_backward(1, False),
+    "upsample_nearest2d_backward.default": _resized_backward(2),
+    "upsample_bilinear2d_backward.default": _resized_backward(2),
+    "upsample_bicubic2d_backward.default": _resized_backward(2, False),
+    "reflection_pad1d.default": _repeated_edge(1, True),
+    "reflection_pad2d.default": _repeated_edge(2, True),
+    "replication_pad1d.default": _repeated_edge(1, False),
+    "replication_pad2d.default": _repeated_edge(2, False),
+    "im2col.default": _windows,
+    "col2im.default": _from_windows,
+    "pixel_shuffle.default": _pixel_shuffle,
+    "grid_sampler_2d.default": _grid_sampler,
 }

@@ -13,7 +13,6 @@ from smelt.ir.specrules.layout import broadcast, iterator_stride
 from smelt.ir.specrules.views import strides_of_view
 from smelt.ir.tensorspec import TensorSpec
 
-aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
@@ -53,4 +52,4 @@ def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
     return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))
 
 
-RULES: dict[Any, Any] = {aten.index.Tensor: index_of, aten._unsafe_index.Tensor: index_of}
+RULES: dict[str, Any] = {"index.Tensor": index_of, "_unsafe_index.Tensor": index_of}

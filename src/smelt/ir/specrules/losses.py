@@ -6,12 +6,8 @@ aten.mse_loss_backward(f32[], f32[4, 8], f32[4, 8], 1)      → f32[4, 8]
 
 from typing import Any
 
-import torch
-
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
-
-aten = torch.ops.aten
 
 
 def _alike(first: Any, *others: Any) -> bool:
@@ -70,16 +66,16 @@ def _log_sigmoid_backward(grad: Any, value: Any, buffer: Any) -> Any:
     return row_major(tuple(value.shape), value.dtype) if _alike(grad, value) else NotImplemented
 
 
-RULES: dict[Any, Any] = {
-    aten.mse_loss.default: _loss,
-    aten.smooth_l1_loss.default: _loss,
-    aten.huber_loss.default: _loss,
-    aten.mse_loss_backward.default: _loss_backward,
-    aten.smooth_l1_loss_backward.default: _loss_backward,
-    aten.huber_loss_backward.default: _loss_backward,
-    aten.binary_cross_entropy.default: _cross_entropy,
-    aten.binary_cross_entropy_backward.default: _cross_entropy_backward,
-    aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
-    aten.log_sigmoid_forward.default: _log_sigmoid,
-    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+RULES: dict[str, Any] = {
+    "mse_loss.default": _loss,
+    "smooth_l1_loss.default": _loss,
+    "huber_loss.default": _loss,
+    "mse_loss_backward.default": _loss_backward,
+    "smooth_l1_loss_backward.default": _loss_backward,
+    "huber_loss_backward.default": _loss_backward,
+    "binary_cross_entropy.default": _cross_entropy,
+    "binary_cross_entropy_backward.default": _cross_entropy_backward,
+    "binary_cross_entropy_with_logits.default": _cross_entropy_with_logits,
+    "log_sigmoid_forward.default": _log_sigmoid,
+    "log_sigmoid_backward.default": _log_sigmoid_backward,
 }

@@ -20,7 +20,6 @@ from smelt.ir.tensorspec import TensorSpec
 
 Rule = Callable[..., Any]
 CPU = torch.device("cpu")
-aten = torch.ops.aten
 
 
 def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) -> Any:
@@ -259,86 +258,30 @@ _NUMBERS = KNOWN - {torch.bool}
 _INTEGERS = KNOWN - FLOATS
 
 _FLOAT_UNARY = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "cos",
-    "cosh",
-    "digamma",
-    "erf",
-    "erfc",
-    "erfinv",
-    "exp",
-    "exp2",
-    "expm1",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "reciprocal",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinc",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "i0",
-]
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "digamma", "erf", "erfc", "erfinv", "exp",
+    "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinc",
+    "sinh", "sqrt", "tan", "tanh", "i0",
+]  # fmt: skip
 _SAME_UNARY = ["abs", "neg", "sign", "relu"]
 _FLOATS_UNARY = [
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "hardsigmoid",
-    "elu",
-    "leaky_relu",
-    "softplus",
-    "softshrink",
-    "hardshrink",
-    "frac",
-    "threshold",
-]
+    "gelu", "silu", "mish", "hardswish", "hardsigmoid", "elu", "leaky_relu", "softplus", "softshrink", "hardshrink",
+    "frac", "threshold",
+]  # fmt: skip
 _BOOL_UNARY = ["logical_not", "signbit", "isnan", "isposinf", "isneginf"]
-_PROMOTED = ["mul", "maximum", "minimum", "fmax", "fmin", "remainder", "fmod", "floor_divide"]
-_FLOAT_BINARY = ["div", "atan2", "copysign", "xlogy"]
 _COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 _BITS = ["bitwise_and", "bitwise_or", "bitwise_xor"]
 _BACKWARDS = [
-    "silu_backward",
-    "tanh_backward",
-    "sigmoid_backward",
-    "hardtanh_backward",
-    "hardswish_backward",
-    "hardsigmoid_backward",
-    "softplus_backward",
-    "mish_backward",
-    "hardshrink_backward",
-    "softshrink_backward",
+    "silu_backward", "tanh_backward", "sigmoid_backward", "hardtanh_backward", "hardswish_backward",
+    "hardsigmoid_backward", "softplus_backward", "mish_backward", "hardshrink_backward", "softshrink_backward",
     "logit_backward",
-]
+]  # fmt: skip
 
 
-def _overloads(name: str, *overloads: str) -> list[Any]:
-    """The named overloads that this PyTorch has, those on numbers alone left out."""
-    packet = getattr(aten, name, None)
-    found = [getattr(packet, overload) for overload in overloads if packet is not None and hasattr(packet, overload)]
-    return [op for op in found if any(str(argument.type) == "Tensor" for argument in op._schema.arguments)]
-
-
-def _table() -> dict[Any, Rule]:
-    rules: dict[Any, Rule] = {}
+def _table() -> dict[str, Rule]:
+    rules: dict[str, Rule] = {}
 
     def enter(names: Sequence[str], overloads: Sequence[str], rule: Rule) -> None:
-        for name in names:
-            for overload in _overloads(name, *overloads):
-                rules[overload] = rule
+        rules.update((f"{name}.{overload}", rule) for name in names for overload in overloads)
 
     enter(_FLOAT_UNARY, ("default",), _unary(KNOWN, float_result))
     enter(_SAME_UNARY, ("default",), _same_unary)
@@ -348,12 +291,15 @@ def _table() -> dict[Any, Rule]:
     enter(("bitwise_not",), ("default",), _unary(_INTEGERS, _same))
     enter(("isinf",), ("default",), _unary(FLOATS, _bool))
     enter(("hardtanh", "nan_to_num"), ("default",), _like)
-    enter(_PROMOTED, ("Tensor", "Scalar", "default", "Tensor_Scalar"), _binary(_NUMBERS, _same))
+    enter(("remainder", "fmod"), ("Tensor", "Scalar"), _binary(_NUMBERS, _same))
+    enter(("floor_divide",), ("default", "Scalar"), _binary(_NUMBERS, _same))
     enter(("add", "mul"), ("Tensor", "Scalar"), _binary(KNOWN, _same))
     enter(("sub",), ("Tensor", "Scalar"), _subtract)
     enter(("rsub",), ("Tensor", "Scalar"), _subtract_reversed)
     enter(("maximum", "minimum", "fmax", "fmin"), ("default",), _binary(KNOWN, _same))
-    enter(_FLOAT_BINARY, ("Tensor", "Scalar", "default"), _binary(KNOWN, float_result))
+    enter(("div", "copysign"), ("Tensor", "Scalar"), _binary(KNOWN, float_result))
+    enter(("atan2",), ("default",), _binary(KNOWN, float_result))
+    enter(("xlogy",), ("Tensor",), _binary(KNOWN, float_result))
     enter(("logaddexp", "hypot", "nextafter"), ("default",), _binary(FLOATS, _same))
     enter(_COMPARISONS, ("Tensor", "Scalar"), _binary(KNOWN, _bool))
     enter(("logical_and", "logical_or", "logical_xor"), ("default",), _binary(KNOWN, _bool))
@@ -377,4 +323,4 @@ def _table() -> dict[Any, Rule]:
     return rules
 
 
-RULES: dict[Any, Rule] = _table()
+RULES: dict[str, Rule] = _table()

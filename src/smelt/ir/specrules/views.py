@@ -14,7 +14,6 @@ from smelt.base.sizes import product
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
-aten = torch.ops.aten
 
 
 def view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> TensorSpec:
@@ -197,21 +196,21 @@ def _split(value: Any, size: int, dim: int = 0) -> Any:
     return _split_with_sizes(value, [*[size] * (count - 1), extent - size * (count - 1)], dim)
 
 
-RULES: dict[Any, Any] = {
-    aten.detach.default: _same,
-    aten.alias.default: _same,
-    aten.lift_fresh.default: _same,
-    aten.permute.default: _permute,
-    aten.transpose.int: _transpose,
-    aten.t.default: _t,
-    aten.expand.default: _expand,
-    aten.unsqueeze.default: _unsqueeze,
-    aten.select.int: _select,
-    aten.slice.Tensor: _slice,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split_with_sizes,
-    aten.squeeze.dim: _squeeze,
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
-    aten._reshape_alias.default: _reshape_alias,
+RULES: dict[str, Any] = {
+    "detach.default": _same,
+    "alias.default": _same,
+    "lift_fresh.default": _same,
+    "permute.default": _permute,
+    "transpose.int": _transpose,
+    "t.default": _t,
+    "expand.default": _expand,
+    "unsqueeze.default": _unsqueeze,
+    "select.int": _select,
+    "slice.Tensor": _slice,
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split_with_sizes,
+    "squeeze.dim": _squeeze,
+    "view.default": _view,
+    "_unsafe_view.default": _view,
+    "_reshape_alias.default": _reshape_alias,
 }
