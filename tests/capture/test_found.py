@@ -752,3 +752,25 @@ def test_objects_do_what_they_do_when_they_are_dropped() -> None:
             DROPPED.clear()
             found.append([run(X)[2], list(DROPPED)])
     assert found[1:] == found[:1] * 3
+
+
+def test_attributes_of_a_namespace_are_followed() -> None:
+    """As settings of a model often are. Each was a break."""
+
+    def program(x: torch.Tensor, settings: types.SimpleNamespace) -> Any:
+        settings.calls += 1
+        settings.last = x.sum()
+        del settings.gone
+        y = x * settings.scale if settings.deep.flag else x
+        return y, getattr(settings, "missing", 3), hasattr(settings, "gone")
+
+    found = []
+    runner = Captured(fullgraph=True)
+    for run in (program, functools.partial(runner, program)):
+        deep = types.SimpleNamespace(flag=True)
+        settings = types.SimpleNamespace(scale=2.0, calls=0, deep=deep)
+        for flag in (True, True, False):
+            deep.flag, settings.gone = flag, None
+            y, *others = run(X, settings)
+            found.append((y.tolist(), *others, settings.calls, list(vars(settings))))
+    assert found[3:] == found[:3]

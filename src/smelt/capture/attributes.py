@@ -43,10 +43,10 @@ from smelt.capture.values import (
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_PLAIN_LOOKUP = frozenset(  # C types whose attributes are looked up as object's are
-    kind.__getattribute__ for kind in (object, dict, list, tuple, set, frozenset, OrderedDict, BaseException)
-)
-_PLAIN_STORES = (object.__setattr__, object.__delattr__, BaseException.__setattr__, BaseException.__delattr__)
+# C types whose attributes are looked up, and written, as object's are.
+_PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
+_PLAIN_LOOKUP = frozenset(kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict))
+_PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, kind.__delattr__))
 
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
