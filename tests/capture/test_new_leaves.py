@@ -110,6 +110,26 @@ def test_a_leaf_lives_on_behind_a_break(backend: str) -> None:
     assert _about(smelt.compile(f, backend=backend)(torch.ones(3))) == _about(f(torch.ones(3)))
 
 
+def test_a_leaf_that_has_gone_leaves_the_graph_compiled() -> None:
+    """Forces are slopes of an energy, and are trained themselves: where the atoms are is a leaf that nobody sees."""
+
+    def train(wrap: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+        def forces(places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            places = places.clone().requires_grad_()
+            energy = model(places).sum()
+            return energy, -torch.autograd.grad(energy, places, create_graph=True)[0]
+
+        energy, force = wrap(forces)(torch.ones(4, 3))
+        (energy.pow(2) + force.pow(2).sum()).backward()
+        return [energy.detach(), force.detach(), *(each.grad for each in model.parameters())]
+
+    torch.testing.assert_close(train(lambda f: smelt.compile(f, fullgraph=True)), train(lambda f: f))
+    assert smelt.counters["kernels"] > 0
+
+
 def test_an_argument_is_the_callers() -> None:
     def f(x: torch.Tensor) -> Any:
         x.requires_grad_()

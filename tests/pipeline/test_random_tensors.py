@@ -1,9 +1,14 @@
 """Random tensor programs, forward and backward, for several sizes, against eager PyTorch and the same in float64."""
 
+import math
+
 import pytest
+import torch
+import torch.nn.functional as F
 
 import smelt
 from tests.pipeline.generated.campaign import report
+from tests.pipeline.generated.eagers import Elsewhere, Rounded
 from tests.pipeline.generated.grammar import program_of
 from tests.pipeline.generated.running import failure_of
 
@@ -17,3 +22,32 @@ def test_programs_compute_what_eager_computes(monkeypatch: pytest.MonkeyPatch) -
         failure = failure_of(program)
         if failure is not None:
             pytest.fail(report(program, failure), pytrace=False)
+
+
+def test_eagers_other_answers_keep_what_is_exact() -> None:
+    given = torch.arange(12.0).view(3, 4)
+    for seed in range(8):
+        with Rounded(seed):
+            halves = given / 2 + given.sum(0)
+            thirds = torch.full((64,), 1.0) / 3
+        assert torch.equal(halves, given / 2 + given.sum(0))
+        assert (thirds == thirds[0]).all()  # equal values stay equal
+
+
+def test_eagers_other_answers_round_otherwise() -> None:
+    given = torch.linspace(-1, 1, 100)
+    answers = []
+    for seed in range(8):
+        with Rounded(seed):
+            answers.append(torch.sin(given))
+    assert len({tuple(each.tolist()) for each in answers}) > 4
+    torch.testing.assert_close(torch.stack(answers), torch.sin(given).expand(8, -1), rtol=3e-7, atol=0)
+
+
+def test_eagers_other_answers_for_nan() -> None:
+    x = torch.tensor(torch.nan, requires_grad=True)
+    slopes = []
+    for apart in (True, False):
+        with Elsewhere(apart):
+            slopes.append(torch.autograd.grad(F.celu(x), x)[0].item())
+    assert slopes[0] == 1 and math.isnan(slopes[1])

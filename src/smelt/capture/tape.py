@@ -344,10 +344,13 @@ class Tape:
         return None if found is None else found[1]
 
     def hands_out_leaves(self, outputs: Many[fx.Node]) -> bool:
-        """Whether a leaf that the graph makes comes out of it, or something that leads to one."""
+        """Whether a leaf that the graph makes comes out of it, or something that leads to no other leaves. Where others
+        are led to as well, nobody can see whether a gradient reaches one that has gone."""
         nodes = set(outputs) if self._made_leaves else set()
         handed = [value.ghost for value in self._by_ghost.values() if value.node in nodes and value.ghost.requires_grad]
-        return any(id(leaf) in self._made_leaves for leaf in leaves_of(handed))
+        if any(id(ghost) in self._made_leaves for ghost in handed):
+            return True
+        return any(all(id(leaf) in self._made_leaves for leaf in leaves_of([ghost])) for ghost in handed)
 
     def is_data(self, value: Value, of: Tensor) -> bool:
         """Whether a value is what `.data` of a tensor yielded."""

@@ -34,19 +34,21 @@ _UNARY = [
     "sin", "cos", "tanh", "sigmoid", "relu", "exp", "log", "sqrt", "rsqrt", "abs", "neg", "erf", "floor", "ceil",
     "round", "trunc", "sign", "square", "reciprocal", "expm1", "log1p", "atan", "asinh", "sinh", "cosh", "frac",
     "log2", "exp2", "isnan", "isinf", "isfinite", "logical_not", "erfc", "digamma", "lgamma", "tan", "asin", "acos",
-    "atanh", "nan_to_num", "zeros_like",
+    "atanh", "nan_to_num", "zeros_like", "signbit", "sinc", "logit", "positive", "deg2rad", "special.entr",
+    "special.i0e", "special.ndtr", "special.expit", "special.log_ndtr", "erfinv",
 ]
 _ACTIVATIONS = [
     "gelu", "silu", "softplus", "elu", "leaky_relu", "selu", "mish", "hardswish", "hardtanh", "hardsigmoid",
-    "logsigmoid", "softsign", "relu6", "celu", "tanhshrink", "softshrink", "hardshrink",
+    "logsigmoid", "softsign", "relu6", "celu", "tanhshrink", "softshrink", "hardshrink", "rrelu",
 ]
 _BINARY = [
     "maximum", "minimum", "pow", "atan2", "fmod", "remainder", "eq", "ne", "logical_and", "logical_or", "logical_xor",
-    "fmax", "fmin", "hypot", "floor_divide", "true_divide", "logaddexp", "xlogy", "heaviside", "ldexp",
+    "fmax", "fmin", "hypot", "floor_divide", "true_divide", "logaddexp", "xlogy", "heaviside", "ldexp", "copysign",
+    "logaddexp2", "special.xlog1py", "float_power", "clamp_min", "clamp_max", "isclose", "mul", "rsub",
 ]
 _LOSSES = [
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div",
-    "soft_margin_loss",
+    "soft_margin_loss", "poisson_nll_loss", "hinge_embedding_loss",
 ]
 
 EXPRESSIONS: dict[int, list[str]] = {  # by how often they are taken
@@ -102,6 +104,26 @@ EXPRESSIONS: dict[int, list[str]] = {  # by how often they are taken
         "F.batch_norm({v}, None, None, training=True)",
         "F.rms_norm({v}, {v}.shape[-1:])",
         "F.normalize({v}, dim={dim})",
+        "{x} * torch.tensor({number})",
+        "torch.tensor({number}, dtype={dtype}) + {x}",
+        "{x} ** {number}",
+        "{x} % {number}",
+        "{x} // {number}",
+        "{number} / {x}",
+        "torch.where({x} > {number}, {number}, {x})",
+        "torch.where({x} > {y}, {number}, {number})",
+        "torch.where({f} > {number}, torch.log({f}), {number})",
+        "torch.softmax({v}.masked_fill({same} > 0, -torch.inf), {dim})",
+        "torch.log_softmax({v}, {dim}, dtype={float})",
+        "{v}.sum({dims}, dtype={float}, keepdim={flag})",
+        "torch.var_mean({v}, {dims}, correction={bit}, keepdim={flag})[{bit}]",
+        "{v}.prod({dim}, keepdim={flag})",
+        "torch.as_strided({v}.clone(), ({v}.shape[0], 2), (1, 1), 0)",
+        "{v}[{v}.shape[0]:]",
+        "torch.einsum('...i,...i->...', {v}, {same})",
+        "F.dropout({f}, 0.5)",
+        "torch.rand_like({f}) + {f}",
+        "F.cross_entropy({matrix}, torch.argmax({matrix}, 1), ignore_index={bit}, reduction={reduction})",
     ],
     1: [
         *(f"torch.{name}({{x}})" for name in _UNARY),
@@ -117,7 +139,86 @@ EXPRESSIONS: dict[int, list[str]] = {  # by how often they are taken
             f"torch.scatter_reduce({{v}}, {{dim}}, {{places}}, torch.gather({{v}}, {{dim}}, {{places}}), '{how}')"
             for how in ("sum", "amax", "amin", "mean", "prod")
         ),
+        *(
+            f"torch.scatter_reduce({{v}}, {{dim}}, {{places}}, {{v}}, '{how}', include_self=False)"
+            for how in ("sum", "amax", "mean")
+        ),
+        *(f"{{v}}.index_reduce({{dim}}, {{along}}, {{v}}, '{how}')" for how in ("amax", "mean", "prod")),
+        "torch.gcd({i}, {twin})",
+        "torch.bitwise_left_shift({i}, {twin} & 5)",
+        "F.cross_entropy({matrix}, torch.argmax({matrix}, 1), label_smoothing=0.1, reduction={reduction})",
+        "F.cross_entropy({matrix}, {matrix}.softmax(1), reduction={reduction})",
+        "F.binary_cross_entropy({f}.sigmoid(), {twin}.sigmoid(), reduction={reduction})",
+        "F.gaussian_nll_loss({f}, {twin}, {twin}.square(), reduction={reduction})",
+        "F.cosine_similarity({v}, {twin}, {dim})",
+        "F.cosine_embedding_loss({matrix}, {twin}, torch.ones({matrix}.shape[0]), reduction={reduction})",
+        "F.triplet_margin_loss({matrix}, {twin}, {matrix}.flip(0), reduction={reduction})",
+        "F.multi_margin_loss({matrix}, torch.argmin({matrix}, 1), reduction={reduction})",
+        "F.batch_norm({v}, torch.zeros({v}.shape[1]), torch.ones({v}.shape[1]), training={flag})",
+        "F.batch_norm({cube}, {cube}[0, :, 0].detach(), {cube}[0, :, 0].detach().square(), training=True)",
+        "F.conv2d({cube}[None], {cube}[None, :, :2, :2], padding={bit})",
+        "F.conv_transpose1d({cube}, {cube}[:1, :, :2].mT[:, :{cube}.shape[1]], stride=2)",
+        "F.conv1d({cube}, {cube}[:2, :, :2], stride=2, padding=1)",
+        "F.max_pool2d({cube}, 3, 2, 1)",
+        "F.avg_pool2d({cube}, 2, 2, count_include_pad=False, ceil_mode={flag})",
+        "F.max_pool1d({cube}, 3, 2, 1, 2, return_indices=True)[{bit}]",
+        "F.adaptive_max_pool1d({cube}, 2)",
+        "F.adaptive_avg_pool2d({cube}, (2, 3))",
+        "F.lp_pool1d({cube}, 2, 2)",
+        "F.glu({v}, {dim})",
+        "F.prelu({f}, torch.full((1,), 0.25, dtype={f}.dtype))",
+        "F.threshold({f}, {number}, {number})",
+        "F.one_hot({rows})",
+        "F.embedding_bag(({rows}).reshape(1, -1), {matrix}, mode='mean')",
+        "F.local_response_norm({cube}, 2)",
+        "F.unfold({cube}[None], 2)",
+        "F.interpolate({cube}, size=5, mode='linear', align_corners={flag})",
+        "F.grid_sample({cube}[None], {cube}[None, :1, :, :2], align_corners={flag})",
         "{v}.std({dims}, correction=0, keepdim={flag})",
+        "torch.logsumexp({v}, {dims}, keepdim={flag})",
+        "torch.std_mean({v}, {dims}, keepdim={flag})[{bit}]",
+        "torch.median({v}, {dim}, keepdim={flag})[0]",
+        "torch.topk({v}, 1, {dim})[0]",
+        "torch.nanmean({v}, {dim}, keepdim={flag})",
+        "torch.cummin({v}, {dim})[{bit}]",
+        "torch.trapezoid({v}, dim={dim})",
+        "torch.cov({matrix})",
+        "torch.clamp({x}, min={y})",
+        "torch.clamp({x}, {y}, {number})",
+        "{x} + True",
+        "{x} * {flag}",
+        "{x}.sub({y}, alpha=2)",
+        "torch.addcdiv({x}, {y}, {y}, value={number})",
+        "torch.addmm({matrix}.mT @ {matrix}, {matrix}.mT, {matrix}, beta={number}, alpha={number})",
+        "torch.outer({v}.reshape(-1)[:9], {v}.reshape(-1)[:9])",
+        "torch.diag({matrix}, {bit})",
+        "torch.diag_embed({v})",
+        "torch.trace({matrix})",
+        "torch.rot90({m})",
+        "torch.tile({v}, (2,))",
+        "torch.hstack([{v}, {v}])",
+        "{v}.tensor_split(3, {dim})[{bit}]",
+        "{v}.swapaxes({dim}, {other})[..., None]",
+        "{x}[{same} > 0]",
+        "torch.masked_select({x}, {y} > 0)",
+        "{x}.masked_scatter({same} > 0, {twin})",
+        "{v}[{rows}, ..., None]",
+        "{v}[{rows}][:, {bit}:]",
+        "torch.index_put({v}, ({rows},), torch.tensor({number}, dtype={v}.dtype), accumulate={flag})",
+        "torch.select_scatter({v}, {v}.select({dim}, 0) * 2, {dim}, {place})",
+        "torch.slice_scatter({v}, {v}[:1], 0, 0, 1)",
+        "torch.searchsorted(torch.linspace(-1, 1, 7, dtype=F32), {f}.float().contiguous())",
+        "torch.bucketize({x}, torch.tensor([-1, 0, 2]))",
+        "torch.isin({x}, torch.tensor([0, 1, 2]))",
+        "torch.bernoulli({f}.sigmoid())",
+        "torch.randint_like({x}, 5)",
+        "torch.randn({v}.shape[0], dtype=F32)",
+        "torch.vander({v}.reshape(-1)[:5], 3)",
+        "torch.cdist({matrix}, {matrix})",
+        "torch.renorm({m}, 2, 0, 1.0)",
+        "torch.polygamma(1, {f})",
+        "{i}.type_as({y})",
+        "{i}.to({dtype}).to({float})",
         "{v}.nansum({dims})",
         "torch.cumprod({v}, {dim})",
         "torch.cummax({v}, {dim})[{bit}]",
@@ -182,6 +283,29 @@ STATEMENTS = [
     "{v}[..., 1:] *= 2",
     "{v}.transpose(0, -1).add_(1)",
     "{x}[{same} > 0] = {number}",
+    "{x} += {y}",
+    "{x} *= {number}",
+    "{x}.relu_()",
+    "{x}.clamp_({number}, {number})",
+    "{x}.masked_fill_({same} > 0, {number})",
+    "{x}.zero_()",
+    "{v}[1:].add_({number})",
+    "{v}[1:] = {v}[:-1].clone()",
+    "{v}.select({dim}, {place}).mul_({number})",
+    "{v}.narrow({dim}, {place}, 1).copy_({v}.narrow({dim}, 0, 1).clone())",
+    "{v}.view(-1)[::2] = {number}",
+    "{v}.diagonal(0, {dim}, {other}).fill_({number})",
+    "{v}.flatten().sub_({number})",
+    "{v}.scatter_({dim}, {places}, {number})",
+    "{v}.scatter_add_({dim}, {places}, torch.ones_like({places}, dtype={v}.dtype))",
+    "{v}.index_add_({dim}, {along}, torch.index_select({v}, {dim}, {along}))",
+    "{v}.index_put_(({rows},), torch.tensor({number}, dtype={v}.dtype), accumulate={flag})",
+    "{v}[{rows}] = {number}",
+    "{v}[{rows}] += {number}",
+    "{v}.cumsum_({dim})",
+    "{f}.exp_()",
+    "{f}.addcmul_({twin}, {twin}, value={number})",
+    "{f}.lerp_({twin}, 0.25)",
 ]
 
 
@@ -241,6 +365,11 @@ class Program:
     dynamic: bool | None = None
 
     @property
+    def random(self) -> bool:
+        """Whether numbers are drawn, which are others in float64."""
+        return any(re.search(r"dropout|rand|bernoulli", line) for line in self.lines)
+
+    @property
     def text(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
         given, returned = ", ".join(each.name for each in self.inputs), ", ".join(self.returned)
@@ -268,7 +397,7 @@ class Writer:
         return re.sub(r"\{(\w+)\}", lambda found: self._draw(found[1]), template)
 
     def _draw(self, field: str) -> str:
-        if field in ("number", "flag", "bit", "row"):  # may differ from one place to the next
+        if field in ("number", "flag", "bit", "row", "reduction"):  # may differ from one place to the next
             return str(getattr(self, f"_{field}")())
         if field not in self.drawn:
             self.drawn[field] = str(getattr(self, f"_{field}")())
@@ -356,6 +485,9 @@ class Writer:
     def _order(self) -> str:
         return self.chance.choice(["1", "2", "torch.inf", "3"])
 
+    def _reduction(self) -> str:
+        return repr(self.chance.choice(["mean", "sum", "none"]))
+
     def _flag(self) -> bool:
         return self.chance.random() < 0.5
 
@@ -416,7 +548,7 @@ def _inputs(chance: random.Random) -> tuple[Input, ...]:
     for name in "abcd"[: chance.randint(1, 4)]:
         dtype = chance.choices([*FLOATS, *WHOLE], [10, 2, 3, 1, 3, 1, 1, 1, 0.5, 0.5])[0]
         count = chance.choices(range(5), [1, 4, 8, 5, 1])[0]
-        dims = tuple(chance.choice([*LETTERS, *LETTERS, chance.choice((1, 2, 3, 4, 8, 16))]) for _ in range(count))
+        dims = tuple(chance.choice([*LETTERS, *LETTERS, chance.choice((1, 2, 3, 4, 8, 16, 0))]) for _ in range(count))
         layout = chance.choices([*LAYOUTS], [*LAYOUTS.values()])[0]
         floats = dtype in FLOATS
         made.append(Input(name, dtype, dims, layout, floats and chance.random() < 0.5, floats and special))
@@ -433,6 +565,7 @@ def _bounded(sizes: dict[str, int], inputs: tuple[Input, ...]) -> dict[str, int]
 def _run(lines: list[str], inputs: tuple[Input, ...], sizes: dict[str, int], seed: int) -> dict[str, Tensor] | None:
     """The tensors after these lines; None where they raise, or yield something too large."""
     scope = {**names(), **{each.name: each.tensor(sizes, seed) for each in inputs}}
+    torch.manual_seed(seed)
     try:
         exec("\n".join(lines), scope)
     except Exception:

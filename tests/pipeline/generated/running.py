@@ -47,6 +47,7 @@ def run(function: Callable[..., Any], program: Program, sizes: dict[str, int], d
     """One call, and a backward from all of its results, each with weights of its own."""
     outcome = Outcome([each.tensor(sizes, draw, exact) for each in program.inputs])
     generator = torch.Generator().manual_seed(draw % 2**31 + 5)
+    torch.manual_seed(draw % 2**31)
     try:
         outcome.results = list(function(*outcome.given))
         total = torch.zeros((), dtype=torch.float64)
@@ -100,6 +101,8 @@ def _function(program: Program, exact: bool) -> Callable[..., Any]:
 
 
 def _truth(function: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int) -> Outcome | None:
+    if program.random:
+        return None
     torch.set_default_dtype(torch.float64)
     try:
         outcome = run(function, program, sizes, draw, exact=True)
