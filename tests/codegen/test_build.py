@@ -14,6 +14,7 @@ from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
 from smelt.base.options import Options
 from smelt.codegen import assembly, build, compile_kernels, cpu, engine
+from smelt.codegen.schedule import plan
 from smelt.device import Target, find, names, register
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
@@ -108,6 +109,31 @@ def test_target_says_how_many_lanes() -> None:
     target = replace(find("cpu"), vector_bits=256)
     assert [target.lanes(dtype) for dtype in (torch.float64, torch.float32, torch.int8)] == [4, 8, 32]
     assert target.address_space("global") == 0
+
+
+def test_twice_the_registers_where_a_point_takes_few() -> None:
+    """And only for tensors large enough to make up for LLVM's time."""
+
+    def lanes(op: str, size: int, vectors: int) -> int:
+        target = replace(find("cpu"), vector_bits=128, vector_registers=32, light_vectors=vectors)
+        return plan(kernel_of("k", op, [torch.float32], torch.float32, size), target).lanes
+
+    assert [lanes("exp", 1 << 18, vectors) for vectors in (4, 8)] == [16, 32]
+    assert lanes("exp", 1 << 17, 8) == lanes("sin", 1 << 18, 8) == lanes("neg", 1 << 18, 8) == 16
+
+
+def test_instructions_in_the_order_of_another_processor() -> None:
+    named = build.module_text([KERNEL], replace(find("cpu"), ordered_for="generic"))
+    assert '"tune-cpu"="generic"' in named
+    assert "tune-cpu" not in build.module_text([KERNEL], replace(find("cpu"), ordered_for=""))
+
+
+def test_a_constant_used_twice_is_read_from_two_places() -> None:
+    """Read from one, it would be copied in registers before it is overwritten."""
+    target = replace(find("cpu"), fma_overwrites=True, has_fma=True, vector_bits=128)
+    kernel = kernel_of("k", "exp", [torch.float32], torch.float32, 64)
+    (pool,) = (line for line in build.module_text([kernel], target).splitlines() if ".pool = " in line)
+    assert pool.partition("> <{")[2].count("splat (float 0x3FF0000000000000)") == 2
 
 
 # Targets other than this machine.

@@ -1,12 +1,13 @@
 """Reads along another axis than the writes: turned round in tiles, whatever the dtype, the sizes and the axes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from smelt.codegen import schedule
+from smelt.codegen import build, cpu, schedule
 from smelt.codegen.schedule import Split
-from smelt.device import find
+from smelt.device import Target, find, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import parse_kernel
 from tests.codegen.test_kernels import same_as_reference
@@ -120,4 +121,51 @@ def test_flipped_lines_are_read_as_they_were(busy: None) -> None:
         "kernel k rows(i:40) cols(j:40)\n in x: f32[1600]\n out y: f32[1600]\n loop:\n"
         " a = load x[-1*i + 40*j + 39]\n store y[40*i + j] = a"
     )
+    same_as_reference(kernel)
+
+
+@pytest.fixture
+def wide(busy: None) -> Iterator[Target]:
+    """This machine, if it turned squares of 16 × 16 and wrote them past the cache, however few."""
+    target = replace(cpu.describe_host(), turned_bits=512, streams_from=1, tile_bytes=(512, 256))
+    register("cpu", lambda: target)
+    build.forget()
+    yield target
+    register("cpu", cpu.describe_host)
+    build.forget()
+
+
+@pytest.mark.parametrize(("rows", "cols"), [*SIZES, (40, 64), (70, 80), (64, 1024), (6, 9), (4, 40)])
+def test_squares_of_sixteen(rows: int, cols: int, wide: Target) -> None:
+    kernel = turned(rows, cols)
+    made = schedule.plan(kernel, wide).tile
+    assert made is not None and made.block == (16 if min(rows, cols) >= 16 else 4)
+    assert made.streamed is (cols % 16 == 0)
+    assert made.streamed is ("!nontemporal" in build.module_text([kernel], wide))
+    same_as_reference(kernel)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool"])
+def test_squares_of_sixteen_of_all_dtypes(dtype: str, wide: Target) -> None:
+    for cols in (90, 128):
+        same_as_reference(turned(70, cols, dtype))
+
+
+def test_what_does_not_begin_with_a_cache_line_goes_through_the_cache(wide: Target) -> None:
+    kernel = parse_kernel(
+        "kernel k rows(i:48) cols(j:64)\n in x: f32[3072]\n out y: f32[3073]\n loop:\n"
+        " a = load x[i + 48*j]\n store y[64*i + j + 1] = a"
+    )
+    assert "!nontemporal" in build.module_text([kernel], wide)  # it is told apart when it runs
+    same_as_reference(kernel)
+
+
+def test_little_and_what_is_read_as_well_goes_through_the_cache(wide: Target) -> None:
+    assert "!nontemporal" not in build.module_text([turned(64, 64)], replace(wide, streams_from=64 * 64 * 4 + 1))
+    assert "!nontemporal" not in build.module_text([turned(64, 64)], replace(wide, streams_from=0))
+    kernel = parse_kernel(
+        "kernel k rows(i:64) cols(j:64)\n inout x: f32[4096]\n in y: f32[4096]\n loop:\n"
+        " a = load x[64*i + j]\n b = load y[i + 64*j]\n c = add a, b : f32\n store x[64*i + j] = c"
+    )
+    assert "!nontemporal" not in build.module_text([kernel], wide)
     same_as_reference(kernel)

@@ -124,6 +124,7 @@ class Body:
     below: frozenset[str] = frozenset()  # values that are never above zero
     ramps: dict[str, tuple[Value, int]] = field(default_factory=dict)  # positions: the first lane, and the step
     spans: dict[str, Span] = field(default_factory=dict)  # masks that are true from one lane to another
+    past_cache: bool = False  # whether what is stored now goes past the cache
     mask: Value | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -145,6 +146,8 @@ class Body:
                 self._each(rows, self._number(0), everything, self._row)
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
+                if self.plan.tile is not None and self.plan.tile.streamed:
+                    self.b.emit("fence seq_cst")
             case Split.PLACES:
                 self._clear()
                 self._each(rows, self._number(0), self._number(self.plan.kernel.row_count), self._placed_row)
@@ -249,11 +252,30 @@ class Body:
             before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
             self.pointers[each.square] = self.b.element(self.pointers[each.square], kind, before)
         self.edges = (left, self.b.add(left, tile.width))
+        if tile.streamed:
+            self._tile_in_lines(tile, top)
+        else:
+            self._tile_rows(tile, top)
+        self.pointers = whole
+
+    def _tile_rows(self, tile: tiles.Tile, top: Value) -> None:
         loop = self.b.begin(top, self.b.add(top, tile.height), 1, (), guard=False)
         self.axes[tile.down.name] = loop.index
         self._row()
         loop.end()
-        self.pointers = whole
+
+    def _tile_in_lines(self, tile: tiles.Tile, top: Value) -> None:
+        """Its rows written past the cache, if what they write begins where cache lines do."""
+        self.rows_at.clear()
+        stores = [i for i in self.plan.kernel.instructions() if isinstance(i, Store)]
+        whole = tiles.whole_lines(self.b, [self._address(each.buffer, each.index) for each in stores])
+        past, through, after = (self.b.new_label(stem) for stem in ("past", "through", "after"))
+        self.b.branch(whole, past, through)
+        for label, self.past_cache in ((past, True), (through, False)):
+            self.b.label(label)
+            self._tile_rows(tile, top)
+            self.b.jump(after)
+        self.b.label(after)
 
     # Loop stages.
 
@@ -660,7 +682,8 @@ class Body:
         if stride == 0:
             self.b.store(self.b.extract(raw, 0), self._address(array, index))
         elif stride == 1 and self.mask is None:
-            self.b.store(raw, self._address(array, index))
+            write = self.b.store_past_cache if self.past_cache else self.b.store
+            write(raw, self._address(array, index))
         elif stride == -1 and self.mask is None:
             self.b.store(self.b.backwards(raw), self._lowest(array, index))
         elif self.mask is not None and is_varying(self.plan.width % self.lanes):

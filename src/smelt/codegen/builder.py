@@ -95,7 +95,8 @@ class Builder:
         self.block = "entry"
         self._count = 0
         self._splats: dict[tuple[str, int], Value] = {}
-        self._pool: dict[str, int] = {}
+        self._pool: dict[tuple[str, bool], int] = {}
+        self._pool_turns: dict[str, bool] = {}
         self._pool_size = 0
         self._early: list[str] | None = None
         self._early_place = 0
@@ -177,7 +178,9 @@ class Builder:
         if lanes * BITS[kind] < self.target.vector_bits:
             return self.const(kind, value, lanes)
         text = str(self.const(kind, value, lanes))
-        place = self._pool.setdefault(text, self._pool_size)
+        # Two copies take turns: LLVM reads one place once, and would copy it in registers.
+        copy = self._pool_turns[text] = not self._pool_turns.get(text, True)
+        place = self._pool.setdefault((text, copy), self._pool_size)
         if place == self._pool_size:
             self._pool_size += lanes * BITS[kind] // 8
         return self.load(self.element(f"@{self.symbol}.pool", "i8", place), kind, lanes)
@@ -187,8 +190,9 @@ class Builder:
         """The definition of the constants `pooled` refers to; empty if there are none."""
         if not self._pool:
             return ""
-        types = ", ".join(text.partition(">")[0] + ">" for text in self._pool)
-        return f"@{self.symbol}.pool = internal global <{{ {types} }}> <{{ {', '.join(self._pool)} }}>, align 64"
+        values = [text for text, _ in self._pool]
+        types = ", ".join(text.partition(">")[0] + ">" for text in values)
+        return f"@{self.symbol}.pool = internal global <{{ {types} }}> <{{ {', '.join(values)} }}>, align 64"
 
     def splat(self, value: Value, lanes: int) -> Value:
         """A scalar spread over lanes; made once per loop, before it, where a loop is open."""
@@ -419,6 +423,10 @@ class Builder:
 
     def store(self, value: Value, pointer: str) -> None:
         self.emit(f"store {value}, ptr {pointer}, align {max(1, BITS[value.kind] // 8)}")
+
+    def store_past_cache(self, value: Value, pointer: str) -> None:
+        """Of whole cache lines; a fence is due before others are told."""
+        self.emit(f"store {value}, ptr {pointer}, align 64, !nontemporal !{{i32 1}}")
 
     def extract(self, value: Value, lane: int) -> Value:
         if value.lanes == 1:

@@ -68,7 +68,8 @@ def write(symbol: str, plan: Plan, target: Target) -> Code:
 def _function(signature: str, b: Builder, *, label: bool = True) -> str:
     body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*b.prologue, *b.lines))
     head = "entry:\n" if label else ""
-    return f"define {signature} {{\n{head}{body}\n}}\n"
+    order = f' "tune-cpu"="{b.target.ordered_for}"' if b.target.ordered_for else ""
+    return f"define {signature}{order} {{\n{head}{body}\n}}\n"
 
 
 def _write_finish(b: Builder, plan: Plan, layout: Layout, workspace: Size) -> None:

@@ -54,10 +54,13 @@ BUCKETS = 1024  # places that are scattered to fall into so many, which threads 
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
 # Rows of a tile are read in pieces too short for the processor to guess the next: each is asked for so much earlier.
 _TILE_BYTES_AHEAD = 1536
-_EARLY_MOST = 2
+_EARLY_MOST = 1  # two arrays are read faster as they come: the slope of gelu at 0.73 of a copy for 0.66
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
 _MATH_COST = 16
+_LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values of a point at a time
+_LIGHT_MOST = 12  # instructions of a point, one of them such a function
+_LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
 
 
 class Split(Enum):
@@ -415,15 +418,20 @@ def _lanes(kernel: Kernel, target: Target) -> int:
     dtypes = value_dtypes(kernel)
     widths = [4]
     math = 0
+    light = False
     for stage in kernel.stages:
         inside = varying(kernel, stage) if stage.loop else []
         narrow = _only_compared(inside)
         outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
         widths += [dtypes[out].itemsize for out in outs if out not in narrow]
         widths += [fold_dtype(i, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
-        math = max(math, sum(isinstance(i, Compute) and i.op in _MATH for i in inside))
+        functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]
+        math = max(math, len(functions))
+        light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2
+    if light and math == 1 and typical(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH:
+        registers = max(registers, target.light_vectors)
     most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
     if is_varying(size):
@@ -505,7 +513,7 @@ def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     if not target.loads_early or _only_reads(stage.body) or sum(map(_cost, stage.body)) < _MATH_COST:
         return []
     found = _streams(kernel, stage.body)
-    return found if len(found) <= _EARLY_MOST else []  # they take registers
+    return found if len(found) <= _EARLY_MOST else []
 
 
 def _total_cost(kernel: Kernel) -> Size:

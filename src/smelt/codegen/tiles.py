@@ -1,8 +1,8 @@
 """Tiles: reads that run along another axis than the writes do are turned round in a small private array first.
 
     store y[2048*i + j] = load x[i + 2048*j]        x is read down its columns: a cache line for every element
-    → for every 256 × 64 tile: read eight lines of x at a time along i, turn blocks of 4 × 4 in registers, keep what
-      they come to; then load that along j
+    → for every 256 × 64 tile: read eight lines of x at a time along i, turn blocks of 4 × 4 in registers (of 16 × 16
+      where a register holds that much), keep what they come to; then load that along j
 
 Both sides of memory are then walked by several cache lines at a time. More than eight lines of x would not do: where
 they lie a power of two apart, as they often do, no more of them fit a cache at once. Tiles of an axis whose size is no
@@ -11,15 +11,17 @@ multiple of theirs overlap.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 
 from smelt.base.data import dataclass
 from smelt.base.sizes import Size
-from smelt.base.varying import is_varying, known_equal
+from smelt.base.varying import is_varying, known_equal, typical
 from smelt.codegen.builder import BITS, Builder, Value
 from smelt.device import Target
 from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role, Stage, Store
 
-_BLOCK_BITS = 128  # what is turned at a time: squares of registers this wide, on every target
+_BLOCK_BITS = 128  # registers that are turned in at least, on every target
+_BLOCK_MOST = 16  # elements along each side of what is turned at a time
 _LINES = 8  # read side by side
 _CACHE_LINE = 64
 _ASKED = 4 * _CACHE_LINE  # of the lines read next: with so much asked for, the processor sees by itself how they go on
@@ -35,13 +37,16 @@ class Turned:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`height` points of the row axis `down` by `width` points of the col axis `along`, and the reads to turn."""
+    """`height` points of the row axis `down` by `width` points of the col axis `along`, and the reads to turn, in
+    squares of registers `block` wide or of as many elements as one holds."""
 
     down: Axis
     along: Axis
     height: int
     width: int
+    block: int
     turned: tuple[Turned, ...]
+    streamed: bool  # whether what is written goes past the cache
 
     @property
     def blocks(self) -> tuple[Axis, Axis]:
@@ -61,10 +66,13 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tu
     reads = _turned_reads(kernel, down, along)
     if not reads:
         return None
-    item = max(kernel.buffer(read.buffer).dtype.itemsize for read in reads)
-    block = max(_block(kernel.buffer(read.buffer)) for read in reads)
-    height = _side(down.size, block, target.tile_bytes[0] // item, repeatable)
-    width = _side(along.size, max(block, lanes), target.tile_bytes[1] // item, repeatable)
+    sizes = [kernel.buffer(read.buffer).dtype.itemsize for read in reads]
+    block, least = (max(_block(8 * size, bits) for size in sizes) for bits in (target.turned_bits, _BLOCK_BITS))
+    height = width = 0
+    while block >= least and not (height and width):
+        height = _side(down.size, block, target.tile_bytes[0] // max(sizes), repeatable)
+        width = _side(along.size, max(block, lanes), target.tile_bytes[1] // max(sizes), repeatable)
+        block //= 2
     if not height or not width:
         return None
     turned = tuple(Turned(read, f"{read.buffer}.square{number}") for number, read in enumerate(reads))
@@ -74,7 +82,7 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tu
     stages = tuple(Stage(stage.loop, tuple(_replaced(stage.body, squares))) for stage in kernel.stages)
     private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in turned]
     changed = replace(kernel, rows=rows, stages=stages, buffers=(*kernel.buffers, *private))
-    return changed, Tile(down, along, height, width, turned)
+    return changed, Tile(down, along, height, width, 2 * block, turned, _streamed(kernel, along, lanes, target))
 
 
 def _turned_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
@@ -94,8 +102,27 @@ def _replaced(body: Iterable[Instruction], squares: dict[Load, Load]) -> Iterabl
     return (squares.get(i, i) if isinstance(i, Load) else i for i in body)
 
 
-def _block(buffer: Buffer) -> int:
-    return max(2, _BLOCK_BITS // (8 * buffer.dtype.itemsize))
+def _block(bits: int, register: int) -> int:
+    """How many elements of so many bits are turned at a time in each direction."""
+    return min(_BLOCK_MOST, max(2, register // bits))
+
+
+def _streamed(kernel: Kernel, along: Axis, lanes: int, target: Target) -> bool:
+    """Whether all that is written is so much that no cache keeps it, in whole lines if one begins where one does."""
+    read = {i.buffer for i in kernel.instructions() if isinstance(i, Load)}
+
+    def lines(store: Store) -> bool:
+        buffer = kernel.buffer(store.buffer)
+        size = buffer.dtype.itemsize
+        steps = [store.index.stride(axis.name) * size for axis in kernel.rows]
+        return (
+            store.buffer not in read
+            and typical(buffer.size * size) >= target.streams_from
+            and store.index.stride(along.name) == 1
+            and all(known_equal(step % _CACHE_LINE, 0) for step in (*steps, lanes * size))
+        )
+
+    return target.streams_from > 0 and all(lines(i) for i in kernel.instructions() if isinstance(i, Store))
 
 
 def _side(size: Size, step: int, most: int, repeatable: bool) -> int:
@@ -111,7 +138,7 @@ def first_of(b: Builder, number: Value, side: int, size: Size) -> Value:
 
 def turn(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
     """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
-    block = max(2, _BLOCK_BITS // BITS[kind])
+    block = min(tile.block, _block(BITS[kind], b.target.turned_bits))
     lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block
     columns = b.begin(b.const("i64", 0), b.const("i64", tile.width), lines, (), guard=False)
     start = b.element(source, kind, b.mul(columns.index, stride))
@@ -137,3 +164,9 @@ def _transposed(b: Builder, vectors: list[Value]) -> list[Value]:
         pairs = zip(vectors[:half], vectors[half:], strict=True)
         vectors = [part for low, high in pairs for part in b.interleaved(low, high)]
     return vectors
+
+
+def whole_lines(b: Builder, places: Iterable[str]) -> Value:
+    """Whether a cache line begins at each of these addresses."""
+    bits = [b.op(f"ptrtoint ptr {place} to i64", "i64", 1) for place in places]
+    return b.icmp("eq", b.and_(reduce(b.or_, bits), _CACHE_LINE - 1), 0)

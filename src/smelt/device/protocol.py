@@ -41,8 +41,12 @@ class Target:
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core
     tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others
+    turned_bits: int = 128  # registers in which they are turned
+    streams_from: int = 0  # bytes that whole lines are written of past the cache, from so many on; 0 for never
     loads_early: bool = False  # a load waits for a store before it that only seems to be to the same place
     scales_floats: bool = False  # one instruction for x · 2^n, for whichever n, of a whole vector
+    light_vectors: int = 4  # registers of one value that a loop computes side by side, where a point takes few of them
+    ordered_for: str = ""  # the processor, in LLVM's words, whose order of instructions serves; empty for `cpu` itself
     address_spaces: tuple[tuple[str, int], ...] = (("global", 0), ("scratch", 0))
 
     def lanes(self, dtype: torch.dtype) -> int:

@@ -118,7 +118,7 @@ def _expm1_of_reduced(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def sigmoid(b: Builder, x: Value) -> Value:
     """From e = exp(-|x|), which cannot overflow: 1 / (1 + e) on the right, e / (1 + e) on the left."""
-    small = exp_of_negative(b, b.fneg(b.fabs(x)))
+    small = exp_of_negative(b, b.copysign(x, -1.0))
     return b.fdiv(b.select(b.fcmp("oge", x, 0.0), 1.0, small), b.fadd(small, 1.0))
 
 
