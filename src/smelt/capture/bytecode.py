@@ -2,7 +2,7 @@
 
 A code object → `CodeInfo`: instructions with their prefixes folded in (EXTENDED_ARG, KW_NAMES, PRECALL), absolute jump
 targets, the exception table, and which locals are live before each instruction. What differs between Python versions
-is decided here, in `_RENAMED` and `_canonical`, so that the rest of capture knows one form; `ONLY_IN` lists what is
+is decided here, in `_RENAMED` and `_reader`, so that the rest of capture knows one form; `ONLY_IN` lists what is
 left of the differences, and `LEFT_TO_PYTHON` what is not followed in any version. tests/versions holds both to every
 instruction that each Python has.
 
@@ -170,8 +170,8 @@ def _slot_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _instructions(code: CodeType) -> list[Instruction]:
-    """What `dis.get_instructions` tells, at a quarter of its cost: a large model is thousands of instructions."""
-    units, lines = code.co_code, _lines(code)
+    """What `dis.get_instructions` tells, at a tenth of its cost: a large model is thousands of instructions."""
+    units, lines, slots = code.co_code, _lines(code), _slot_names(code)
     found: list[Instruction] = []
     start: int | None = None
     keywords: tuple[str, ...] = ()
@@ -185,14 +185,25 @@ def _instructions(code: CodeType) -> list[Instruction]:
             following += 2
         line = lines[offset >> 1] or line
         start = offset if start is None else start
-        name = _NAMES[opcode]
         extended = 0
-        if name == "EXTENDED_ARG":
-            extended = arg << 8
-        elif name == "KW_NAMES":
-            keywords = code.co_consts[arg]
-        elif name != "PRECALL":
-            found.append(_canonical(code, opcode, arg, start, offset, following, line, keywords))
+        name, read = _READERS[opcode]
+        if read is None:
+            if name == "EXTENDED_ARG":
+                extended = arg << 8
+            elif name == "KW_NAMES":
+                keywords = code.co_consts[arg]
+        else:
+            target = -1
+            value = read(code, slots, arg)
+            if opcode in _JUMPS:
+                value = target = following + 2 * value  # counted from behind the caches
+                if name == "FOR_ITER":
+                    target += _LOOP_END
+            elif opcode in _CALLS_METHODS and arg & 1:
+                name = "LOAD_METHOD"
+            elif opcode == _INTRINSIC:
+                name = _INTRINSICS.get(arg, name)
+            found.append(_new(Instruction, (name, arg, value, target, start, following, line, keywords)))
             start, keywords = None, ()
         offset = following
     return found
@@ -206,51 +217,47 @@ def _lines(code: CodeType) -> list[int | None]:
     return lines
 
 
-_NAMES = dis.opname
+Reader = Callable[[CodeType, tuple[str, ...], int], Any]
+_new = tuple.__new__
 _CACHE = dis.opmap["CACHE"]
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_CONSTANTS, _OF_NAMES, _COMPARISONS = frozenset(dis.hasconst), frozenset(dis.hasname), frozenset(dis.hascompare)
-_VARIABLES = frozenset({*dis.haslocal, *dis.hasfree})
-_WITH_ARGUMENT = frozenset(getattr(dis, "hasarg", range(dis.HAVE_ARGUMENT, 256)))
 _COMPARISON_SHIFT = {(3, 11): 0, (3, 12): 4, (3, 13): 5}.get(VERSION, 5)
 _NAME_SHIFT = {"LOAD_GLOBAL": 1, "LOAD_SUPER_ATTR": 2, **({"LOAD_ATTR": 1} if VERSION >= (3, 12) else {})}
+_CALLS_METHODS = frozenset({dis.opmap["LOAD_ATTR"]} if VERSION >= (3, 12) else ())
+_INTRINSIC = dis.opmap.get("CALL_INTRINSIC_1", -1)
+_LOOP_END = {(3, 11): 0, (3, 12): 2}.get(VERSION, 4)  # skips END_FOR (and POP_TOP): the iterator is popped here
 _CONVERSIONS = (None, str, repr, ascii)
 
 
-def _canonical(
-    code: CodeType, opcode: int, arg: int, start: int, offset: int, following: int, line: int, keywords: tuple[str, ...]
-) -> Instruction:
-    """One instruction. `start` is where its prefixes begin, `offset` where it does itself."""
-    raw = _NAMES[opcode]
-    name = _RENAMED.get(raw, raw)
-    value: Any = None
-    target = -1
-    if opcode in _CONSTANTS:
-        value = code.co_consts[arg]
-    elif opcode in _OF_NAMES:
-        value = code.co_names[arg >> _NAME_SHIFT.get(raw, 0)]
-        if raw == "LOAD_ATTR" and VERSION >= (3, 12) and arg & 1:
-            name = "LOAD_METHOD"
-    elif raw in _TWO_SLOTS:
-        value = tuple(code._varname_from_oparg(slot) for slot in (arg >> 4, arg & 15))  # type: ignore[attr-defined]
-    elif opcode in _VARIABLES:
-        value = code._varname_from_oparg(arg)  # type: ignore[attr-defined]
-    elif opcode in _JUMPS:
-        value = target = following + 2 * (-arg if "BACKWARD" in raw else arg)  # counted from behind the caches
-        if name == "FOR_ITER" and VERSION >= (3, 12):
-            target += 2 if VERSION == (3, 12) else 4  # skip END_FOR (and POP_TOP): the iterator is popped here
-    elif opcode in _COMPARISONS:
-        value = dis.cmp_op[arg >> _COMPARISON_SHIFT]
-    elif raw == "BINARY_OP":
-        value = dis._nb_ops[arg][1]  # type: ignore[attr-defined]
-    elif raw == "FORMAT_VALUE":
-        value = (_CONVERSIONS[arg & 3], bool(arg & 4))
-    elif raw == "CONVERT_VALUE":
-        value = _CONVERSIONS[arg]
-    elif opcode in _WITH_ARGUMENT:
-        value = arg
-        name = _INTRINSICS.get(arg, name) if raw == "CALL_INTRINSIC_1" else name
-    return Instruction(name, arg, value, target, start, following, line, keywords)
+def _reader(opcode: int, raw: str) -> Reader | None:
+    """How the argument of an instruction is read, of code, the names of its slots and the number; None for prefixes."""
+    if raw in ("EXTENDED_ARG", "KW_NAMES", "PRECALL"):
+        return None
+    if opcode in dis.hasconst:
+        return lambda code, slots, arg: code.co_consts[arg]
+    if opcode in dis.hasname:
+        shift = _NAME_SHIFT.get(raw, 0)
+        return lambda code, slots, arg: code.co_names[arg >> shift]
+    if raw in _TWO_SLOTS:
+        return lambda code, slots, arg: (slots[arg >> 4], slots[arg & 15])
+    if opcode in dis.haslocal or opcode in dis.hasfree:
+        return lambda code, slots, arg: slots[arg]
+    if opcode in _JUMPS:
+        return (lambda code, slots, arg: -arg) if "BACKWARD" in raw else (lambda code, slots, arg: arg)
+    if opcode in dis.hascompare:
+        return lambda code, slots, arg: dis.cmp_op[arg >> _COMPARISON_SHIFT]
+    if raw == "BINARY_OP":
+        return lambda code, slots, arg: dis._nb_ops[arg][1]  # type: ignore[attr-defined]
+    if raw == "FORMAT_VALUE":
+        return lambda code, slots, arg: (_CONVERSIONS[arg & 3], bool(arg & 4))
+    if raw == "CONVERT_VALUE":
+        return lambda code, slots, arg: _CONVERSIONS[arg]
+    has_argument = opcode in dis.hasarg if hasattr(dis, "hasarg") else opcode >= dis.HAVE_ARGUMENT
+    return (lambda code, slots, arg: arg) if has_argument else (lambda code, slots, arg: None)
+
+
+# By opcode: its name in every version, and how its argument is read.
+_READERS = tuple((_RENAMED.get(raw, raw), _reader(opcode, raw)) for opcode, raw in enumerate(dis.opname))
 
 
 def slots_of_pair(instruction: Instruction) -> tuple[tuple[str, int], ...]:
