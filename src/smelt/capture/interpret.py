@@ -147,30 +147,40 @@ class Interpreter:
 
     def run(self) -> Ending:
         """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
-        while True:
-            frame = self.frames[-1]
-            depth, index, stack = len(self.frames), frame.index, frame.stack.copy()
+        frames, begin = self.frames, self.tape.begin
+        while self._returned is None:
+            frame = frames[-1]
+            depth, index, stack = len(frames), frame.index, frame.stack.copy()
             slots, handled = frame.slots.copy(), frame.handled
             self._undo.clear()
-            self.tape.begin()
+            begin()
             try:
                 self._guarded(0)
             except Unsupported as stop:
-                del self.frames[depth:]
+                del frames[depth:]
                 frame.index, frame.stack, frame.slots, frame.handled = index, stack, slots, handled
                 for undo in reversed(self._undo):
                     undo()
                 self.tape.take_back()
                 self._undo.clear()
                 return Broken(stop.bare())
-            if self._returned is not None:
-                self._undo.clear()
-                return Returned(self._returned)
+        self._undo.clear()
+        return Returned(self._returned)
 
     def _guarded(self, depth: int) -> None:
         """One instruction of the innermost frame; what it raises goes to a handler in the frames from `depth` on."""
+        frame = self.frames[-1]
+        instruction = frame.info.instructions[frame.index]
+        handler = self._handlers.get(instruction.name)
+        if handler is None:
+            raise Unsupported("B012", instruction.name)
+        self._steps += 1
+        if self._steps > _MOST_INSTRUCTIONS:
+            raise Unsupported("B016", f"more than {_MOST_INSTRUCTIONS} instructions")
+        frame.index += 1
+        self.tape.line = instruction.line
         try:
-            self._one(self.frames[-1])
+            handler(self, frame, instruction)
         except Raised as raised:
             if raised.handled is None:
                 raised.handled = self.handled()
@@ -261,18 +271,6 @@ class Interpreter:
             raised.error = Failure(kind, args=args, details=raised.details)
         found: Value = raised.error
         return found
-
-    def _one(self, frame: Frame) -> None:
-        instruction = frame.instruction
-        self._steps += 1
-        if self._steps > _MOST_INSTRUCTIONS:
-            raise Unsupported("B016", f"more than {_MOST_INSTRUCTIONS} instructions")
-        frame.index += 1
-        handler = self._handlers.get(instruction.name)
-        if handler is None:
-            raise Unsupported("B012", instruction.name)
-        self.tape.line = instruction.line
-        handler(self, frame, instruction)
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
         """Call a value; `PUSHED` if a frame was pushed to do it."""

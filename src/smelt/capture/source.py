@@ -85,10 +85,7 @@ class Source:
 
 def _identity(parts: tuple[Any, ...]) -> Any:
     """A dict key for an accessor or check: objects by identity, so that `1`, `1.0` and `True` stay apart."""
-    for part in parts:
-        if not isinstance(part, str):
-            break
-    else:
+    if len(parts) == 2 and type(parts[1]) is str:
         return parts  # most are names
     return tuple(
         [part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts]

@@ -89,8 +89,9 @@ class Tape:
 
     def begin(self) -> None:
         """A new instruction starts: from here `take_back` undoes."""
-        self._added.clear()
-        self._rewritten.clear()
+        if self._added or self._rewritten:
+            self._added.clear()
+            self._rewritten.clear()
         self._before = (self.ambient, self._heeded)
 
     @property
@@ -536,12 +537,10 @@ def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
 
 def _convert(value: Any, of_tensor: Any) -> Any:
     """A value as a graph argument: plain Python all the way down, tensors and symbols as `of_tensor` says."""
-    if isinstance(value, Number) and value.symbolic is not None:
+    if isinstance(value, Tensor) or (isinstance(value, Number) and value.symbolic is not None):
         return of_tensor(value)
     if isinstance(value, Constant):
         return value.value
-    if isinstance(value, Tensor):
-        return of_tensor(value)
     if isinstance(value, Sequence):
         if any(isinstance(item, Pending) for item in value.items):
             raise Unsupported("B017", "a container from outside as an operator's argument")
