@@ -10,6 +10,7 @@ a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt.base import events
@@ -19,7 +20,7 @@ from smelt.base.options import Options, config
 from smelt.ir import stored
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
-from smelt.ir.program import Program
+from smelt.ir.program import Launch, Program
 from smelt.pipeline.keys import Unstorable, key_of
 from smelt.runtime.cache import Store, open_store
 from smelt.runtime.image import Image, Loaded, Slot
@@ -163,8 +164,15 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
         (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
         for _, image in images.values()
     )
-    value = (program, tuple(rows), described, *more)
+    value = (_called(program), tuple(rows), described, *more)
     return [stored.dump(value).encode(), *(image.code for _, image in images.values())]
+
+
+def _called(program: Program) -> Program:
+    """The program with what its kernels are called with, and not how they compute: that is in the images."""
+    bare = {kernel.name: replace(kernel, stages=()) for kernel in program.kernels}
+    steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
+    return replace(program, steps=tuple(steps))
 
 
 def _fields(parts: list[bytes], count: int) -> tuple[Any, ...]:
