@@ -337,6 +337,41 @@ def test_a_recipe_with_breaks_is_right(recipe: Callable[[Wrap], list[Any]]) -> N
     _same(recipe(smelt.compile), recipe(lambda step: step))
 
 
+CYCLES: dict[str, dict[str, Any]] = {
+    "triangular": {},
+    "triangular2": {"mode": "triangular2"},
+    "exp_range": {"mode": "exp_range", "gamma": 0.99},
+    "own": {"scale_fn": lambda cycle: [0.5, 0.25][cycle % 2], "scale_mode": "cycle"},
+    "own by steps": {"scale_fn": lambda step: 0.99**step, "scale_mode": "iterations"},
+}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("name", CYCLES)
+def test_cycles_are_no_versions(name: str, kind: Any) -> None:
+    """Each was one, and after eight the step ran in Python."""
+
+    def train(wrap: Wrap) -> list[Any]:
+        model = _model()
+        opt = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        scheduler = torch.optim.lr_scheduler.CyclicLR(opt, 0.01, 0.1, step_size_up=2, step_size_down=3, **CYCLES[name])
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = _plain(model, opt, x, y)
+            scheduler.step()
+            return loss
+
+        call, seen = wrap(step), []
+        for number in range(30):
+            loss = call(*_batch(number)).detach()
+            group = opt.param_groups[0]
+            seen.append((loss, group["lr"], group.get("momentum"), group.get("betas"), scheduler.last_epoch))
+        return [seen, scheduler.get_last_lr()]
+
+    _same(train(lambda step: smelt.compile(step, backend="eager")), train(lambda step: step))
+    assert smelt.counters["recompiles"] <= 4 or name == "own"
+
+
 @pytest.mark.parametrize("wrong", [lambda gradient: gradient[:2], lambda gradient: 3], ids=["size", "kind"])
 def test_what_a_hook_gives_is_checked_as_by_pytorch(wrong: Callable[[torch.Tensor], Any]) -> None:
     errors = []

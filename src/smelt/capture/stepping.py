@@ -6,6 +6,7 @@
 Capture interprets calls of the keys of `STAND_INS` as calls of their values; see `polyfills.py`.
 """
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -230,6 +231,33 @@ def _put_back(infinite: torch.Tensor, state: Any, params: list[Any], kept: list[
         state[param].update(others)
 
 
+def cyclic_rates(scheduler: Any) -> Any:
+    """`CyclicLR.get_lr` without an integer for the cycle, by which each would be another version: the part of a cycle
+    that has passed is what is left of a division, and PyTorch's own scales take the cycle's number as a float, too."""
+    turned = 1.0 + scheduler.last_epoch / scheduler.total_size
+    passed = turned % 1.0
+    ratio = scheduler.step_ratio
+    height = passed / ratio if passed <= ratio else (passed - 1) / (ratio - 1)
+
+    def scale() -> Any:
+        if scheduler.scale_mode != "cycle":
+            return scheduler.scale_fn(scheduler.last_epoch)
+        whole = turned - passed if scheduler._scale_fn_custom is None else math.floor(turned)
+        return scheduler.scale_fn(whole)
+
+    bounds = zip(scheduler.base_lrs, scheduler.max_lrs, strict=True)
+    rates = [low + (high - low) * height * scale() for low, high in bounds]
+    if scheduler.cycle_momentum:
+        bounds = zip(scheduler.base_momentums, scheduler.max_momentums, strict=True)
+        for group, (low, high) in zip(scheduler.optimizer.param_groups, bounds, strict=True):
+            momentum = high - (high - low) * height * scale()
+            if scheduler.use_beta1:
+                group["betas"] = (momentum, *group["betas"][1:])
+            else:
+                group["momentum"] = momentum
+    return rates
+
+
 def healthy(optimizer: Any) -> None:
     """What optimizers ask of the recording of CUDA graphs, which nothing compiled is part of."""
 
@@ -251,6 +279,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     torch._amp_foreach_non_finite_check_and_unscale_: unscaled,
     torch._amp_update_scale_: scale_updated,
     torch.amp.GradScaler._maybe_opt_step: step_unless_infinite,
+    torch.optim.lr_scheduler.CyclicLR.get_lr: cyclic_rates,
     **{
         getattr(torch.optim.Optimizer, name): healthy
         for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
