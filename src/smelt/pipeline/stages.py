@@ -44,7 +44,7 @@ from smelt.pipeline.warm import Built, Parts, bind, look_up, program_of, with_st
 from smelt.runtime.launch import Arenas, Executable
 from smelt.runtime.scratch import scratch_of, scratch_of_step
 from smelt.runtime.state import Flat
-from smelt.simplify import PASSES, SimplifyPass, lay_images, why_not_operands
+from smelt.simplify import PASSES, SimplifyPass, lay_images, share_heads, why_not_operands
 
 
 class Form(Enum):
@@ -98,6 +98,12 @@ def _lay_images(found: Pure | Joint, context: Context) -> Pure | Joint:
     # What is not decomposed is run operator by operator, as eager would.
     how = context.options.convolutions if context.decompositions else "library"
     lay_images(found.traced, context.fuel, how)
+    return found
+
+
+def _share_heads(found: Pure | Joint, context: Context) -> Pure | Joint:
+    if context.decompositions:
+        share_heads(found.traced, context.fuel)
     return found
 
 
@@ -157,6 +163,7 @@ TRACE_FORWARD = (
         "decompositions apply while recording: one walk, not two",
     ),
     Pass("lay images", Form.PURE, Form.PURE, _lay_images, "while convolutions are still to be seen as such"),
+    Pass("share heads", Form.PURE, Form.PURE, _share_heads, "where it is done in training"),
 )
 
 # A graph that is trained through.
@@ -169,6 +176,7 @@ TRACE_JOINT = (
         "the engine runs on ghosts, so every formula is eager's own",
     ),
     Pass("lay images", Form.JOINT, Form.JOINT, _lay_images, "before the split: what is saved lies as it is read"),
+    Pass("share heads", Form.JOINT, Form.JOINT, _share_heads, "before the split: what is saved is what heads share"),
     Pass(
         "split",
         Form.JOINT,

@@ -5,7 +5,7 @@
 
 A pass is a function of a `Traced` and `Fuel`; it edits the graph in place and hands it back. Every rewrite leaves the
 spec of what others see as it was, never lets two results share memory that they did not share, and burns fuel.
-`lay_images` is not among them: it is for the graph of a whole training step, before that is split.
+`lay_images` and `share_heads` are not among them: they are for the graph of a whole training step, before it is split.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from smelt.ir.graph import Traced
 from smelt.simplify.common import share_common
 from smelt.simplify.constants import fold_constants
 from smelt.simplify.dead import drop_dead
+from smelt.simplify.heads import share_heads
 from smelt.simplify.identities import fold_identities
 from smelt.simplify.images import lay_images
 from smelt.simplify.layouts import turn_matrices
@@ -46,6 +47,7 @@ __all__ = [
     "lay_images",
     "numbers_as_operands",
     "share_common",
+    "share_heads",
     "turn_matrices",
     "why_not_operands",
 ]
