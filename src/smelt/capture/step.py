@@ -38,6 +38,50 @@ def _take(frame: LiveFrame, count: int) -> list[Any]:
     return taken
 
 
+# What takes operands from the stack, the deepest first, and calls a function of them: how many, and the call.
+_YIELDS: dict[str, tuple[int, Callable[..., tuple[Any, ...]]]] = {
+    "LOAD_ATTR": (1, lambda instruction, owner: (getattr, owner, instruction.value)),
+    "BINARY_OP": (2, lambda instruction, *both: (BINARY.get(instruction.value) or INPLACE[instruction.value], *both)),
+    **{name: (1, lambda instruction, value: (UNARY[instruction.name], value)) for name in UNARY},
+    "UNARY_NOT": (1, lambda instruction, value: (operator.not_, value)),
+    "TO_BOOL": (1, lambda instruction, value: (operator.truth, value)),
+    "BINARY_SUBSCR": (2, lambda instruction, container, key: (operator.getitem, container, key)),
+    "BINARY_SLICE": (3, lambda instruction, container, *ends: (operator.getitem, container, slice(*ends))),
+    "GET_ITER": (1, lambda instruction, value: (iter, value)),
+    "FORMAT_SIMPLE": (1, lambda instruction, value: (format, value, "")),
+    "FORMAT_WITH_SPEC": (2, lambda instruction, value, spec: (format, value, spec)),
+    "CONVERT_VALUE": (1, lambda instruction, value: ((str, repr, ascii)[instruction.arg - 1], value)),
+}
+# The same where nothing comes of the call.
+_DOES: dict[str, tuple[int, Callable[..., tuple[Any, ...]]]] = {
+    "STORE_ATTR": (2, lambda instruction, value, owner: (setattr, owner, instruction.value, value)),
+    "DELETE_ATTR": (1, lambda instruction, owner: (delattr, owner, instruction.value)),
+    "STORE_SUBSCR": (3, lambda instruction, value, container, key: (operator.setitem, container, key, value)),
+    "DELETE_SUBSCR": (2, lambda instruction, container, key: (operator.delitem, container, key)),
+    "STORE_SLICE": (4, lambda instruction, value, container, *ends: (operator.setitem, container, slice(*ends), value)),
+}
+# What puts the top of the stack into a container further down.
+_FILLS = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update, "SET_ADD": set.add, "DICT_UPDATE": dict.update}
+
+
+@steps(*_YIELDS)
+def _yield(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
+    count, call = _YIELDS[instruction.name]
+    frame.stack.append(invoke(*call(instruction, *_take(frame, count))))
+
+
+@steps(*_DOES)
+def _do(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
+    count, call = _DOES[instruction.name]
+    invoke(*call(instruction, *_take(frame, count)))
+
+
+@steps(*_FILLS)
+def _fill(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
+    item = frame.stack.pop()
+    invoke(_FILLS[instruction.name], frame.stack[-instruction.arg], item)
+
+
 @steps("CALL")
 def _call(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     _call_with(frame, _take(frame, instruction.arg), instruction.keywords, invoke)
@@ -69,26 +113,10 @@ def _call_function_ex(frame: LiveFrame, instruction: Instruction, invoke: Invoke
     frame.stack.append(invoke(function, *positional, **keywords))
 
 
-@steps("LOAD_ATTR")
-def _load_attr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(getattr, frame.stack.pop(), instruction.value))
-
-
 @steps("LOAD_METHOD")
 def _load_method(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     found = invoke(getattr, frame.stack.pop(), instruction.value)
     frame.stack.extend((found, _native.NULL) if CALLABLE_FIRST else (_native.NULL, found))
-
-
-@steps("STORE_ATTR")
-def _store_attr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    value, target = _take(frame, 2)
-    invoke(setattr, target, instruction.value, value)
-
-
-@steps("DELETE_ATTR")
-def _delete_attr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    invoke(delattr, frame.stack.pop(), instruction.value)
 
 
 @steps("STORE_GLOBAL")
@@ -99,28 +127,6 @@ def _store_global(frame: LiveFrame, instruction: Instruction, invoke: Invoke) ->
 @steps("STORE_DEREF")
 def _store_deref(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     frame.slots[instruction.arg].cell_contents = frame.stack.pop()
-
-
-@steps("BINARY_OP")
-def _binary_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    left, right = _take(frame, 2)
-    function = BINARY.get(instruction.value) or INPLACE[instruction.value]
-    frame.stack.append(invoke(function, left, right))
-
-
-@steps(*UNARY)
-def _unary(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(UNARY[instruction.name], frame.stack.pop()))
-
-
-@steps("UNARY_NOT")
-def _unary_not(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(operator.not_, frame.stack.pop()))
-
-
-@steps("TO_BOOL")
-def _to_bool(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(operator.truth, frame.stack.pop()))
 
 
 @steps("COMPARE_OP")
@@ -145,36 +151,6 @@ def _is_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     frame.stack.append((left is right) != bool(instruction.arg))
 
 
-@steps("BINARY_SUBSCR")
-def _binary_subscr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    container, key = _take(frame, 2)
-    frame.stack.append(invoke(operator.getitem, container, key))
-
-
-@steps("STORE_SUBSCR")
-def _store_subscr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    value, container, key = _take(frame, 3)
-    invoke(operator.setitem, container, key, value)
-
-
-@steps("DELETE_SUBSCR")
-def _delete_subscr(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    container, key = _take(frame, 2)
-    invoke(operator.delitem, container, key)
-
-
-@steps("BINARY_SLICE")
-def _binary_slice(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    container, start, stop = _take(frame, 3)
-    frame.stack.append(invoke(operator.getitem, container, slice(start, stop)))
-
-
-@steps("STORE_SLICE")
-def _store_slice(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    value, container, start, stop = _take(frame, 4)
-    invoke(operator.setitem, container, slice(start, stop), value)
-
-
 @steps("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
 def _pop_jump(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     if invoke(operator.truth, frame.stack.pop()) == instruction.name.endswith("TRUE"):
@@ -187,11 +163,6 @@ def _jump_or_pop(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> 
         frame.jump(instruction.target)
     else:
         frame.stack.pop()
-
-
-@steps("GET_ITER")
-def _get_iter(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(iter, frame.stack.pop()))
 
 
 @steps("FOR_ITER")
@@ -251,22 +222,6 @@ def _format_value(frame: LiveFrame, instruction: Instruction, invoke: Invoke) ->
     frame.stack.append(invoke(format, value, spec))
 
 
-@steps("FORMAT_SIMPLE")
-def _format_simple(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(format, frame.stack.pop(), ""))
-
-
-@steps("FORMAT_WITH_SPEC")
-def _format_with_spec(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    value, spec = _take(frame, 2)
-    frame.stack.append(invoke(format, value, spec))
-
-
-@steps("CONVERT_VALUE")
-def _convert_value(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke((str, repr, ascii)[instruction.arg - 1], frame.stack.pop()))
-
-
 @steps("BUILD_SET")
 def _build_set(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     frame.stack.append(invoke(set, _take(frame, instruction.arg)))
@@ -276,24 +231,6 @@ def _build_set(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> No
 def _build_map(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     flat = _take(frame, 2 * instruction.arg)
     frame.stack.append(invoke(dict, zip(flat[::2], flat[1::2], strict=True)))
-
-
-@steps("LIST_EXTEND")
-def _list_extend(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    items = frame.stack.pop()
-    invoke(list.extend, frame.stack[-instruction.arg], items)
-
-
-@steps("SET_UPDATE")
-def _set_update(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    items = frame.stack.pop()
-    invoke(set.update, frame.stack[-instruction.arg], items)
-
-
-@steps("SET_ADD")
-def _set_add(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    item = frame.stack.pop()
-    invoke(set.add, frame.stack[-instruction.arg], item)
 
 
 @steps("LIST_APPEND")
@@ -311,12 +248,6 @@ def _map_add(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None
 @steps("LIST_TO_TUPLE")
 def _list_to_tuple(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     frame.stack.append(tuple(frame.stack.pop()))
-
-
-@steps("DICT_UPDATE")
-def _dict_update(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    other = frame.stack.pop()
-    invoke(dict.update, frame.stack[-instruction.arg], other)
 
 
 @steps("IMPORT_NAME")
