@@ -38,13 +38,14 @@ _WHY = {
     ),
     "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
     "writes at places that only running yields, several to one": (
-        "masked_scatter put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
+        "put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
     ),
     "reads a window for each place": (
         "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward adaptive_avg_pool1d _adaptive_avg_pool2d "
         "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices col2im "
         "im2col grid_sampler_2d upsample_bilinear2d upsample_bilinear2d.vec upsample_nearest2d upsample_nearest2d.vec"
     ),
+    "takes one element after the other as a mask says, and passes over the rest faster than kernels": "masked_scatter",
     "sorts": "sort topk kthvalue median median.dim",
     "draws the random numbers that PyTorch would draw": (
         "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"
