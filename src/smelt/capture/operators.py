@@ -77,7 +77,6 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "UNARY_POSITIVE": operator.pos,
     "UNARY_INVERT": operator.invert,
 }
-_IMMUTABLE = (Constant, Slice, Set)
 
 
 def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:

@@ -16,7 +16,6 @@ from smelt.base.symint import Formula, meaning
 from smelt.ir.tensorspec import NumberSpec, set_spec, spec_of
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"//": operator.floordiv, "%": operator.mod, "max": max, "min": min}
-NUMBER_FUNCTIONS: frozenset[Any] = frozenset({operator.add, operator.mul, *_FUNCTIONS.values()})
 
 Leaf = Symbol | Formula
 

@@ -37,16 +37,6 @@ _NAMED: dict[Any, int] = {
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
 }
-_LIKE = frozenset(
-    {
-        aten.full_like.default,
-        aten.new_full.default,
-        aten.ones_like.default,
-        aten.new_ones.default,
-        aten.zeros_like.default,
-        aten.new_zeros.default,
-    }
-)
 _CARRIERS = frozenset(
     {
         aten.expand.default,
