@@ -107,6 +107,16 @@ def test_nothing_else_finds_it(rule: str, monkeypatch: pytest.MonkeyPatch) -> No
     check_kernel(broken(rule))
 
 
+def test_powers_are_of_floats() -> None:
+    text = (
+        "kernel k rows(i:4) cols(j:8)\n in x: {0}[32]\n out y: {0}[32]\n"
+        " loop:\n a = load x[8*i + j]\n b = scan logaddexp a along j\n store y[8*i + j] = b"
+    )
+    check_kernel(parse_kernel(text.format("f64")))
+    with pytest.raises(SpecError, match="logaddexp does not fold i64"):
+        check_kernel(parse_kernel(text.format("i64")))
+
+
 def test_accumulate_owns_its_buffer() -> None:
     faults = [fault for _, fault in KERNEL_RULES["accumulate"](broken("accumulate"))]
     assert faults == ["total is written elsewhere too"]

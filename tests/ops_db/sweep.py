@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """What is done with each case; `samples` 0 means all. Of those, a `share` (1, 4) is every fourth, from the first."""
+    """What is done with each case; `samples` 0 means all. Of those, a `share` (1, 4) is each fourth, from the first."""
 
     backend: str = "llvm"
     samples: int = 4
