@@ -1,6 +1,7 @@
-"""Small products, made without a call: the same values for any layout, and only where they are small."""
+"""Products without a call where they are small, and transposed where that is faster: the same values for any layout."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.interface import connect
 from smelt.runtime.launch import Executable, Ref
-from smelt.runtime.products import DEPTH, MULTIPLICATIONS, SIDE, small_product
+from smelt.runtime.products import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -37,15 +38,18 @@ def buffer(name: str, place: Place, tensor: torch.Tensor) -> ProgramBuffer:
     return ProgramBuffer(name, spec, place)
 
 
+def whole(made: ProgramBuffer) -> Operand:
+    return Operand(made.name, made.spec.shape, made.spec.stride)
+
+
 def executable(
     op: Any, given: list[tuple[Operand, torch.Tensor]], out: torch.Tensor, **factors: float
 ) -> tuple[Executable, list[torch.Tensor]]:
     buffers = [buffer(operand.buffer, Place.INPUT, tensor) for operand, tensor in given]
     result = buffer("out", Place.FRESH, out)
     step = Library(op, tuple(operand for operand, _ in given), tuple(factors.items()), ("out",), ("out",))
-    whole = Operand("out", tuple(out.shape), tuple(out.stride()))
     names = tuple(each.name for each in buffers)
-    return Executable(Program("p", (*buffers, result), names, (), (step,), (whole,)), {}), [t for _, t in given]
+    return Executable(Program("p", (*buffers, result), names, (), (step,), (whole(result),)), {}), [t for _, t in given]
 
 
 def product_of(made: Executable) -> tuple[int, ...]:
@@ -182,3 +186,72 @@ def test_a_runner_makes_what_is_described() -> None:
 def test_what_describes_no_product_is_refused(product: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="describes no product"):
         runner(product)
+
+
+@pytest.fixture
+def turning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.runtime.products.slow_transposed_products", lambda: True)
+
+
+def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:
+    (call,) = [step for step in made.run.steps if step[0] == "call"]
+    return [ref.shape for ref in call[6][1]]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("sizes", [None, (), (40,), (1, 40), (20, 1), (20, 40)])
+@pytest.mark.usefixtures("turning")
+def test_products_by_what_is_transposed_are_called_transposed(batch: tuple[int, ...], sizes: Any) -> None:
+    left, right = torch.randn(*batch, 20, 30), torch.randn(*batch, 40, 30)
+    tensors = {"left": left, "right": right.mT}
+    if sizes is not None:
+        tensors = {"added": torch.randn((*batch, *sizes) if len(sizes) == 2 else sizes), **tensors}
+    operands = [Operand(name, tuple(t.shape), tuple(t.stride())) for name, t in tensors.items()]
+    given = list(zip(operands, (*[t for name, t in tensors.items() if name != "right"], right), strict=True))
+    plain, added = (aten.bmm.out, aten.baddbmm.out) if batch else (aten.mm.out, aten.addmm.out)
+    factors = {} if sizes is None else {"beta": 3.0, "alpha": 0.5}
+    made, inputs = executable(plain if sizes is None else added, given, torch.empty(*batch, 20, 40), **factors)
+    shapes = shapes_called(made)
+    assert shapes[0] == (*batch, 40, 20) and shapes[-1] == (*batch, 30, 20)
+    found = made(*inputs)[0]
+    exact, size = left.double() @ right.double().mT, left.double().abs() @ right.double().abs().mT
+    if sizes is not None:
+        exact, size = (3 * tensors["added"] + 0.5 * exact), (3 * tensors["added"].abs() + 0.5 * size)
+    assert found.is_contiguous()
+    check(found, exact, size, 30)
+
+
+@pytest.mark.usefixtures("turning")
+def test_what_goes_another_way_already_is_called_as_it_is() -> None:
+    def called(*operands: Operand, dtype: torch.dtype = torch.float32) -> bool:
+        return as_called(operands, {dtype}) != operands
+
+    out, left, right = Operand("a", (20, 40), (40, 1)), Operand("b", (20, 30), (30, 1)), Operand("c", (30, 40), (1, 30))
+    assert called(out, left, right)
+    assert not called(out, left, right, dtype=torch.float64)
+    assert not called(out, left, Operand("c", (30, 40), (40, 1)))
+    assert not called(out, Operand("b", (20, 30), (1, 20)), right)
+    assert not called(Operand("a", (20, 40), (1, 20)), left, right)
+    for rows, columns, depth in ((8, 400, 300), (400, 8, 300), (400, 300, 8), (16, 16, 32), (512, 512, 512)):
+        sides = Operand("a", (rows, columns), (columns, 1)), Operand("b", (rows, depth), (depth, 1))
+        assert not called(*sides, Operand("c", (depth, columns), (1, depth)))
+
+
+@pytest.mark.usefixtures("turning")
+def test_products_in_planned_memory_are_called_transposed() -> None:
+    x, first, second = torch.randn(20, 30), torch.randn(40, 30), torch.randn(30, 40)
+    between = torch.empty(20, 40)
+    given = [buffer(name, Place.INPUT, t) for name, t in (("x", x), ("first", first), ("second", second))]
+    planned = replace(buffer("between", Place.ARENA, between), offset=64)
+    steps = (
+        Library(aten.mm.out, (whole(given[0]), Operand("first", (30, 40), (1, 30))), (), ("between",), ("out",)),
+        Library(aten.mm.out, (whole(planned), Operand("second", (40, 30), (1, 40))), (), ("out",), ("out",)),
+    )
+    out = buffer("out", Place.FRESH, x)
+    program = Program("p", (*given, planned, out), ("x", "first", "second"), (), steps, (whole(out),), 64 + 4 * 800)
+    made = Executable(program, {})
+    exact = x.double() @ first.double().t() @ second.double().t()
+    size = x.double().abs() @ first.double().abs().t() @ second.double().abs().t()
+    assert [ref.shape for ref in made.run.steps[0][6][1]][2] == (30, 20)
+    for _ in range(2):
+        check(made(x, first, second)[0], exact, size, 70)

@@ -15,7 +15,7 @@ time each take their own.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from smelt.base.sizes import Shape, Size
 from smelt.ir.kernel import Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 from smelt.runtime.interface import connect, dtype_code
-from smelt.runtime.products import small_product
+from smelt.runtime.products import as_called, small_product
 from smelt.runtime.profile import note
 
 ARENA_ALIGNMENT = 64
@@ -275,6 +275,7 @@ class _Table:
         if isinstance(step, Library):
             operands += [self.wholes[step.unless]] if step.unless is not None else []
             operands += _operands_in((step.args, tuple(value for _, value in step.kwargs)))
+            operands += self._native_operands(step) or ()
         for operand in operands:
             if self.buffers[operand.buffer].place is Place.ARENA:
                 self.arena_views.setdefault(operand, len(self.arena_views))
@@ -336,22 +337,30 @@ class _Table:
 
     def _native(self, step: Library) -> tuple[Any, ...] | None:
         """The same call through PyTorch's C interface, if that has it."""
+        tensors = self._native_operands(step)
+        if tensors is None:
+            return None
+        name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
+        numbers = dict(step.kwargs)
+        given = tuple(float(numbers.get(factor, 1)) for factor in _NATIVE[step.op])
+        # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
+        begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
+        return (name, tuple(map(self._ref, tensors)), given, small_product(tensors, begins, self._dtypes(tensors)))
+
+    def _native_operands(self, step: Library) -> Sequence[Operand] | None:
+        """What that call takes: the result, then the others."""
         factors = _NATIVE.get(step.op)
         operands = [operand for operand in step.args if isinstance(operand, Operand)]
         if factors is None or len(operands) != len(step.args) or step.into != ("out",) or step.outs[0] is None:
             return None
         tensors = [self.wholes[step.outs[0]], *operands]
-        numbers = dict(step.kwargs)
         on_cpu = all(self.buffers[operand.buffer].spec.device.type == "cpu" for operand in tensors)
-        if not on_cpu or not set(numbers) <= set(factors):
+        if not on_cpu or not {name for name, _ in step.kwargs} <= set(factors):
             return None
-        name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
-        given = tuple(float(numbers.get(factor, 1)) for factor in factors)
-        dtypes = {self.buffers[operand.buffer].spec.dtype for operand in tensors}
-        # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
-        begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
-        product = small_product(tensors, begins, dtypes)
-        return (name, tuple(map(self._ref, tensors)), given, product)
+        return as_called(tensors, self._dtypes(tensors))
+
+    def _dtypes(self, operands: Sequence[Operand]) -> set[torch.dtype]:
+        return {self.buffers[operand.buffer].spec.dtype for operand in operands}
 
     def _whole(self, name: str) -> Ref:
         found = self.refs.get(name)
