@@ -68,6 +68,7 @@ def _moves(x: torch.Tensor, chance: random.Random) -> Calls:
     yield aten.index_add.default, (x, dim, torch.arange(x.shape[dim]), x)
     if rank > 1:
         yield aten.diagonal_backward.default, (x.diagonal(), list(x.shape), 0, 0, 1)
+        yield aten.diagonal_scatter.default, (x, x.diagonal())
         yield aten.diagonal.default, (x, chance.choice([-1, 0, 1]), *chance.sample(range(rank), k=2))
     if x.dtype.is_floating_point:
         yield aten.glu.default, (x, dim)

@@ -316,6 +316,8 @@ def _view_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 yield aten.split_with_sizes.default, (x, [1, x.shape[dim] - 1], dim), {}
                 if x.shape[dim]:
                     yield aten.select.int, (x, dim, -1), {}
+                    yield aten.select_scatter.default, (x, x.select(dim, -1), dim, -1), {}
+                    yield aten.slice_scatter.default, (x, x.narrow(dim, 0, 1), dim, 0, 1), {}
             if rank == 2:
                 yield aten.t.default, (x,), {}
 
@@ -537,6 +539,10 @@ def test_written_out(calls: Callable[[], Iterator[Any]], rules: dict[str, Any]) 
         ),
         (aten.arange.start_step, (0, 5, 0)),
         (aten.gather.default, (torch.ones(3, 4), 0, torch.zeros(3, 5, dtype=torch.int64))),
+        (aten.select_scatter.default, (torch.ones(3, 4), torch.ones(4), 0, 3)),
+        (aten.select_scatter.default, (torch.ones(3, 4), torch.ones(1), 0, 0)),
+        (aten.slice_scatter.default, (torch.ones(3, 4), torch.ones(1, 4), 0, 0, 2)),
+        (aten.diagonal_scatter.default, (torch.ones(3, 4), torch.ones(1))),
     ],
     ids=lambda value: str(value) if not isinstance(value, tuple) else "",
 )

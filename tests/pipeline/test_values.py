@@ -157,3 +157,20 @@ def test_the_norm_of_one_element_takes_no_square_of_it(order: float) -> None:
     for keepdim in (False, True):
         result = smelt.compile(lambda x, k=keepdim: torch.linalg.vector_norm(x, order, dim=-1, keepdim=k))(given)
         assert torch.equal(result.view(5, -1)[[0, 1, 3, 4]], given.abs()[[0, 1, 3, 4]]) and result[2].isnan()
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_what_does_not_fit_a_part_is_not_put_there(size: int) -> None:
+    """An index outside was taken from the other end, and what is too small was repeated."""
+    x = torch.ones(size, size)
+    calls: list[Any] = [
+        lambda x: torch.select_scatter(x * 2, x[0], 1, size + 1) + 1,
+        lambda x: torch.slice_scatter(x * 2, x[:1], 0, 0, 2) + 1,
+        lambda x: torch.diagonal_scatter(x * 2, x[:1, 0]) + 1,
+    ]
+    for call in calls:
+        with pytest.raises((IndexError, RuntimeError)) as theirs:
+            call(x)
+        with pytest.raises(theirs.type) as ours:
+            smelt.compile(call)(x)
+        assert str(ours.value).split("\n")[0] == str(theirs.value)

@@ -23,7 +23,7 @@ from smelt.ir.specrules.layout import (
 )
 from smelt.ir.specrules.promotion import FLOATS, KNOWN
 from smelt.ir.specrules.reduction import row_major
-from smelt.ir.specrules.views import view_of
+from smelt.ir.specrules.views import put_into, view_of
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
@@ -279,6 +279,7 @@ RULES: dict[str, Any] = {
     "constant_pad_nd.default": _pad,
     "unbind.int": _unbind,
     "diagonal.default": _diagonal,
+    "diagonal_scatter.default": put_into(_diagonal),
     "diag_embed.default": _diag_embed,
     "unfold.default": _unfold,
     "unfold_backward.default": _backward_of_view,

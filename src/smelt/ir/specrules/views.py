@@ -107,6 +107,28 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
     return view_of(value, shape, stride, move)
 
 
+def put_into(view: Any) -> Any:
+    """The rule of an operator that writes a view of a copy, which lies as what is copied does. It refuses what PyTorch's
+    description lets pass."""
+
+    def rule(value: Any, source: Any, *where: Any, **named: Any) -> Any:
+        part = view(value, *where, **named)
+        if part is not NotImplemented and tuple(part.shape) != tuple(source.shape):
+            sizes = f"src size = {list(source.shape)}, slice size = {list(part.shape)}"
+            raise RuntimeError(f"expected src to have a size equal to the slice of self. {sizes}")
+        return NotImplemented if 0 in value.stride() or value.storage_offset() else _same(value)
+
+    return rule
+
+
+def _put_at(value: Any, source: Any, dim: int, index: int) -> Any:
+    """`select_scatter`."""
+    if -value.dim() <= dim < value.dim() and not -value.shape[dim] <= index < value.shape[dim]:
+        where = f"of size {list(value.shape)} at dimension {dim}"
+        raise IndexError(f"select(): index {index} out of range for tensor {where}")
+    return put_into(_select)(value, source, dim, index)
+
+
 def _clamped(place: int | None, otherwise: int, size: int) -> int:
     """A bound of a slice as a place from 0 to `size`."""
     if place is None or (type(place) is int and place == sys.maxsize):
@@ -207,6 +229,8 @@ RULES: dict[str, Any] = {
     "unsqueeze.default": _unsqueeze,
     "select.int": _select,
     "slice.Tensor": _slice,
+    "select_scatter.default": _put_at,
+    "slice_scatter.default": put_into(_slice),
     "split.Tensor": _split,
     "split_with_sizes.default": _split_with_sizes,
     "squeeze.dim": _squeeze,
