@@ -108,8 +108,8 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
 
 
 def put_into(view: Any) -> Any:
-    """The rule of an operator that writes a view of a copy, which lies as what is copied does. It refuses what PyTorch's
-    description lets pass."""
+    """The rule of an operator that writes a view of a copy, which lies as what is copied does. It refuses what
+    PyTorch's description lets pass."""
 
     def rule(value: Any, source: Any, *where: Any, **named: Any) -> Any:
         part = view(value, *where, **named)
