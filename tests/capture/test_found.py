@@ -774,3 +774,40 @@ def test_attributes_of_a_namespace_are_followed() -> None:
             y, *others = run(X, settings)
             found.append((y.tolist(), *others, settings.calls, list(vars(settings))))
     assert found[3:] == found[:3]
+
+
+def through_both(x: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.autograd.grad((v * x).sum(), [x], retain_graph=True)
+
+
+def through_one(x: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.autograd.grad((v * 3).sum(), [x], allow_unused=True, retain_graph=True)
+
+
+def into_one(x: torch.Tensor, v: torch.Tensor) -> Any:
+    (v * x).sum().backward(inputs=[x], retain_graph=True)
+    return x.grad
+
+
+@BACKENDS
+@pytest.mark.parametrize("function", [through_both, through_one, into_one])
+def test_gradients_flow_on_outside_of_the_graph(function: Any, backend: str) -> None:
+    """What `v` is computed from, only PyTorch knows: the part that flows to `x` by way of it was missing."""
+    compiled = smelt.compile(function, backend=backend)
+    for computed in (False, True, False):
+        found = []
+        for run in (function, compiled):
+            x = torch.nn.Parameter(X.clone())
+            v = x * 2 if computed else X.clone().requires_grad_()
+            found.append(run(x, v))
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_of_the_one_tensor_from_outside_are_captured() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.autograd.grad((x * x).sum(), x, create_graph=True)
+
+    runner = Captured(fullgraph=True)
+    for x in (X.clone().requires_grad_(), X.clone().requires_grad_() * 2):
+        torch.testing.assert_close(runner(program, x), program(x))
+    assert len(runner.graphs) == 1

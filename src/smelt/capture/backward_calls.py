@@ -22,7 +22,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.outside import may_pin
 from smelt.capture.stepping import deliver
 from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
-from smelt.ir.gradients import accumulable, gradients
+from smelt.ir.gradients import accumulable, gradients, unhooked
 from smelt.ir.history import behind
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -92,6 +92,8 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     wanted = _tensors(interp, only) if only is not None and not _is_none(only) else None
     if wanted is None:
         wanted = _leaves(interp, outputs)
+    else:
+        _refuse_leading_out(interp, outputs, wanted)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [_slots(interp, leaf) for leaf in wanted]
     retain = bool(_plain(given, "retain_graph"))
@@ -120,15 +122,9 @@ def _with_hooks(
     retain: bool,
 ) -> Value:
     """A backward whose leaves have hooks: they are called leaf by leaf, in the order in which the engine does so."""
-    order: list[int] = []
-    ghosts: list[Any] = [leaf.ghost for leaf in leaves]
-    handles = [ghost.register_hook(_noting(order, place)) for place, ghost in enumerate(ghosts)]
+    order = _order(interp, outputs, leaves)
     operands = [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(leaves)), Constant(retain)]
-    try:
-        found = interp.tensor_call("call_function", gradients, [*operands, Constant(False)])
-    finally:
-        for handle in handles:
-            handle.remove()
+    found = interp.tensor_call("call_function", unhooked, operands)
     assert isinstance(found, Sequence)
     items: list[Value] = []
     for place in order:
@@ -137,6 +133,34 @@ def _with_hooks(
         before, after = hooks[place] or (Constant(None), Constant(None))
         items.append(Sequence(tuple, [leaves[place], found.items[place], before, after]))
     return interp.call(interp.outside.fixed(deliver), [Sequence(tuple, items)])
+
+
+def _order(interp: Interpreter, outputs: list[Tensor], leaves: list[Tensor]) -> list[int]:
+    """The leaves that gradients reach, as the engine comes to them. One that has several names has a ghost for each,
+    and is complete with the last of them."""
+    places = {_identity(leaf): place for place, leaf in enumerate(leaves)}
+    ghosts: list[Any] = []
+    order: list[int] = []
+    handles = []
+    reached: list[Any] = leaves_of([each.ghost for each in outputs])
+    for ghost in reached:
+        leaf = interp.tape.value_of(ghost)
+        place = None if leaf is None else places.get(_identity(leaf))
+        if place is not None:
+            ghosts.append(ghost)
+            handles.append(ghost.register_hook(_noting(order, place)))
+    if not ghosts:
+        return []
+    try:
+        gradients([each.ghost for each in outputs], [None] * len(outputs), ghosts, True, False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(dict.fromkeys(reversed(order)))[::-1]
+
+
+def _identity(leaf: Tensor) -> int:
+    return id(leaf.ghost if leaf.real is None else leaf.real)
 
 
 def _noting(order: list[int], place: int) -> Callable[[torch.Tensor], None]:
@@ -173,6 +197,7 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
             _refuse_hooks(each)
             interp.outside.single_out(each)
     _refuse_two_names(interp, outputs)
+    _refuse_leading_out(interp, outputs, inputs)
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
     tangents = _tangents(interp, outputs, given.get("grad_outputs"))
@@ -257,6 +282,28 @@ def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
             raise Unsupported("B026", "that leads out of the compiled function")
         found.setdefault(id(leaf.real), leaf)
     return list(found.values())
+
+
+def _refuse_leading_out(interp: Interpreter, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    """Refuse gradients of tensors from outside which another tensor from outside may be computed from: what flows by
+    way of that one is not in the graph. Leaves are computed from nothing, which is relied on."""
+    given = [each for each in inputs if each.real is not None]
+    if not given:
+        return
+    alone = given[0].ghost if len(given) == 1 and not given[0].ghost._version else None
+    own = {id(leaf) for leaf in leaves_of([alone])} if alone is not None else set()
+    for ghost in leaves_of([each.ghost for each in outputs]):
+        if id(ghost) in own:
+            continue
+        leaf = interp.tape.value_of(ghost)
+        if leaf is None:
+            raise Unsupported("B026", "that leads out of the compiled function")
+        if leaf.source is not None and not may_pin(leaf):
+            leaf.source.check(("predicate", _is_leaf))
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    return tensor.is_leaf
 
 
 def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
