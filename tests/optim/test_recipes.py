@@ -13,6 +13,7 @@ import smelt
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Batch = tuple[torch.Tensor, torch.Tensor]
+BACKENDS = ["eager", "aot_eager", "llvm"]
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +247,38 @@ def _hooks_in_order(wrap: Wrap) -> list[Any]:
     return [*_trained(wrap, step, model, 3), seen]
 
 
+class _Tied(nn.Module):
+    """A weight by two names, at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.middle = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+        self.last, self.out = nn.Linear(8, 8, bias=False), nn.Linear(8, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.last(self.middle(self.first(x).tanh()).tanh()))
+        return found
+
+
+def _a_hook_on_a_weight_with_two_names(wrap: Wrap) -> list[Any]:
+    model, seen = _Tied(), list[str]()
+
+    def halved(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            seen.append(name)
+            return gradient * 0.5
+
+        return hook
+
+    for name, each in model.named_parameters():
+        each.register_hook(halved(name))
+    return [*_trained(wrap, _plain, model, 3), seen]
+
+
 ONE_GRAPH = [
+    _a_hook_on_a_weight_with_two_names,
     _gradient_penalty,
     _penalty_at_the_data,
     _attacked,
@@ -263,9 +295,10 @@ ONE_GRAPH = [
 ]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("recipe", ONE_GRAPH)
-def test_a_recipe_is_one_graph(recipe: Callable[[Wrap], list[Any]]) -> None:
-    ours = recipe(lambda step: smelt.compile(step, fullgraph=True))
+def test_a_recipe_is_one_graph(recipe: Callable[[Wrap], list[Any]], backend: str) -> None:
+    ours = recipe(lambda step: smelt.compile(step, fullgraph=True, backend=backend))
     _same(ours, recipe(lambda step: step))
     assert smelt.counters["graphs"] <= 2, "one for the first step, which makes the optimizer's state"
 
@@ -332,9 +365,10 @@ def _hooks_that_come_and_go(wrap: Wrap) -> list[Any]:
 BREAKING = [_logged_by_a_hook, _hooks_on_nodes, _a_hook_on_several_gradients, _hooks_that_come_and_go]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("recipe", BREAKING)
-def test_a_recipe_with_breaks_is_right(recipe: Callable[[Wrap], list[Any]]) -> None:
-    _same(recipe(smelt.compile), recipe(lambda step: step))
+def test_a_recipe_with_breaks_is_right(recipe: Callable[[Wrap], list[Any]], backend: str) -> None:
+    _same(recipe(lambda step: smelt.compile(step, backend=backend)), recipe(lambda step: step))
 
 
 CYCLES: dict[str, dict[str, Any]] = {

@@ -51,6 +51,25 @@ def gradients(
     return _run_engine(outputs, tangents, inputs, retain, create=create)
 
 
+def unhooked(
+    outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of leaves before their hooks are called, which the program that the graph is part of does itself."""
+    with _unhooking:
+        hooks = [each._backward_hooks for each in inputs if each._backward_hooks]
+        before = [dict(each) for each in hooks]
+        try:
+            for each in hooks:
+                each.clear()
+            return gradients(outputs, tangents, inputs, retain, False)
+        finally:
+            for each, functions in zip(hooks, before, strict=True):
+                each.update(functions)
+
+
+_unhooking = threading.RLock()
+
+
 def accumulable(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
