@@ -27,6 +27,7 @@ class _Now(threading.local):
 
 
 _now = _Now()
+_borrowing = threading.RLock()  # leaves of the program, whose hooks and gradients are put aside for a while
 
 
 def running_backward() -> int | None:
@@ -55,7 +56,7 @@ def unhooked(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of leaves before their hooks are called, which the program that the graph is part of does itself."""
-    with _unhooking:
+    with _borrowing:
         hooks = [each._backward_hooks for each in inputs if each._backward_hooks]
         before = [dict(each) for each in hooks]
         try:
@@ -65,9 +66,6 @@ def unhooked(
         finally:
             for each, functions in zip(hooks, before, strict=True):
                 each.update(functions)
-
-
-_unhooking = threading.RLock()
 
 
 def accumulable(
@@ -87,15 +85,16 @@ def _accumulated(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """As the engine itself does it: it knows which gradients nobody else has, and whose memory others lie in."""
-    before = [leaf.grad for leaf in leaves]
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        _run_engine(outputs, tangents, leaves, retain, accumulate=True)
-        return tuple(leaf.grad for leaf in leaves)
-    finally:
-        for leaf, gradient in zip(leaves, before, strict=True):
-            leaf.grad = gradient
+    with _borrowing:
+        before = [leaf.grad for leaf in leaves]
+        try:
+            for leaf in leaves:
+                leaf.grad = None
+            _run_engine(outputs, tangents, leaves, retain, accumulate=True)
+            return tuple(leaf.grad for leaf in leaves)
+        finally:
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
 
 
 def _run_engine(
