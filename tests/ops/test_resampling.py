@@ -122,3 +122,10 @@ def test_sizes_that_vary_are_left_to_the_library() -> None:
     for shape in ((1, 2, 4, 5), (2, 2, 6, 5), (1, 3, 8, 8)):
         x = _x(*shape)
         torch.testing.assert_close(compiled(x), F.interpolate(x, scale_factor=2, mode="bilinear") + 1)
+
+
+def test_infinity_at_the_end_stays_infinity() -> None:
+    x = torch.tensor([[[torch.nan, 3.0, 4.0, torch.inf, torch.inf]]])
+    function = _to("linear", size=11)
+    assert function(x)[0, 0, -1] == torch.inf
+    torch.testing.assert_close(smelt.compile(lambda x: function(x))(x), function(x), equal_nan=True)

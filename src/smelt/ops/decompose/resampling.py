@@ -55,10 +55,11 @@ class _Resized:
         """Where a result's neighbours stand and what they weigh. `result`: its number, or a tensor of those."""
         real = result * self.step if self.corners else (result + 0.5) * self.step - 0.5
         last = self.small - 1
-        if not self.cubic:
-            real = clamp(real, 0.0, float(last))
         whole = floor(real)
-        rest = real - whole
+        if not self.cubic:
+            real = clamp(real, 0.0, None)
+            whole = clamp(whole, 0.0, float(last))  # behind the last, two parts of that: nothing times inf would be nan
+        rest = clamp(real - whole, 0.0, 1.0)
         if self.cubic:
             weights = [_outer(rest + 1.0), _inner(rest), _inner(1.0 - rest), _outer(2.0 - rest)]
         else:
