@@ -150,6 +150,8 @@ def test_inputs_and_results_are_let_go(backend: str) -> None:
     """Nothing that a call was given or made is alive after it, and what was saved dies with the backward."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
     compiled = smelt.compile(model, backend=backend)
+    compiled(torch.randn(4, 4, requires_grad=True) * 1).sum().backward()
+    gc.collect()  # capture itself leaves cycles
     for _ in range(3):
         x = torch.randn(4, 4, requires_grad=True)
         inner = x * 1
