@@ -84,6 +84,25 @@ class Elsewhere(TorchDispatchMode):
         return torch.empty_like(result).copy_(there[:count].view(result.shape))
 
 
+class Drawn(TorchDispatchMode):
+    """Notes what operators draw, or with what was noted yields that again, whatever the dtype."""
+
+    def __init__(self, noted: list[Tensor] | None = None) -> None:
+        super().__init__()
+        self.noted: list[Tensor] = []
+        self.again = None if noted is None else iter(noted)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _is_random(func):
+            for each in tree_leaves(result):
+                if self.again is None:
+                    self.noted.append(each.clone())
+                else:
+                    each.copy_(next(self.again))
+        return result
+
+
 class Rounded(TorchDispatchMode):
     """Moves inexact results to a neighbour."""
 

@@ -10,6 +10,7 @@ is none of them, for two drawings of the inputs. Where eager refuses a backward 
 smelt computes that value again, eager is run so that it keeps copies, and smelt must agree with that.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import smelt
-from tests.pipeline.generated.eagers import modes
+from tests.pipeline.generated.eagers import Drawn, modes
 from tests.pipeline.generated.grammar import Program, names
 
 Tensor = torch.Tensor
@@ -110,11 +111,14 @@ def _function(program: Program, exact: bool) -> Callable[..., Any]:
 
 
 def _truth(function: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int) -> Outcome | None:
+    drawn = Drawn()
     if program.random:
-        return None
+        with drawn:
+            run(_function(program, exact=False), program, sizes, draw, exact=False)
     torch.set_default_dtype(torch.float64)
     try:
-        outcome = run(function, program, sizes, draw, exact=True)
+        with Drawn(drawn.noted) if program.random else contextlib.nullcontext():
+            outcome = run(function, program, sizes, draw, exact=True)
     finally:
         torch.set_default_dtype(torch.float32)
     return outcome if outcome.error is None else None
