@@ -811,3 +811,30 @@ def test_gradients_of_the_one_tensor_from_outside_are_captured() -> None:
     for x in (X.clone().requires_grad_(), X.clone().requires_grad_() * 2):
         torch.testing.assert_close(runner(program, x), program(x))
     assert len(runner.graphs) == 1
+
+
+def test_a_tensor_that_comes_to_require_grad_does_so_by_both_its_names() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x += x * weight
+        before = y + 1
+        x.mul_(weight)
+        return before.requires_grad, (y + 1).requires_grad, y.requires_grad
+
+    compiled = smelt.compile(program, backend="eager")
+    for _ in range(2):
+        x = X.clone()
+        assert compiled(x, x) == (True, True, True)
+
+
+def test_a_tensor_that_is_turned_is_so_by_both_its_names() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        before = y.shape
+        x.t_()
+        return before, y.shape, y + 1
+
+    compiled = smelt.compile(program, backend="eager")
+    for _ in range(2):
+        x, plain = X.clone(), X.clone()
+        torch.testing.assert_close(compiled(x, x), program(plain, plain))

@@ -145,6 +145,7 @@ class Tape:
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
+        self._refuse_two_kinds(tensor, 1)
         node = self._input(source)
         spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
         set_spec(node, spec)
@@ -156,6 +157,13 @@ class Tape:
         self._histories[node] = (ghost, ghost.grad_fn)
         self._met.setdefault(id(tensor), []).append((node, value))
         return value
+
+    def _refuse_two_kinds(self, tensor: torch.Tensor | None, names: int) -> None:
+        """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
+        has a ghost of its own until the graph is whole, and the others do not know."""
+        met = self._met.get(id(tensor), ()) if tensor is not None else ()
+        if len(met) >= names and any(_is_otherwise(node, value.ghost) for node, value in met):
+            raise Unsupported("B015", "A write to a tensor that has another name")
 
     def value_of(self, ghost: Any) -> Tensor | None:
         """The tensor that a ghost stands for."""
@@ -208,6 +216,8 @@ class Tape:
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
         if self.inferred:
             self._keep_apart(target, [tensor for tensor, _ in seen], written, result)
+        for value in written:
+            self._refuse_two_kinds(value.real, 2)
         if written and self.texts:
             raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
         known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
@@ -553,3 +563,10 @@ def _convert(value: Any, of_tensor: Any) -> Any:
     if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
         return value.value
     raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
+
+
+def _is_otherwise(node: fx.Node, ghost: Any) -> bool:
+    """Whether an input has become another kind of tensor than it came as."""
+    spec = tensor_spec(node)
+    came = spec.requires_grad, spec.shape, spec.stride
+    return came != (ghost.requires_grad, tuple(ghost.shape), tuple(ghost.stride()))
