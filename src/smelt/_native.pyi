@@ -336,8 +336,8 @@ def deliver(
     otherwise: Callable[[Any, Any, bool], None],
     /,
 ) -> None:
-    """Give leaves their gradients, in order: (number of the leaf's node, place of the gradient among the values, whether
-    that is its last use, so that it can be let go there).
+    """Give leaves their gradients, in order: (number of the leaf's node, place of the gradient among the values,
+    whether that is its last use, so that it can be let go there).
 
     What is not plain goes to `otherwise(leaf, gradient, owned)`; owned: nobody else has the gradient. Plain is a first
     one that is owned, no view and lies row-major as the leaf does, and one to be added to a gradient like it.

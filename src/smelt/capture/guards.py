@@ -46,7 +46,7 @@ class GuardTree:
         self._fixed: dict[int, Source] = {}
         self._classes: dict[type, dict[str, Any]] = {}
         self._state = Source(None, ("value", None), "process")
-        self.relations: list[tuple[Source, Source, bool]] = []  # pairs of collected tensors that are (not) one object
+        self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `Entrance`
         self.inference_mode = torch.is_inference_mode_enabled()
         self.nesting = autocast_nesting()
         self._settings = autocast_settings()

@@ -242,8 +242,8 @@ class Outside:
                 if _alike(value, other):
                     self.relate(value.source, other.source, False)
 
-    def relate(self, source: Source | None, other: Source | None, same: bool) -> None:
-        """That two things from outside are one object, or are not, is relied on."""
+    def relate(self, source: Source | None, other: Source | None, same: bool | None) -> None:
+        """That two things from outside are one object, or are not, is relied on; or, if None, that they lie apart."""
         if source is None or other is None or source is other:
             return
         if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects

@@ -160,12 +160,12 @@ Plan = Return | Stop
 class Entrance:
     """The way back to the state a plan starts from, for what guards cannot tell beforehand.
 
-    `relations` are pairs of collected tensors that must (or must not) be one object; `computed` are functions of
-    collected numbers that must not raise; `frames` find their contents among the collected values, with `NULL` behind
-    the last.
+    `relations` are pairs of collected tensors that must (or must not) be one object or, if None, must lie apart;
+    `computed` are functions of collected numbers that must not raise; `frames` find their contents among the collected
+    values, with `NULL` behind the last.
     """
 
-    relations: tuple[tuple[int, int, bool], ...]
+    relations: tuple[tuple[int, int, bool | None], ...]
     computed: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
     frames: tuple[FrameRecipe, ...]
 
@@ -180,11 +180,19 @@ class Entrance:
                 function(*[collected[place] for place in places])
         except Exception:
             return False
-        return all((collected[one] is collected[other]) == same for one, other, same in self.relations)
+        return all(_related(collected[one], collected[other], same) for one, other, same in self.relations)
 
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
         registers = [*collected, _native.NULL]
         return [frame.stand_up(registers) for frame in self.frames]
+
+
+def _related(one: Any, other: Any, same: bool | None) -> bool:
+    return lie_apart(one, other) if same is None else (one is other) == same
+
+
+def lie_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata != other.untyped_storage()._cdata)
 
 
 def what_is_returned(plan: Return) -> int | Callable[..., Any] | None:

@@ -162,7 +162,7 @@ class Tape:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
         has a ghost of its own until the graph is whole, and the others do not know."""
         met = self._met.get(id(tensor), ()) if tensor is not None else ()
-        if len(met) >= names and any(_is_otherwise(node, value.ghost) for node, value in met):
+        if len(met) >= names and any(is_otherwise(node, value.ghost) for node, value in met):
             raise Unsupported("B015", "A write to a tensor that has another name")
 
     def value_of(self, ghost: Any) -> Tensor | None:
@@ -565,7 +565,7 @@ def _convert(value: Any, of_tensor: Any) -> Any:
     raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
 
 
-def _is_otherwise(node: fx.Node, ghost: Any) -> bool:
+def is_otherwise(node: fx.Node, ghost: Any) -> bool:
     """Whether an input has become another kind of tensor than it came as."""
     spec = tensor_spec(node)
     came = spec.requires_grad, spec.shape, spec.stride

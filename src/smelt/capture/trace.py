@@ -27,7 +27,7 @@ from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.outside import Outside, may_pin, pin_tensor
-from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop
+from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop, lie_apart
 from smelt.capture.policy import is_polyfill
 from smelt.capture.rebuild import Operand, Rebuilder
 from smelt.capture.records import BreakRecord, GraphRecord
@@ -37,7 +37,7 @@ from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
-from smelt.capture.tape import Tape, Witness
+from smelt.capture.tape import Tape, Witness, is_otherwise
 from smelt.capture.undo import apart, noting_writes, undoing_draws, undoing_writes
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
@@ -414,6 +414,21 @@ class _Closing:
             elif singled_out and value.ghost.requires_grad and not pin_tensor(value):
                 for each in singled_out.values():
                     self.interp.outside.relate(each.source, value.source, False)
+        self._keep_apart()
+
+    def _keep_apart(self) -> None:
+        """No other input lies in the memory of one that came to require grad, or to have another shape: it would have
+        come to so with it, and what was decided by it otherwise."""
+        inputs = [(node, value) for places in self.tape.met_again() for node, value in places]
+        for node, value in inputs:
+            if value.real is None or not is_otherwise(node, value.ghost):
+                continue
+            for _, other in inputs:
+                if other.real is None or other.real is value.real:
+                    continue
+                if not lie_apart(value.real, other.real):
+                    raise Abandoned("an input comes to require grad in whose memory another lies")
+                self.interp.outside.relate(value.source, other.source, None)
 
     def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:
         pinned = pin_tensor(value)
