@@ -126,6 +126,12 @@ def test_the_mean_loss_of_nothing(loss: Any) -> None:
     assert torch.isnan(result) and x.grad is not None and x.grad.shape == (0, 3)
 
 
+def test_gelu_by_tanh_in_float64_loses_the_digits_eager_loses() -> None:
+    x = torch.linspace(-6, -1, 2001, dtype=torch.float64)
+    found = smelt.compile(F.gelu)(x, approximate="tanh")
+    assert (found - F.gelu(x, approximate="tanh")).abs().max() <= 3e-16  # an ulp of ½x(1 + tanh u) before it cancels
+
+
 @pytest.mark.parametrize("name", ["hardtanh", "hardswish", "elu", "selu", "relu6", "softshrink", "gelu", "silu"])
 def test_gradients_of_activations_at_nan(name: str) -> None:
     """As eager's vector loops have them: its scalar ones, over what is left, answer otherwise for some."""

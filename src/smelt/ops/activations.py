@@ -82,10 +82,13 @@ _CUBIC = 0.044715
 
 def _gelu(e: Emitter, x: Scalar, approximate: str = "none") -> Scalar:
     """x · Φ(x). By tanh, ½ + ½ tanh u is the sigmoid of 2u, here as what that of -2u leaves of one: zero far below
-    zero, as PyTorch has it."""
+    zero, as PyTorch has it. In float64 in PyTorch's own steps, which lose other digits there."""
     if approximate == "none":
         return e.op("mul", x, e.op("ndtr", x))
     bent = fused(e, e.op("mul", e.op("mul", x, x), x), e.const(_CUBIC, e.result), x)
+    if e.result == torch.float64:
+        bend = e.op("tanh", e.op("mul", bent, e.const(_ROOT_TWO_OVER_PI, e.result)))
+        return e.op("mul", e.op("mul", x, e.const(0.5, e.result)), e.op("add", bend, e.const(1, e.result)))
     above = e.op("sigmoid", e.op("mul", bent, e.const(-2 * _ROOT_TWO_OVER_PI, e.result)))
     return e.op("mul", x, e.op("sub", e.const(1, e.result), above))
 
