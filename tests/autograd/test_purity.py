@@ -312,6 +312,7 @@ LEFT_TO_PYTORCH = {
     "set_": "set_",
     "detach_": "detach_",
     "expanded input written": "",
+    "inputs lie apart in one memory": "comes to require grad",  # both are views of what then does, too
 }
 
 

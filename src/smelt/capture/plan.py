@@ -160,7 +160,7 @@ Plan = Return | Stop
 class Entrance:
     """The way back to the state a plan starts from, for what guards cannot tell beforehand.
 
-    `relations` are pairs of collected tensors that must (or must not) be one object or, if None, must lie apart;
+    `relations` are pairs of collected tensors that must (or must not) be one object or, if None, no views of one;
     `computed` are functions of collected numbers that must not raise; `frames` find their contents among the collected
     values, with `NULL` behind the last.
     """
@@ -192,7 +192,8 @@ def _related(one: Any, other: Any, same: bool | None) -> bool:
 
 
 def lie_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata != other.untyped_storage()._cdata)
+    """Whether neither is a view of the other, nor both of a third: by views autograd tells of writes."""
+    return (one if one._base is None else one._base) is not (other if other._base is None else other._base)
 
 
 def what_is_returned(plan: Return) -> int | Callable[..., Any] | None:

@@ -417,8 +417,8 @@ class _Closing:
         self._keep_apart()
 
     def _keep_apart(self) -> None:
-        """No other input lies in the memory of one that came to require grad, or to have another shape: it would have
-        come to so with it, and what was decided by it otherwise."""
+        """No other input is a view of what one is that came to require grad, or to have another shape: it would have
+        come to so with it, and what was decided by it would be otherwise."""
         inputs = [(node, value) for places in self.tape.met_again() for node, value in places]
         for node, value in inputs:
             if value.real is None or not is_otherwise(node, value.ghost):
@@ -427,7 +427,7 @@ class _Closing:
                 if other.real is None or other.real is value.real:
                     continue
                 if not lie_apart(value.real, other.real):
-                    raise Abandoned("an input comes to require grad in whose memory another lies")
+                    raise Abandoned("an input comes to require grad that another is a view of")
                 self.interp.outside.relate(value.source, other.source, None)
 
     def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:
