@@ -243,7 +243,7 @@ class Outside:
                     self.relate(value.source, other.source, False)
 
     def relate(self, source: Source | None, other: Source | None, same: bool | None) -> None:
-        """That two things from outside are one object, or are not, is relied on; if None, that they are no views of one."""
+        """That two things from outside are one object, or are not, or (None) are no views of one, is relied on."""
         if source is None or other is None or source is other:
             return
         if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects
