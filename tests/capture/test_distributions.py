@@ -67,6 +67,10 @@ BREAKING: dict[str, Make] = {  # for what they do with data: rejection, early re
     "MultivariateNormal": lambda: d.MultivariateNormal(torch.randn(3), torch.eye(3) * 2),
     "VonMises": lambda: d.VonMises(torch.randn(3), _positive(3)),
 }
+# PyTorch 2.11 has no meta kernel for gamma's draws, and its transforms keep weak references to their inverses.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+BREAKING_THERE = {"Chi2", "FisherSnedecor", "Gamma", "Gumbel", "Kumaraswamy", "LogNormal", "NegativeBinomial", "Pareto"}
+BREAKING_THERE |= {"RelaxedBernoulli", "StudentT", "TransformedDistribution", "Weibull"}
 
 
 def use(make: Make) -> list[torch.Tensor]:
@@ -90,7 +94,8 @@ def test_draws_and_densities_are_eagers(name: str) -> None:
     mine = smelt.compile(use, backend="eager")(make)
     for one, other in zip(mine, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    assert (smelt.counters["graph_breaks"] == 0) == (name in MADE)
+    breaks = name in BREAKING or (OLD and name in BREAKING_THERE)
+    assert (smelt.counters["graph_breaks"] > 0) == breaks
 
 
 def test_parameters_out_of_range_raise_as_in_eager() -> None:
