@@ -126,10 +126,15 @@ def test_the_mean_loss_of_nothing(loss: Any) -> None:
     assert torch.isnan(result) and x.grad is not None and x.grad.shape == (0, 3)
 
 
-def test_gelu_by_tanh_in_float64_loses_the_digits_eager_loses() -> None:
-    x = torch.linspace(-6, -1, 2001, dtype=torch.float64)
-    found = smelt.compile(F.gelu)(x, approximate="tanh")
-    assert (found - F.gelu(x, approximate="tanh")).abs().max() <= 3e-16  # an ulp of ½x(1 + tanh u) before it cancels
+def test_gelu_by_tanh_keeps_its_digits_below_zero() -> None:
+    """As one plus tanh it loses them: eager is off by 3e-7."""
+
+    def gelu(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    x, compiled = torch.linspace(-6, -1, 2001), smelt.compile(gelu, fullgraph=True)
+    assert (compiled(x).double() - gelu(x.double())).abs().max() <= 5e-8
+    assert compiled(torch.tensor([-9.0, -1e20])).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["hardtanh", "hardswish", "elu", "selu", "relu6", "softshrink", "gelu", "silu"])

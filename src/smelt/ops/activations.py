@@ -83,13 +83,10 @@ _NOTHING_LEFT = -55 * math.log(2)  # from here down 1 + tanh(u / 2) is zero in f
 
 def _gelu(e: Emitter, x: Scalar, approximate: str = "none") -> Scalar:
     """x · Φ(x). By tanh, ½ + ½ tanh u is the sigmoid of 2u, which keeps the digits that the sum loses below zero; where
-    nothing is left of the sum in float64 either, it is zero. In float64 in PyTorch's own steps, digit by digit."""
+    nothing is left of the sum in float64 either, it is zero."""
     if approximate == "none":
         return e.op("mul", x, e.op("ndtr", x))
     bent = fused(e, e.op("mul", e.op("mul", x, x), x), e.const(_CUBIC, e.result), x)
-    if e.result == torch.float64:
-        bend = e.op("tanh", e.op("mul", bent, e.const(_ROOT_TWO_OVER_PI, e.result)))
-        return e.op("mul", e.op("mul", x, e.const(0.5, e.result)), e.op("add", bend, e.const(1, e.result)))
     twice = e.op("mul", bent, e.const(2 * _ROOT_TWO_OVER_PI, e.result))
     anything = e.op("gt", twice, e.const(_NOTHING_LEFT, e.result))
     return e.op("mul", x, e.op("where", anything, e.op("sigmoid", twice), e.const(0, e.result)))
