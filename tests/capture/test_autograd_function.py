@@ -360,14 +360,14 @@ class Dirty(Function):
         return grad * 5
 
 
-class ReturnsArgument(Function):
+class ReturnsViewOfSeveral(Function):
     @staticmethod
     def forward(ctx, x):
-        return x
+        return x[1:], x.sum()
 
     @staticmethod
-    def backward(ctx, grad):
-        return grad * 5
+    def backward(ctx, grad, other):
+        return F.pad(grad, (0, 0, 1, 0)) * 5 + other
 
 
 class NoneGradients(Function):
@@ -396,7 +396,7 @@ class EnablesGrad(Function):
         return torch.autograd.grad(y, x, grad)[0]
 
 
-BREAKING = [Logs, ReadsGlobal, Prints, Dirty, ReturnsArgument, NoneGradients, EnablesGrad]
+BREAKING = [Logs, ReadsGlobal, Prints, Dirty, ReturnsViewOfSeveral, NoneGradients, EnablesGrad]
 
 
 @every_backend
@@ -503,3 +503,92 @@ def test_a_context_that_is_kept_is_pytorchs(backend: str) -> None:
         assert type(KEPT["ctx"]).__name__ == "KeepsBackward"
         KEPT["ctx"].number = 7
         assert torch.autograd.grad(out.sum(), x)[0].max() == 14
+
+
+class Turned(Function):
+    """Gradient reversal: the argument itself comes out."""
+
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.by * grad, None
+
+
+class TurnedView(Turned):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x.view_as(x)
+
+
+class Part(Turned):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x[1:]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return F.pad(grad * ctx.by, (0, 0, 1, 0)), None
+
+
+def _without_gradients(kind, x):
+    with torch.no_grad():
+        y = kind.apply(x, 2)
+    return y * 2
+
+
+def _written_beneath(kind, x):
+    base = x * 2
+    shown = kind.apply(base, 2)
+    base.mul_(2)
+    return shown * 1
+
+
+SHOWING = {
+    "used": lambda kind, x: kind.apply(x * 2, 3).sin(),
+    "used, of an input": lambda kind, x: kind.apply(x, 3).sin(),
+    "returned": lambda kind, x: kind.apply(x * 2, 3),
+    "returned, of an input": lambda kind, x: kind.apply(x, 3),
+    "a view of it returned": lambda kind, x: (kind.apply(x * 2, 3)[1:], x + 1),
+    "with what it shows": lambda kind, x: (lambda y: (kind.apply(y, 3), y, y * 2))(x * 2),
+    "without gradients": _without_gradients,
+    "written": lambda kind, x: kind.apply(x * 2, 3).mul_(2),
+    "written beneath": _written_beneath,
+}
+
+
+def _shown(call: Any, kind: Any, grad: bool) -> Any:
+    x = data().detach().requires_grad_(grad)
+    try:
+        out = call(kind, x)
+    except RuntimeError as error:
+        return str(error)
+    results = out if isinstance(out, tuple) else (out,)
+    seen = [(each.requires_grad, each._is_view(), each._base is x, each is x) for each in results]
+    if any(each.requires_grad for each in results):
+        sum(each.sum() * (place + 1) for place, each in enumerate(results)).backward()
+    return seen, [each.detach() for each in results], x.grad
+
+
+@every_backend
+@pytest.mark.parametrize("kind", [Turned, TurnedView, Part])
+@pytest.mark.parametrize("name", SHOWING)
+def test_views_and_arguments_that_come_out_have_the_derivative_that_was_written(
+    kind: Any, name: str, backend: str
+) -> None:
+    program = SHOWING[name]
+    smelt.reset()
+    compiled = smelt.compile(program, backend=backend)
+    for grad in (True, False):
+        expected, got = _shown(program, kind, grad), _shown(compiled, kind, grad)
+        if isinstance(expected, str):
+            assert got == expected
+        else:
+            assert got[0] == expected[0]
+            torch.testing.assert_close(got[1:], expected[1:])
+    assert smelt.counters["graph_breaks"] == 0 or name.startswith("written")

@@ -218,6 +218,8 @@ def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, st
     if output is base:
         made = _made(output)
         return (), made != "DEFAULT", False, made
+    if output.requires_grad and _made(output) == "IN_CUSTOM_FUNCTION":
+        raise CannotTrace("an output is a view whose derivative the program wrote itself")
     detached = base.requires_grad and not output.requires_grad
     node, base_node = settled(output).node, settled(base).node
     assert node is not None and base_node is not None

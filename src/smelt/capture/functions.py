@@ -51,9 +51,10 @@ def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
         raise Unsupported("B022", f"{kind.__qualname__}.forward: {stop.reason}") from stop
     outputs = list(output.items) if isinstance(output, Sequence) and output.kind is tuple else [output]
     _check_outputs(kind, given, outputs)
-    if records and any(needs):
-        _tie(interp, kind, context, given, outputs)
-    return output
+    if not (records and any(needs)) and not any(_shows_another(value, given) for value in outputs):
+        return output
+    outputs = _tie(interp, kind, context, given, outputs)
+    return Sequence(tuple, outputs) if isinstance(output, Sequence) and output.kind is tuple else outputs[0]
 
 
 def _method(interp: Interpreter, kind: type, name: str) -> Value:
@@ -80,18 +81,29 @@ def _forward(interp: Interpreter, kind: type, context: Context, given: list[Valu
 
 
 def _check_outputs(kind: type, given: list[Value], outputs: list[Value]) -> None:
-    """What autograd makes a view of, or refuses, is left to it."""
+    """What autograd refuses is left to it."""
     tensors = [value for value in outputs if isinstance(value, Tensor)]
-    inputs = [value for value in given if isinstance(value, Tensor)]
-    if any(value is each for value in tensors for each in inputs) or len({id(each) for each in tensors}) < len(tensors):
-        raise Unsupported("B022", f"{kind.__qualname__} returns an argument, or one tensor twice")
-    if any(value.source is not None or value.ghost._base is not None for value in tensors):
-        raise Unsupported("B022", f"{kind.__qualname__} returns a view, or a tensor that was not made in it")
+    if len({id(each) for each in tensors}) < len(tensors):
+        raise Unsupported("B022", f"{kind.__qualname__} returns one tensor twice")
+    if any(value.source is not None and not _is_among(value, given) for value in tensors):
+        raise Unsupported("B022", f"{kind.__qualname__} returns a tensor that was not made in it")
     if not all(isinstance(value, Tensor | Constant) for value in outputs):
         raise Unsupported("B022", f"{kind.__qualname__} returns something else than tensors")
+    if len(tensors) > 1 and any(_shows_another(value, given) for value in tensors):
+        raise Unsupported("B022", f"{kind.__qualname__} returns a view, or an argument, and other tensors")
 
 
-def _tie(interp: Interpreter, kind: type, context: Context, given: list[Value], outputs: list[Value]) -> None:
+def _shows_another(value: Value, given: list[Value]) -> bool:
+    """Whether an output is a view, or an argument, of which autograd makes a view: it notes how these were made."""
+    return isinstance(value, Tensor) and (value.ghost._base is not None or _is_among(value, given))
+
+
+def _is_among(value: Value, values: list[Value]) -> bool:
+    return any(value is each for each in values)
+
+
+def _tie(interp: Interpreter, kind: type, context: Context, given: list[Value], outputs: list[Value]) -> list[Value]:
+    """The outputs as autograd knows them."""
     marks = context.attributes
     if _tensors(marks.get("dirty_tensors")):
         raise Unsupported("B022", f"{kind.__qualname__} marks an argument as written")
@@ -119,7 +131,7 @@ def _tie(interp: Interpreter, kind: type, context: Context, given: list[Value], 
     for value in tape.lifted.values():
         kept.append(_place(value, inputs, outputs, others))
     traced = Traced(tape.graph, Level.TORCH, {})
-    interp.tape.tie(Derivative(kind.__name__, traced, tuple(kept), constant, tape.once), outputs, others, inputs)
+    return interp.tape.tie(Derivative(kind.__name__, traced, tuple(kept), constant, tape.once), outputs, others, inputs)
 
 
 def _tensors(value: Value | None) -> list[Value]:

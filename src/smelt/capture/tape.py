@@ -271,17 +271,24 @@ class Tape:
 
     def tie(
         self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]
-    ) -> None:
-        """From here on the outputs are what `target` yields: the same objects, known to autograd."""
+    ) -> list[Value]:
+        """From here on the outputs are what `target` yields: the same objects, known to autograd, but for inputs that
+        are outputs too, of which it yields views."""
         args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
         result = self._run("call_function", target, [_convert(value, self._ghost) for value in args], {})
         node = self._record("call_function", target, args, {}, result)
-        for position, value in enumerate(outputs):
+        tied: list[Value] = []
+        for value, ghost in zip(outputs, result, strict=True):
             if isinstance(value, Tensor):
-                part = self.graph.call_function(operator.getitem, (node, position))
-                set_spec(part, spec_of_value(value.ghost))
+                part = self.graph.call_function(operator.getitem, (node, len(tied)))
+                set_spec(part, spec_of_value(ghost))
                 self._added.append(part)
-                self._yield_from(value, part)
+                if ghost is value.ghost:
+                    self._yield_from(value, part)
+                else:
+                    value = self._wrap(ghost, part)
+            tied.append(value)
+        return tied
 
     def region(self, target: Checkpoint, tape: "Tape") -> None:
         """One node for what `tape` recorded. Which of its tensors the graph needs turns out as they are used."""

@@ -44,6 +44,7 @@ class Derivative:
     constant: tuple[int, ...] = ()  # outputs without a derivative
     once: bool = False  # the backward itself cannot be differentiated
     _run: Any = field(default=None, init=False)
+    _kind: Any = field(default=None, init=False)
 
     @property
     def __name__(self) -> str:
@@ -54,8 +55,9 @@ class Derivative:
         return {"backward": self.backward}
 
     def __call__(self, outputs: tuple[Any, ...], others: tuple[Any, ...], *inputs: torch.Tensor) -> tuple[Any, ...]:
-        apply: Any = (_TiedOnce if self.once else _Tied).apply
-        made: tuple[Any, ...] = apply(self, outputs, others, *inputs)
+        if self._kind is None:  # PyTorch's errors name it
+            self._kind = type(self.name, (_TiedOnce if self.once else _Tied,), {})
+        made: tuple[Any, ...] = self._kind.apply(self, outputs, others, *inputs)
         return made
 
     def keep(self, outputs: Sequence[Any], others: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -157,7 +157,8 @@ def graph_usage(graph: fx.Graph, given: Sequence[int] = (), scratch: CallScratch
 
 def _shown(node: fx.Node, key_of: dict[fx.Node, Key | None]) -> Key | None:
     source = node.args[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None  # of a number
     parts = isinstance(spec_of(source), tuple) and not is_view(source.target)
     return (source, node.args[1]) if parts else key_of[source]
 

@@ -29,7 +29,8 @@ def compose_views(traced: Traced, fuel: Fuel) -> Traced:
         if node.op != "call_function" or not is_view(node.target) or not isinstance(spec_of(node), TensorSpec):
             continue
         source = node.args[0]
-        assert isinstance(source, fx.Node)
+        if not isinstance(source, fx.Node):
+            continue  # of a number: the gradient of `1j * x` has its conjugate
         if same_layout(node, source):
             if _keeps_order(node) and fuel.take(node):
                 memory.took_over(node, source)

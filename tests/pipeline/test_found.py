@@ -1,0 +1,43 @@
+"""What programs of all kinds found, from the function to the numbers: held to eager, in every backend."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.base.options import config
+
+every_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_falls_back() -> Iterator[None]:
+    smelt.reset()
+    config.suppress_errors = False
+    yield
+    config.suppress_errors = True
+
+
+def _trained(function: Callable[..., Any], *inputs: torch.Tensor) -> list[Any]:
+    """The result, and a gradient for each input."""
+    leaves = [each.detach().clone().requires_grad_(each.dtype.is_floating_point) for each in inputs]
+    out = function(*leaves)
+    out.sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    return (1j * x).exp().imag * (x - 2j).abs()
+
+
+@every_backend
+@pytest.mark.parametrize("budget", [None, 64, 0.5])
+@pytest.mark.filterwarnings("ignore:memory_budget")
+def test_views_of_numbers_are_left_as_they_are(backend: str, budget: float | None) -> None:
+    """The gradient of `1j * x` has the conjugate of a number in it."""
+    options = {} if budget is None else {"memory_budget": budget}
+    compiled = smelt.compile(_rotated, backend=backend, fullgraph=True, options=options)
+    x = torch.linspace(-2, 2, 7)
+    torch.testing.assert_close(_trained(compiled, x), _trained(_rotated, x))
