@@ -1,5 +1,6 @@
 """What programs of all kinds found, from the function to the numbers: held to eager, in every backend."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 
 import smelt
 from smelt.base.options import config
+from smelt.ir.ghost import Recorder
+from smelt.ir.tensorspec import TensorSpec
 
 every_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
 
@@ -41,3 +44,23 @@ def test_views_of_numbers_are_left_as_they_are(backend: str, budget: float | Non
     compiled = smelt.compile(_rotated, backend=backend, fullgraph=True, options=options)
     x = torch.linspace(-2, 2, 7)
     torch.testing.assert_close(_trained(compiled, x), _trained(_rotated, x))
+
+
+def _filtered(x: torch.Tensor) -> torch.Tensor:
+    return torch.fft.irfft(torch.fft.rfft(x).mul(2), n=x.shape[-1])
+
+
+@every_backend
+def test_sizes_that_a_derivative_holds_on_to_outlive_what_they_are_of(backend: str) -> None:
+    """PyTorch's derivative of `rfft` reads the sizes of a gradient that was written on the way: they had been freed."""
+    compiled = smelt.compile(_filtered, backend=backend)
+    for size in (6, 12, 9, 16):
+        x = torch.linspace(-2, 2, 3 * size).view(3, size)
+        torch.testing.assert_close(_trained(compiled, x), _trained(_filtered, x))
+    with Recorder() as recorder:
+        made = recorder.placeholder("x", TensorSpec.of(torch.ones(3))) * 2
+        seen = weakref.ref(made)
+        del made
+        assert seen() is not None
+    del recorder
+    assert seen() is None

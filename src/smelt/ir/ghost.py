@@ -318,6 +318,9 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
         self._given: dict[Any, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._given.__getitem__)
         self._sparse: set[fx.Node] = set()
+        # Every ghost lives as long as the recorder. PyTorch's derivatives hold on to the sizes of a tensor while they
+        # use it (`fft_r2c_backward`), and functionalization has another ghost stand for it once it was written.
+        self._made: list[Any] = []
 
     def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
         """The number that a tensor of one element holds: a symbol, or a float given at each call."""
@@ -387,6 +390,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         result = propagate(func, args, kwargs)
+        self._made.append(result)
         self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
         return result
 
