@@ -64,3 +64,38 @@ def test_sizes_that_a_derivative_holds_on_to_outlive_what_they_are_of(backend: s
         assert seen() is not None
     del recorder
     assert seen() is None
+
+
+def _write_row(x: torch.Tensor, i: int) -> torch.Tensor:
+    y = x * 1
+    y[i] = x[0] + i
+    y[:, i] += 1
+    return y
+
+
+INDEXED: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "row": lambda x, i: x[i] * 2,
+    "column": lambda x, i: x[:, i].sin(),
+    "from the end": lambda x, i: x[-i] * 2,
+    "of both": lambda x, i: x[i, None, ..., i],
+    "with an index tensor": lambda x, i: x[torch.tensor([0, 2]), :, i],
+    "between index tensors": lambda x, i: x[torch.tensor([0, 2]), i, torch.tensor([1, 3])],
+    "of a table": lambda x, i: x * torch.linspace(0, 1, 8)[i],
+    "written": _write_row,
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", INDEXED)
+def test_one_graph_serves_every_index(name: str, backend: str) -> None:
+    program = INDEXED[name]
+    compiled = smelt.compile(program, backend=backend)
+    for i in (2, 3, 5, 4, 2):
+        x = torch.linspace(-2, 2, 216).view(6, 6, 6)
+        torch.testing.assert_close(_trained(lambda x: compiled(x, i), x), _trained(lambda x: program(x, i), x))  # noqa: B023
+    assert smelt.counters["graphs"] == 2  # one for the first number, one for any
+    with pytest.raises(IndexError) as expected:
+        program(x, 17)
+    with pytest.raises(IndexError) as raised:
+        compiled(x, 17)
+    assert str(raised.value) == str(expected.value)

@@ -15,6 +15,7 @@ from smelt.capture.attributes import Missing, attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, static_lookup
+from smelt.capture.indices import item_of, set_item
 from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.iterate import drain
 from smelt.capture.outside import may_pin
@@ -533,7 +534,7 @@ def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
 def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     """`container[key]`."""
     if isinstance(container, Tensor):
-        return interp.tensor_call("call_function", operator.getitem, [container, key])
+        return item_of(interp, container, key)
     if isinstance(container, Sequence):
         return _item(interp, container, key)
     if isinstance(container, Deque):
@@ -597,7 +598,7 @@ def _place(interp: Interpreter, container: Deque, key: Value) -> int:
 def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
     """`container[key] = value`."""
     if isinstance(container, Tensor):
-        interp.tensor_call("call_function", operator.setitem, [container, key, value])
+        set_item(interp, container, key, value)
         return
     if isinstance(container, Mapping):
         real = hashable(interp, key)

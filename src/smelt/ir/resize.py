@@ -78,8 +78,8 @@ def _sizes_in(kernel: Kernel) -> Iterator[Any]:
 
 def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:
     """Change the sizes in a graph's specs and arguments. A backward may vary though nothing that comes in does: the
-    gradient of one element is spread over as many as there are."""
-    if not any(_varies(spec_of(node)) for node in graph.nodes):
+    gradient of one element is spread over as many as there are, or put at the place that a number says."""
+    if not any(_varies(spec_of(node)) or filling(node.args, is_size) is not None for node in graph.nodes):
         return
     for node in graph.nodes:
         spec = spec_of(node)
