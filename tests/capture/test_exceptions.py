@@ -571,6 +571,36 @@ def test_what_python_raises_in_a_break_is_handled_in_the_next_graph() -> None:
     assert any(len(list(graph.graph.nodes)) > 4 for graph in runner.graphs)
 
 
+@pytest.mark.parametrize("breaks_in", ["callee", "callee of the callee"])
+def test_the_handler_of_a_call_that_broke_finds_its_variables(breaks_in: str) -> None:
+    """Only the handler reads `default`, and the instruction behind the call is no longer in the `try`."""
+
+    def attempt(function, default, forget=False):
+        if forget:
+            del default  # that it may be unbound makes Python 3.12 look; else it takes what is there, and crashes
+        try:
+            return function()
+        except (ArithmeticError, LookupError):
+            return default * 2
+
+    def tell(place):
+        if place == breaks_in:
+            print(place)
+
+    def inner(x, n):
+        tell("callee of the callee")
+        return x + n // 0
+
+    def f(x, n):
+        def outer():
+            tell("callee")
+            return inner(x, n) + 1
+
+        return attempt(outer, x - 1)
+
+    compare(f, X, 2)
+
+
 def test_exceptions_returned_and_stored() -> None:
     def f(x, out):
         try:

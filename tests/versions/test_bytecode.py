@@ -90,6 +90,21 @@ def test_liveness_across_loops_and_handlers() -> None:
     assert live_at(decode(f.__code__), "mark") == {"total", "a"}
 
 
+def test_liveness_behind_a_call_is_that_of_its_handler_too() -> None:
+    """A frame that waits for a call stands behind it; what the call raises goes to the handler of the call."""
+    seen = 0
+    modules = [compile(inspect.getsource(module), module.__name__, "exec") for module in MODULES]
+    for info in (decode(code) for module in modules for code in codes(module)):
+        for index, instruction in enumerate(info.instructions[:-1]):
+            handler = info.handler_of(instruction)
+            at_handler = info.index_at[handler.target] if handler else index + 1
+            for slot, name in enumerate(info.slot_names):
+                live = info.is_live(index + 1, slot) or not info.is_live(at_handler, slot)
+                assert live, (info.code.co_qualname, instruction, name)
+                seen += handler is not None
+    assert seen > 100
+
+
 def test_everything_is_live_where_the_frame_can_be_seen() -> None:
     def f(a, b):
         mark()  # type: ignore[name-defined]  # noqa: F821

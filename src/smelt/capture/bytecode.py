@@ -51,8 +51,9 @@ class Handler:
 class CodeInfo:
     """A decoded code object.
 
-    `live[i]` is a bit mask of the localsplus slots that instruction `i` or later may read; it is worked out when
-    somebody asks, which is of frames where capture begins or breaks, not of all that are followed.
+    `live[i]` is a bit mask of the localsplus slots that instruction `i` or later may read, or the handler of
+    instruction `i - 1` while that still runs; it is worked out when somebody asks, which is of frames where capture
+    begins or breaks, not of all that are followed.
     """
 
     code: CodeType
@@ -312,7 +313,10 @@ def _liveness(info: CodeInfo) -> tuple[int, ...]:
             if before != live[index]:
                 live[index] = before
                 changed = True
-    return tuple(live[:count])
+    # A frame that waits for a call stands behind it, and what the call raises goes to the call's handler, which need
+    # not be that of the next instruction: the RETURN_VALUE of `try: return f()` has none.
+    waiting = [0, *(live[handler] if handler >= 0 else 0 for handler in caught)]
+    return tuple(mask | also for mask, also in zip(live[:count], waiting[:count], strict=True))
 
 
 def _handler_index(instruction: Instruction, handlers: tuple[Handler, ...], index_at: dict[int, int]) -> int:
