@@ -46,7 +46,7 @@ from smelt.capture.operators import (
     truth,
     unary,
 )
-from smelt.capture.polyfills import greatest, least
+from smelt.capture.polyfills import greatest, least, reversed_
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -297,10 +297,15 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     if isinstance(value, Mapping | DictView):
         return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
     kind = python_type(value)
-    found = interp.tree.class_attribute(kind, "__reversed__") if isinstance(value, Instance) and kind else None
+    if not isinstance(value, Instance | Object) or kind is None:
+        raise Unsupported("B009", f"reversed of {describe(value)}")
+    found = interp.tree.class_attribute(kind, "__reversed__")
     if isinstance(found, types.FunctionType):
         return interp.call(interp.outside.fixed(found), [value])
-    raise Unsupported("B009", f"reversed of {describe(value)}")
+    by_place = [interp.tree.class_attribute(kind, name) for name in ("__len__", "__getitem__")]
+    if found is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
+        raise Unsupported("B009", f"reversed of {describe(value)}")
+    return interp.call(interp.outside.fixed(reversed_), [value])
 
 
 def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -52,7 +52,7 @@ from smelt.capture.policy import (
     qualified_name,
     treatment_of_code,
 )
-from smelt.capture.polyfills import KINDS, POLYFILLS
+from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
 from smelt.capture.stepping import STEPPING
 from smelt.capture.values import (
     Cell,
@@ -379,7 +379,7 @@ def _enter(
 ) -> Value:
     frame = Frame(info, function, names, closure, slots, [])
     too_many = len(interp.made_generators) >= interp.generators
-    if info.code.co_flags & _COROUTINE or (info.code.co_flags & _GENERATOR and too_many):
+    if info.code.co_flags & _COROUTINE or (too_many and (info.code.co_flags & _GENERATOR or info.code in MAKERS)):
         raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
     if info.code.co_flags & _GENERATOR:
         frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))

@@ -304,6 +304,20 @@ def cycle(iterable: Iterable[Any], /) -> Iterator[Any]:
         yield from kept
 
 
+def reversed_(sequence: Any, /) -> Iterator[Any]:
+    """Of an object that is a sequence by its methods alone."""
+    return _reversed(sequence, len(sequence))
+
+
+def _reversed(sequence: Any, size: int) -> Iterator[Any]:
+    for place in range(size - 1, -1, -1):
+        try:
+            item = sequence[place]
+        except (IndexError, StopIteration):
+            return
+        yield item
+
+
 def reduce(function: Callable[[Any, Any], Any], iterable: Iterable[Any], initial: Any = _MISSING, /) -> Any:
     source = iter(iterable)
     total = next(source, _MISSING) if initial is _MISSING else initial
@@ -419,18 +433,22 @@ POLYFILLS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _kinds() -> Iterator[tuple[types.CodeType, type]]:
-    for original, function in POLYFILLS.items():
+def _kinds() -> Iterator[tuple[types.CodeType, types.CodeType, type]]:
+    for original, function in {**POLYFILLS, reversed: reversed_}.items():
         lazy = function
         if not inspect.isgeneratorfunction(function):  # what it takes at once, it takes before the generator is made
             lazy = globals().get("_" + function.__name__.rstrip("_"), function)
         if inspect.isgeneratorfunction(lazy):
-            yield lazy.__code__, original if isinstance(original, type) else original.__objclass__
+            kind = original if isinstance(original, type) else original.__objclass__
+            yield function.__code__, lazy.__code__, kind
 
 
 KINDS: dict[types.CodeType, type] = {
-    **dict(_kinds()),
+    **{lazy: kind for _, lazy, kind in _kinds()},
     _group.__code__: type(next(itertools.groupby("a"))[1]),
     _taking.__code__: type(itertools.tee("a")[0]),
 }
 """By the code of a generator above: the class of the iterators it stands for, which the program may ask for."""
+
+MAKERS: frozenset[types.CodeType] = frozenset({maker for maker, _, _ in _kinds()} | {tee.__code__})
+"""The code of what yields such a generator: where no more are followed, Python calls the original."""

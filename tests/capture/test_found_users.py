@@ -1,0 +1,70 @@
+"""What programs as people write them found: breaks that need not be, and what they did other than Python does."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capture.programs import Captured, compare
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+class Squares:
+    """A sequence by its methods alone, which notes what it is asked for."""
+
+    def __init__(self, size: int, last: int = 9) -> None:
+        self.size, self.last, self.asked = size, last, []  # type: ignore[var-annotated]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: int) -> int:
+        self.asked.append(place)
+        if place > self.last:
+            raise IndexError(place)
+        return place * place
+
+
+class Turned:
+    def __reversed__(self) -> Any:
+        return iter([3, 2, 1])
+
+
+LAYERS = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
+STACK = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+TURNED = Turned()
+
+
+def backwards_through_layers(x: torch.Tensor) -> Any:
+    for layer in reversed(LAYERS):
+        x = layer(x)
+    for layer in reversed(STACK):
+        x = layer(x)
+    return x + sum(reversed(TURNED))  # type: ignore[arg-type]
+
+
+def backwards_until(x: torch.Tensor) -> Any:
+    squares = Squares(5)
+    for square in reversed(squares):  # type: ignore[call-overload]
+        x = x + square
+        if square <= 4:
+            break
+    return x, squares.asked, list(reversed(Squares(5, last=2)))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("program", [backwards_through_layers, backwards_until])
+def test_sequences_are_gone_through_backwards(program: Any) -> None:
+    assert not compare(program, X).breaks
+
+
+def takes_iterators(x: torch.Tensor, squares: Squares, items: list[int]) -> Any:
+    backwards, part = reversed(squares), itertools.islice(items, 2)  # type: ignore[call-overload]
+    return x + next(backwards) + next(part), backwards, part
+
+
+def test_iterators_of_the_library_that_come_out_are_its_own() -> None:
+    _, backwards, part = Captured()(takes_iterators, X, Squares(4), [1, 2, 3])
+    assert (type(backwards), type(part)) == (reversed, itertools.islice)
+    assert (list(backwards), list(part)) == ([4, 1, 0], [2])
