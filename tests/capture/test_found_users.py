@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from tests.capture.programs import Captured, compare
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -68,3 +69,21 @@ def test_iterators_of_the_library_that_come_out_are_its_own() -> None:
     _, backwards, part = Captured()(takes_iterators, X, Squares(4), [1, 2, 3])
     assert (type(backwards), type(part)) == (reversed, itertools.islice)
     assert (list(backwards), list(part)) == ([4, 1, 0], [2])
+
+
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_a_hook_on_a_computed_tensor_is_one_break_for_all_calls(backend: str) -> None:
+    """Its Python was followed, and broke at every other line; a number that counts hooks compiled it for each."""
+    seen: list[torch.Tensor] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.register_hook(lambda gradient: seen.append(gradient.sum()))
+        return y.sin()
+
+    smelt.reset()
+    compiled = smelt.compile(program, backend=backend)
+    for _ in range(3):
+        compiled(X.clone().requires_grad_()).sum().backward()
+    assert torch.equal(torch.stack(seen), torch.full((3,), float((2 * X).cos().sum())))
+    assert (smelt.counters["graph_breaks"], smelt.counters["recompiles"]) == (1, 0)

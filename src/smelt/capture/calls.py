@@ -149,6 +149,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return handler(interp, args, kwargs)
     if is_torch_leaf(real):
         interp.outside.pin(function)
+        _refuse_method(real)
         if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
@@ -226,12 +227,16 @@ def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[st
     return interp.compute(real, *plain, **named)
 
 
+def _refuse_method(real: Any) -> None:
+    """Refuse what is a method of tensors, and does more than its results show."""
+    if real.__module__ == "torch._tensor" and real.__name__ in TENSOR_BREAKS:
+        raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
+
+
 def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
-    if real.__module__ == "torch._tensor" and real.__name__ in TENSOR_BREAKS:
-        raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
     return interp.tensor_call("call_function", real, args, kwargs)
