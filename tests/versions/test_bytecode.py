@@ -75,6 +75,14 @@ def test_liveness_of_locals() -> None:
     assert live_at(decode(f.__code__), "mark") == {"d"}
 
 
+def test_liveness_of_thousands_of_locals() -> None:
+    """Written-out graphs have them."""
+    lines = [*(f"v{number} = a" for number in range(5000)), "mark()", "return v4999 + v7"]
+    scope: dict[str, types.FunctionType] = {}
+    exec("\n    ".join(["def f(a):", *lines]), scope)
+    assert live_at(decode(scope["f"].__code__), "mark") == {"v4999", "v7"}
+
+
 def test_liveness_across_loops_and_handlers() -> None:
     def f(items, a, b):
         total = 0

@@ -267,15 +267,15 @@ def slots_of_pair(instruction: Instruction) -> tuple[tuple[str, int], ...]:
     return ((first, instruction.arg >> 4), (second, instruction.arg & 15))
 
 
-def _effect(code: CodeType, instruction: Instruction) -> tuple[int, int]:
+def _effect(instruction: Instruction) -> tuple[int, int]:
     """(slots read, slots overwritten) as bit masks; a pair's read counts only if its own write does not come first."""
-    name, bit = instruction.name, 1 << instruction.arg if instruction.arg < 4096 else 0
+    name, slot = instruction.name, instruction.arg
     if name in _SLOT_READS:
-        return bit, 0
+        return 1 << slot, 0
     if name == "STORE_FAST":
-        return 0, bit
+        return 0, 1 << slot
     if name == "LOAD_FAST_AND_CLEAR":
-        return bit, bit
+        return 1 << slot, 1 << slot
     if name in _TWO_SLOTS:
         reads = writes = 0
         for half, slot in slots_of_pair(instruction):
@@ -293,7 +293,7 @@ def _liveness(info: CodeInfo) -> tuple[int, ...]:
     always = (1 << len(slot_names)) - 1 if _SEES_LOCALS & {*code.co_names} else 0
     if "__class__" in code.co_freevars:
         always |= 1 | 1 << slot_names.index("__class__")  # super() without arguments reads both
-    effects = [_effect(code, instruction) for instruction in instructions]
+    effects = [_effect(instruction) for instruction in instructions]
     caught = [_handler_index(instruction, info.handlers, index_at) for instruction in instructions]
     live = [always] * (count + 1)
     changed = True
