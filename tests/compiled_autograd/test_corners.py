@@ -247,3 +247,27 @@ def test_a_backward_that_is_traced_only_now() -> None:
         plain(x).square().sum().backward()
         assert model.weight.grad is not None and plain.weight.grad is not None and model.weight.grad.is_sparse
         torch.testing.assert_close(model.weight.grad.to_dense(), plain.weight.grad.to_dense())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_an_optimizer_may_step_in_hooks(backend: str) -> None:
+    """The weights that a compiled forward saved are written before its backward has ended."""
+
+    def program(wrap: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+        for weight in model.parameters():
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            weight.register_post_accumulate_grad_hook(lambda leaf, optimizer=optimizer: optimizer.step())
+        forward = wrap(lambda x: (model(x).square().mean(), model(-x).abs().mean()))
+        for _ in range(3):
+            loss, other = forward(torch.randn(5, 4))
+            loss.backward()
+            with pytest.raises(RuntimeError, match=r"modified by an inplace operation|a second time"):
+                other.backward()
+        return [weight.detach().clone() for weight in model.parameters()]
+
+    wanted = program(lambda function: function)
+    smelt.config.compiled_autograd = True
+    found = program(smelt.compile(backend=backend))
+    torch.testing.assert_close(found, wanted)

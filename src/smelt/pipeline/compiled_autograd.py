@@ -157,6 +157,9 @@ class CompiledBackwards:
         run = Pass(engine, reading, values, entry.numbers, find_hooks(reading, entry.hooks))
         request.gradients = ()
         reading.tensors.clear()
+        if not keep_graph:  # before hooks run, which may write what was saved: an optimizer that steps in them does
+            for (_, joined), (_, arrived) in zip(reading.joined, entry.backward.arrived, strict=True):
+                joined.spend(arrived)
         if entry.backward.runs_python:
             carried(engine, partial(run_steps, entry.steps, run), keep_graph)
         else:
@@ -167,8 +170,6 @@ class CompiledBackwards:
             finally:
                 torch._C._set_grad_enabled(before)
         if not keep_graph:
-            for (_, joined), (_, arrived) in zip(reading.joined, entry.backward.arrived, strict=True):
-                joined.spend(arrived)
             _native.release_nodes(_some(reading.addresses, entry.backward.ran))
         return tuple([None if slot is None else values[slot] for slot in entry.backward.wanted])
 
