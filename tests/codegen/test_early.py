@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from smelt.codegen import build, cpu, schedule
-from smelt.codegen.body import Layout
+from smelt.codegen.layout import Layout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import parse_kernel

@@ -19,6 +19,7 @@ from smelt.base.sizes import Size, product
 from smelt.base.varying import is_varying
 from smelt.codegen import folds, rowfolds, scans, scatters, tiles
 from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
+from smelt.codegen.layout import Layout
 from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.runs import FAR, Memory, Run, Span, near
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
@@ -37,7 +38,6 @@ from smelt.ir.kernel import (
     Load,
     Position,
     Reduce,
-    Role,
     Running,
     Scan,
     Scatter,
@@ -48,46 +48,8 @@ from smelt.ir.kernel import (
 # Elements summed in f32 before the sum moves on into f64.
 _FLUSH = 4096
 _FLUSH_WORTH = 256
-_ALIGN = 64
 _CACHE_LINE = 64
-_APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
 _NOWHERE = Value("0", "i64")
-
-
-def aligned(size: Size) -> Size:
-    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
-
-
-@dataclass(slots=True)
-class Layout:
-    """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
-
-    kinds: dict[str, str]
-    offsets: dict[str, Size]
-    size: Size
-
-    @classmethod
-    def of(cls, plan: Plan) -> "Layout":
-        kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
-        private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
-        for fold in plan.accumulators:
-            private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
-            kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
-        dtypes = value_dtypes(plan.kernel)
-        for scan in scans.scans(plan.kernel):
-            if scan.axis == plan.kernel.cols[-1].name:
-                continue  # carried from vector to vector
-            state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
-            private.append((state.name, state.dtype, state.size))
-            kinds[state.name] = memory_kind(state.dtype)
-        for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
-            private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
-        offsets: dict[str, Size] = {}
-        size: Size = 0
-        for name, dtype, count in private:
-            offsets[name] = size
-            size += aligned(count * dtype.itemsize) + _APART
-        return cls(kinds, offsets, size)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Size
 from smelt.base.symbols import Fact
 from smelt.base.varying import greater, lesser
-from smelt.codegen.body import Body, Layout
+from smelt.codegen.body import Body
 from smelt.codegen.builder import Builder, Value
+from smelt.codegen.layout import Layout
 from smelt.codegen.schedule import Plan, Split
 from smelt.codegen.sizes import Sizes, Told
 from smelt.device import Target

@@ -1,0 +1,51 @@
+"""What a part of a kernel touches in memory: the kernel's buffers, and private arrays side by side in its workspace.
+
+    scratch e: f32[1024], accumulate y: f32[10]   →   e at 0, y's sums at 4608, 5184 bytes for each thread
+"""
+
+from smelt.base.data import dataclass
+from smelt.base.sizes import Size
+from smelt.codegen import rowfolds, scans, scatters
+from smelt.codegen.scalars import memory_kind
+from smelt.codegen.schedule import Plan
+from smelt.ir.check import value_dtypes
+from smelt.ir.kernel import Role, Scatter
+
+_ALIGN = 64
+_APART = 512  # bytes between private arrays: loads that lie 4 KiB behind a store, or 8, may wait for it
+
+
+def aligned(size: Size) -> Size:
+    return (size + _ALIGN - 1) // _ALIGN * _ALIGN
+
+
+@dataclass(slots=True)
+class Layout:
+    """Arrays a part touches: the kind each holds, and for private ones (scratch, accumulators) a byte offset."""
+
+    kinds: dict[str, str]
+    offsets: dict[str, Size]
+    size: Size
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Layout":
+        kinds = {buffer.name: memory_kind(buffer.dtype) for buffer in plan.kernel.buffers}
+        private = [(b.name, b.dtype, b.size) for b in plan.kernel.buffers if b.role is Role.SCRATCH]
+        for fold in plan.accumulators:
+            private += [(name, dtype, rowfolds.padded(fold)) for name, dtype in fold.arrays]
+            kinds |= {name: memory_kind(dtype) for name, dtype in fold.arrays}
+        dtypes = value_dtypes(plan.kernel)
+        for scan in scans.scans(plan.kernel):
+            if scan.axis == plan.kernel.cols[-1].name:
+                continue  # carried from vector to vector
+            state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
+            private.append((state.name, state.dtype, state.size))
+            kinds[state.name] = memory_kind(state.dtype)
+        for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
+            private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
+        offsets: dict[str, Size] = {}
+        size: Size = 0
+        for name, dtype, count in private:
+            offsets[name] = size
+            size += aligned(count * dtype.itemsize) + _APART
+        return cls(kinds, offsets, size)
