@@ -21,6 +21,8 @@ from smelt.codegen import folds, rowfolds, scans, scatters, tiles
 from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.layout import Layout
 from smelt.codegen.math import OF_NEGATIVE
+from smelt.codegen.online import BLOCK, WORTH, block_of
+from smelt.codegen.onlinefolds import OnlineFolds
 from smelt.codegen.runs import FAR, Memory, Run, Span, near
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, early, placing, repeatable, varying
@@ -45,15 +47,13 @@ from smelt.ir.kernel import (
     Store,
 )
 
-# Elements summed in f32 before the sum moves on into f64.
-_FLUSH = 4096
 _FLUSH_WORTH = 256
 _CACHE_LINE = 64
 _NOWHERE = Value("0", "i64")
 
 
 @dataclass(slots=True)
-class _Fold:
+class Fold:
     """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
     along lanes: what it has come to."""
 
@@ -81,6 +81,8 @@ class Body:
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
     ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
+    ahead_by: int = 0  # how many elements before; 0 for as many bytes as the target says
+    before_block: Callable[[Value], None] | None = None  # what a loop does before each block, given where it begins
     early: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
     read: dict[Load, Value] = field(default_factory=dict)  # what they gave for the vector being written
     below: frozenset[str] = frozenset()  # values that are never above zero
@@ -91,7 +93,8 @@ class Body:
 
     @classmethod
     def of(cls, b: Builder, plan: Plan, layout: Layout) -> "Body":
-        return cls(b, plan, layout, value_dtypes(plan.kernel), below=never_positive(plan.kernel))
+        below = never_positive(plan.kernel) | ({plan.online.distance} if plan.online else set())
+        return cls(b, plan, layout, value_dtypes(plan.kernel), below=below)
 
     # Rows.
 
@@ -104,15 +107,15 @@ class Body:
             case Split.UNITS if self.plan.accumulators or self.plan.units < len(rows):
                 self._each(self.plan.unit_axes, first, last, self._unit)
             case Split.COLS:
-                everything = self._number(product(axis.size for axis in rows))
-                self._each(rows, self._number(0), everything, self._row)
+                everything = self.number(product(axis.size for axis in rows))
+                self._each(rows, self.number(0), everything, self._row)
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
                 if self.plan.tile is not None and self.plan.tile.streamed:
                     self.b.emit("fence seq_cst")
             case Split.PLACES:
                 self._clear()
-                self._each(rows, self._number(0), self._number(self.plan.kernel.row_count), self._placed_row)
+                self._each(rows, self.number(0), self.number(self.plan.kernel.row_count), self._placed_row)
                 self._empty_blocks()
             case _:
                 self._clear()
@@ -150,7 +153,7 @@ class Body:
         """One unit: its accumulators cleared, its rows run, its results stored."""
         self._clear()
         count = product(axis.size for axis in self.plan.inner_axes)
-        self._each(self.plan.inner_axes, self._number(0), self._number(count), self._row)
+        self._each(self.plan.inner_axes, self.number(0), self.number(count), self._row)
         self._empty_blocks()
         self.finish()
 
@@ -184,9 +187,14 @@ class Body:
     def _stages(self) -> None:
         self.rows_at.clear()
         self.values.clear()
+        found = self.plan.online
+        as_one = (found.first, found.second, found.third) if found else ()
+        online = OnlineFolds(self, found) if found else None
         for stage in self.plan.kernel.stages:
-            if stage.loop:
-                self._loop_stage(stage)
+            if online and any(stage is each for each in as_one):
+                online.write(stage)
+            elif stage.loop:
+                self.loop_stage(stage)
             else:
                 self.lanes = 1
                 for instruction in stage.body:
@@ -241,7 +249,8 @@ class Body:
 
     # Loop stages.
 
-    def _loop_stage(self, stage: Stage) -> None:
+    def enter(self, stage: Stage) -> list[Instruction]:
+        """Before a loop stage: what does not change along cols. What does is left to do."""
         inside = varying(self.plan.kernel, stage)
         moving = {id(instruction) for instruction in inside}
         self.lanes = 1
@@ -250,10 +259,19 @@ class Body:
                 self._instruction(instruction)
         self.lanes = self.plan.lanes
         self._hold_addresses(inside)
+        self.attend(stage)
+        return inside
+
+    def attend(self, stage: Stage, ahead_by: int = 0) -> None:
+        """What a loop reads before it comes there; asked for so many elements before or, for 0, as the target says."""
         self._hold_next_row(stage)
-        self.ahead = ahead(self.plan, stage) if self.b.target.fetch_distance else []
+        self.ahead_by = ahead_by
+        self.ahead = ahead(self.plan, stage) if ahead_by or self.b.target.fetch_distance else []
         self.early = early(self.plan.kernel, stage, self.b.target) if self.edges is None else []
-        started = [self._start(each) for each in inside if isinstance(each, Reduce) or self._runs_along_lanes(each)]
+
+    def loop_stage(self, stage: Stage) -> None:
+        inside = self.enter(stage)
+        started = [self.start(each) for each in inside if isinstance(each, Reduce) or self._runs_along_lanes(each)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
             self._nest(inside, list(self.plan.kernel.cols), started)
@@ -263,13 +281,13 @@ class Body:
             if isinstance(fold.instruction, Reduce):
                 self.values[fold.instruction.out] = self._settle(fold)
 
-    def _start(self, instruction: Reduce | Scan) -> _Fold:
+    def start(self, instruction: Reduce | Scan) -> Fold:
         dtype = self.dtypes[instruction.value]
         if isinstance(instruction, Scan):
             wide = scans.fold_dtype(instruction, dtype)
-            return _Fold(instruction, wide, folds.start(self.b, instruction.op, wide, 1))
-        fold = _Fold(instruction, dtype, folds.start(self.b, instruction.op, dtype, self.plan.lanes))
-        if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > _FLUSH:
+            return Fold(instruction, wide, folds.start(self.b, instruction.op, wide, 1))
+        fold = Fold(instruction, dtype, folds.start(self.b, instruction.op, dtype, self.plan.lanes))
+        if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > BLOCK:
             fold.wide = self.b.const("f64", 0.0)
         return fold
 
@@ -291,7 +309,7 @@ class Body:
         for load in self.plan.fetched if stage is asking(self.plan.kernel) else ():
             further = load.index.stride(self.plan.kernel.rows[-1].name) * self.plan.fetched_rows
             here = self._row_address(load.buffer, load.index)
-            self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self._number(further)))
+            self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self.number(further)))
 
     def _fetch(self, column: Value) -> None:
         """Every cache line of what a vector of this loop reads, as far ahead as each is asked for."""
@@ -301,19 +319,20 @@ class Body:
             starts.append((load, self.b.element(start, self.layout.kinds[load.buffer], further)))
         for load in self.ahead:
             here = self._address(load.buffer, load.index)
-            distance = self.b.target.fetch_distance * load.index.stride(self._vector_axis)
+            distance = self.ahead_by * self.plan.kernel.buffer(load.buffer).dtype.itemsize
+            distance = (distance or self.b.target.fetch_distance) * load.index.stride(self._vector_axis)
             starts.append((load, self.b.element(here, "i8", distance)))
         for load, start in starts:
             size = self.lanes * self.plan.kernel.buffer(load.buffer).dtype.itemsize
             for line in range(0, size, _CACHE_LINE):
                 self.b.prefetch(self.b.element(start, "i8", line * load.index.stride(self._vector_axis)))
 
-    def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[_Fold]) -> None:
+    def _nest(self, inside: list[Instruction], axes: list[Axis], started: list[Fold]) -> None:
         """Loops over `axes`, the last in vectors; partial folds are carried through."""
         if len(axes) <= 1:
             self._vectors(inside, axes[0] if axes else None, started)
             return
-        loop = self._begin(self._number(0), self._number(axes[0].size), 1, started)
+        loop = self._begin(self.number(0), self.number(axes[0].size), 1, started)
         self.axes[axes[0].name] = loop.index
         self._nest(inside, axes[1:], started)
         outermost = len(axes) == len(self.plan.kernel.cols)
@@ -321,7 +340,7 @@ class Body:
             self._flush(started)
         self._end(loop, started)
 
-    def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[_Fold]) -> None:
+    def _vectors(self, inside: list[Instruction], axis: Axis | None, started: list[Fold]) -> None:
         """The innermost loop, in whole vectors, and the overlapping last one."""
         for fold in started:
             if isinstance(fold.instruction, Scan):
@@ -329,13 +348,13 @@ class Body:
         size = axis.size if axis else 1
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
-        more = is_varying(size - full) or full < size  # if that is not known, code for the rest does no harm
-        again = more and repeatable(inside)
+        more = self.has_tail()
+        again = more and repeatable(inside) and self.before_block is None
         if self.edges is not None:
-            self._run(inside, name, *self.edges, started)
+            self.run(inside, name, *self.edges, started)
             return
         if self.plan.split is Split.COLS:
-            most = self._number((size if again else full) - self.lanes)
+            most = self.number((size if again else full) - self.lanes)
             column = self.b.mul(Value("%first", "i64"), self.lanes) if self.early else _NOWHERE
             held = self._read_early(name, column, most)
             loop = self.b.begin(Value("%first", "i64"), Value("%last", "i64"), 1, held, guard=True)
@@ -344,32 +363,42 @@ class Body:
             self.read = dict(zip(self.early, loop.values, strict=True))
             self._point(inside, name, self._within(column, size) if again else column, started)
             loop.end(*held)
-        elif any(fold.wide for fold in started) and size > 2 * _FLUSH:
-            block = _FLUSH // self.lanes * self.lanes
-            outer = self._begin(self._number(0), self._number(full), block, started)
-            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self._number(full))
-            self._run(inside, name, outer.index, stop, started)
+        elif self.before_block or (any(fold.wide for fold in started) and size > WORTH):
+            outer = self._begin(self.number(0), self.number(full), block_of(self.lanes), started)
+            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block_of(self.lanes)), self.number(full))
+            self._announce(outer.index)
+            self.run(inside, name, outer.index, stop, started)
             self._flush(started)
             self._end(outer, started)
         else:
-            stop = self._number(size if again else full)
-            self._run(inside, name, self._number(0), stop, started, size if again else None)
+            stop = self.number(size if again else full)
+            self.run(inside, name, self.number(0), stop, started, size if again else None)
         if more and not again:
-            self._tail(inside, name, size, started)
+            self._announce(self.number(full))
+            self.tail(inside, name, size, started)
 
-    def _number(self, value: Size) -> Value:
+    def _announce(self, column: Value) -> None:
+        if self.before_block is not None:
+            self.before_block(column)
+
+    def has_tail(self) -> bool:
+        """Whether vectors leave a rest of the last axis; if that is not known, code for it does no harm."""
+        rest = self.plan.width % self.lanes
+        return is_varying(rest) or rest > 0
+
+    def number(self, value: Size) -> Value:
         return self.b.const("i64", value)
 
     def _within(self, column: Value, size: Size) -> Value:
-        return self.b.intrinsic("llvm.smin", column, self._number(size - self.lanes))
+        return self.b.intrinsic("llvm.smin", column, self.number(size - self.lanes))
 
-    def _run(
+    def run(
         self,
         inside: list[Instruction],
         name: str,
         first: Value,
         last: Value,
-        started: list[_Fold],
+        started: list[Fold],
         size: Size | None = None,
     ) -> None:
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
@@ -388,7 +417,7 @@ class Body:
             self.axes[name] = self.b.intrinsic("llvm.smin", column, most)
         return [self._load_raw(load.buffer, load.index) for load in self.early]
 
-    def _tail(self, inside: list[Instruction], name: str, size: Size, started: list[_Fold]) -> None:
+    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None:
         """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
         done = self.b.new_label("done")
         if self.plan.split is Split.COLS:
@@ -396,7 +425,7 @@ class Body:
             self.b.branch(Value("%ends", "i1"), last, done)
             self.b.label(last)
         self.mask = self._fresh_lanes(size % self.lanes)
-        self._point(inside, name, self._number(size - self.lanes), started)
+        self._point(inside, name, self.number(size - self.lanes), started)
         self.mask = None
         if self.plan.split is Split.COLS:
             self.b.jump(done)
@@ -409,7 +438,7 @@ class Body:
         flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
         return Value(f"<{flags}>", "i1", self.lanes)
 
-    def _point(self, inside: list[Instruction], name: str, column: Value, started: list[_Fold]) -> None:
+    def _point(self, inside: list[Instruction], name: str, column: Value, started: list[Fold]) -> None:
         """The body once, at `column` and the lanes after it."""
         if name:
             self.axes[name] = column
@@ -442,10 +471,10 @@ class Body:
 
     # Carrying folds through loops.
 
-    def _carried(self, started: list[_Fold]) -> list[Value]:
+    def _carried(self, started: list[Fold]) -> list[Value]:
         return [fold.partial for fold in started] + [fold.wide for fold in started if fold.wide is not None]
 
-    def _assign(self, started: list[_Fold], values: Sequence[Value]) -> None:
+    def _assign(self, started: list[Fold], values: Sequence[Value]) -> None:
         left = list(values)
         for fold in started:
             fold.partial = left.pop(0)
@@ -453,22 +482,22 @@ class Body:
             if fold.wide is not None:
                 fold.wide = left.pop(0)
 
-    def _begin(self, first: Value, last: Value, step: int, started: list[_Fold]) -> Loop:
+    def _begin(self, first: Value, last: Value, step: int, started: list[Fold]) -> Loop:
         loop = self.b.begin(first, last, step, self._carried(started), guard=False)
         self._assign(started, loop.values)
         return loop
 
-    def _end(self, loop: Loop, started: list[_Fold]) -> None:
+    def _end(self, loop: Loop, started: list[Fold]) -> None:
         self._assign(started, loop.end(*self._carried(started)))
 
-    def _flush(self, started: list[_Fold]) -> None:
+    def _flush(self, started: list[Fold]) -> None:
         for fold in started:
             if fold.wide is not None:
                 total = folds.fold_lanes(self.b, "sum", fold.dtype, fold.partial)
                 fold.wide = self.b.fadd(fold.wide, self.b.convert("fpext", total, "f64"))
                 fold.partial = folds.start(self.b, "sum", fold.dtype, self.plan.lanes)
 
-    def _settle(self, fold: _Fold) -> Value:
+    def _settle(self, fold: Fold) -> Value:
         assert isinstance(fold.instruction, Reduce)
         total = folds.fold_lanes(self.b, fold.instruction.op, fold.dtype, fold.partial)
         if fold.wide is None:
@@ -566,7 +595,7 @@ class Body:
         return total
 
     def _row_offset(self, index: Index) -> Value:
-        base = self._number(index.offset)
+        base = self.number(index.offset)
         total = self._terms(index, self.plan.kernel.rows)
         if total is None:
             return base
@@ -592,7 +621,7 @@ class Body:
         first = self._address(array, index)
         kind = self.layout.kinds[array]
         if is_varying(stride):
-            step = self._number(stride)
+            step = self.number(stride)
             return [first, *(self.b.element(first, kind, self.b.mul(step, lane)) for lane in range(1, self.lanes))]
         return [self.b.element(first, kind, lane * stride) for lane in range(self.lanes)]
 
@@ -637,7 +666,7 @@ class Body:
 
     def _held(self, value: Value, extent: Size) -> Value:
         """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
-        return self.b.intrinsic("llvm.umin", value, self.b.splat(self._number(extent - 1), value.lanes))
+        return self.b.intrinsic("llvm.umin", value, self.b.splat(self.number(extent - 1), value.lanes))
 
     def _store(self, array: str, index: Index, raw: Value) -> None:
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
@@ -662,7 +691,7 @@ class Body:
         b = self.b
         inside = Value("true", "i1")
         for name, _, extent in instruction.by:
-            inside = b.and_(inside, b.icmp("ult", self.values[name], self._number(extent)))
+            inside = b.and_(inside, b.icmp("ult", self.values[name], self.number(extent)))
         scatters.Put(
             instruction.op,
             self.plan.kernel.buffer(instruction.buffer).dtype,
@@ -681,7 +710,7 @@ class Body:
     def _runs_along_lanes(self, instruction: Instruction) -> TypeGuard[Scan]:
         return isinstance(instruction, Scan) and instruction.axis == self._vector_axis
 
-    def _scan_lanes(self, scan: Scan, fold: _Fold) -> None:
+    def _scan_lanes(self, scan: Scan, fold: Fold) -> None:
         given = self.dtypes[scan.value]
         value = self._counted(cast(self.b, self._vector(scan.value), given, fold.dtype), scan.op, fold.dtype)
         found, fold.partial = scans.run_lanes(self.b, scan.op, fold.dtype, fold.partial, value)
@@ -755,5 +784,5 @@ class Body:
     def _unit_offset(self, accumulator: Accumulator) -> Value:
         """What the axes shared out between threads add to the place of a result."""
         index = accumulator.instruction.index
-        base = self._number(index.offset)
+        base = self.number(index.offset)
         return self._add(base, self._terms(index, self.plan.unit_axes if self.plan.split is Split.UNITS else ()))

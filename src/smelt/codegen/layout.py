@@ -3,9 +3,11 @@
     scratch e: f32[1024], accumulate y: f32[10]   →   e at 0, y's sums at 4608, 5184 bytes for each thread
 """
 
+import torch
+
 from smelt.base.data import dataclass
 from smelt.base.sizes import Size
-from smelt.codegen import rowfolds, scans, scatters
+from smelt.codegen import online, rowfolds, scans, scatters
 from smelt.codegen.scalars import memory_kind
 from smelt.codegen.schedule import Plan
 from smelt.ir.check import value_dtypes
@@ -41,6 +43,10 @@ class Layout:
             state = scans.State.of(scan, dtypes[scan.value], plan.kernel.cols)
             private.append((state.name, state.dtype, state.size))
             kinds[state.name] = memory_kind(state.dtype)
+        if plan.online is not None and plan.online.third is not None:
+            count = plan.width // online.block_of(plan.lanes) + 2  # one begun, and the last vector
+            private.append((online.REFERENCES, torch.float32, count))
+            kinds[online.REFERENCES] = memory_kind(torch.float32)
         for put in [i for i in plan.kernel.instructions() if isinstance(i, Scatter)]:
             private.append((scatters.nowhere(put.buffer), plan.kernel.buffer(put.buffer).dtype, plan.lanes))
         offsets: dict[str, Size] = {}

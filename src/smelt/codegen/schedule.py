@@ -18,6 +18,7 @@ from smelt.base.sizes import Size, product
 from smelt.base.varying import greater, is_varying, known_at_least, known_equal, typical
 from smelt.codegen.builder import SIGNED_LESS
 from smelt.codegen.math import FLOAT32
+from smelt.codegen.online import Online, online
 from smelt.codegen.pairs import paired
 from smelt.codegen.scans import fold_dtype, forwards, in_blocks, scanned
 from smelt.codegen.tiles import Tile, tiled
@@ -115,6 +116,7 @@ class Plan:
     otherwise: "Plan | None" = None
     fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) asks memory for, for a row after it
     fetched_rows: int = 1  # which row that is
+    online: Online | None = None  # loops that run as one
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -168,6 +170,7 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     kernel, units = _units_first(kernel)
     if target.pairs_rows and _only_folds_one_array(kernel):
         kernel = paired(kernel) or kernel
+    kernel, as_one = online(kernel)
     folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
     accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
     split = Split.ROWS if folds and not units else Split.UNITS
@@ -183,7 +186,8 @@ def plan(kernel: Kernel, target: Target) -> Plan:
     useful = greater(1, _total_cost(kernel) // GRAIN) if units or not scatters or split is Split.PLACES else 1
     lanes = _lanes(kernel, target)
     turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
-    planned = Plan(kernel, split, units, lanes, useful, accumulators, fetched=_fetched(kernel, target))
+    fetched = _fetched(kernel, target)
+    planned = Plan(kernel, split, units, lanes, useful, accumulators, fetched=fetched, online=as_one)
     made = _or_otherwise(planned, lambda made: replace(made, lanes=1, fetched=()))
     if turned is None:
         return made

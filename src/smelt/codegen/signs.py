@@ -35,10 +35,19 @@ def never_positive(kernel: Kernel) -> frozenset[str]:
     """The values that are zero, negative or NaN."""
     if not any(isinstance(i, Compute) and i.op == "exp" for i in kernel.instructions()):
         return frozenset()  # nobody asks
+    return frozenset(name for name, sign in _learned(kernel).signs.items() if sign < 0)
+
+
+def equal_values(kernel: Kernel) -> dict[str, int]:
+    """A number for every value, which values share that are the same at the same point."""
+    return _learned(kernel).numbers
+
+
+def _learned(kernel: Kernel) -> "_Known":
     known = _Known({buffer.name: buffer.role for buffer in kernel.buffers})
     for instruction in kernel.instructions():
         known.learn(instruction)
-    return frozenset(name for name, sign in known.signs.items() if sign < 0)
+    return known
 
 
 @dataclass(slots=True)
