@@ -90,6 +90,8 @@ CASES: dict[str, Case] = {
     ),
     "softmax": (lambda x: F.softmax(x, 1), lambda size: (matrix(size),)),
     "softmax, long rows": (lambda x: F.softmax(x, 1), lambda size: (matrix(size, 2**17),)),
+    "log softmax, long rows": (lambda x: F.log_softmax(x, 1), lambda size: (matrix(size, 2**17),)),
+    "logsumexp, long rows": (lambda x: torch.logsumexp(x, 1), lambda size: (matrix(size, 2**17),)),
     "softmax backward": (softmax_backward, lambda size: (matrix(size), F.softmax(matrix(size), 1))),
     "log softmax": (lambda x: F.log_softmax(x, 1), lambda size: (matrix(size),)),
     "gelu": (lambda x: F.gelu(x), lambda size: (matrix(size),)),
