@@ -1,10 +1,13 @@
 """What programs as people write them found: breaks that need not be, and what they did other than Python does."""
 
 import itertools
+import logging
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector, prune
+from torch.nn.utils.rnn import pad_sequence
 
 import smelt
 from tests.capture.programs import Captured, compare
@@ -87,3 +90,55 @@ def test_a_hook_on_a_computed_tensor_is_one_break_for_all_calls(backend: str) ->
         compiled(X.clone().requires_grad_()).sum().backward()
     assert torch.equal(torch.stack(seen), torch.full((3,), float((2 * X).cos().sum())))
     assert (smelt.counters["graph_breaks"], smelt.counters["recompiles"]) == (1, 0)
+
+
+LOGGER = logging.getLogger("smelt.tests.quiet")
+
+
+def tells(x: torch.Tensor) -> torch.Tensor:
+    LOGGER.debug("shape %s", x.shape)
+    y = x * 2
+    LOGGER.info("mean %s", y.mean())
+    return y.sin()
+
+
+def test_messages_that_nobody_takes_are_no_break(caplog: pytest.LogCaptureFixture) -> None:
+    runner = Captured()
+    try:
+        LOGGER.setLevel(logging.WARNING)
+        for _ in range(2):
+            compare(tells, X, runner=runner)
+        assert not runner.breaks and not caplog.records
+        LOGGER.setLevel(logging.INFO)
+        runner(tells, X)
+        assert [(each.message, each.funcName) for each in caplog.records] == [("mean tensor(5.)", "tells")]
+        assert runner.break_codes == ["B002"]
+        logging.disable(logging.INFO)
+        runner(tells, X)
+        assert len(caplog.records) == 1
+    finally:
+        logging.disable(logging.NOTSET)
+        LOGGER.setLevel(logging.NOTSET)
+
+
+PRUNED = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+prune.l1_unstructured(PRUNED[0], "weight", amount=0.5)
+prune.ln_structured(PRUNED[2], "weight", amount=1, n=2, dim=0)
+
+
+def goes_through_helpers(x: torch.Tensor) -> Any:
+    padded = pad_sequence([x[0], x[1, :2]], batch_first=True, padding_value=-1.0)
+    size = parameters_to_vector(list(PRUNED.parameters())).norm()
+    return PRUNED(x).cpu() + size, padded, PRUNED[0].weight
+
+
+def quantizes(x: torch.Tensor) -> Any:
+    zeros, scales = torch.zeros(3, dtype=torch.int32), torch.tensor([0.5, 1.0, 2.0])
+    each = torch.fake_quantize_per_channel_affine(x, scales, zeros, 1, 0, 7)
+    whole = torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.5), zeros[0], -8, 7)
+    return each + whole + torch.fake_quantize_per_tensor_affine(x, 0.25, 0, 0, 15)
+
+
+@pytest.mark.parametrize("program", [goes_through_helpers, quantizes])
+def test_helpers_of_torch_are_followed(program: Any) -> None:
+    assert not compare(program, X.clone().requires_grad_()).breaks

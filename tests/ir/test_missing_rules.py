@@ -65,7 +65,7 @@ def test_places_of_what_is_not_zero() -> None:
 
 
 def test_every_rule_is_tried_here() -> None:
-    assert len(RULES) == 7
+    assert len(RULES) == 10
 
 
 def test_transforms_can_be_asked_themselves() -> None:
@@ -74,3 +74,13 @@ def test_transforms_can_be_asked_themselves() -> None:
         for dims in ([0, 1, 2], [0, 2], [1]):
             said, real = _asked(aten._fft_r2c.default)(value, dims, 0, True), aten._fft_r2c(value, dims, 0, True)
             assert (said.shape, said.stride, said.dtype) == (tuple(real.shape), real.stride(), real.dtype)
+
+
+def test_values_rounded_as_if_quantized() -> None:
+    scale, zero, on = torch.full((1,), 0.5), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int64)
+    for value in (torch.randn(4, 3), torch.randn(3, 4).t(), torch.randn(4, 6)[:, ::2], torch.randn(2, 3, 4, 4)):
+        assert_described(aten.fake_quantize_per_tensor_affine_cachemask.default, value, 0.5, 0, -8, 7)
+        tensors = (value, scale, zero, on, -8, 7)
+        assert_described(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default, *tensors)
+        each = (value, scale.expand(3).contiguous(), zero.expand(3).contiguous(), 1, -8, 7)
+        assert_described(aten.fake_quantize_per_channel_affine_cachemask.default, *each)

@@ -4,6 +4,7 @@ isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Const
 """
 
 import builtins
+import logging
 import math
 import operator
 import types
@@ -46,7 +47,7 @@ from smelt.capture.operators import (
     truth,
     unary,
 )
-from smelt.capture.polyfills import greatest, least, reversed_
+from smelt.capture.polyfills import greatest, least, logs, reversed_
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -308,6 +309,20 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     return interp.call(interp.outside.fixed(reversed_), [value])
 
 
+def _log(function: Any, level: int) -> Builtin:
+    """A message to a logger: nothing, if it takes none of that level; else Python's, which looks at who called it."""
+
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        kind = python_type(args[0]) if args else None
+        if kind is not None and interp.tree.class_attribute(kind, "isEnabledFor") is logging.Logger.isEnabledFor:
+            wanted = interp.now(interp.call(interp.outside.fixed(logs), [args[0], Constant(level)]))
+            if isinstance(wanted, Constant) and wanted.value is False:
+                return Constant(None)
+        raise Unsupported("B002", f"logging.{function.__qualname__}")
+
+    return rule
+
+
 def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return interp.compute(range, *[interp.plain(value) for value in args])
 
@@ -512,6 +527,9 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     enumerate: _enumerate,
     map: _map,
     reversed: _reversed,
+    logging.Logger.debug: _log(logging.Logger.debug, logging.DEBUG),
+    logging.Logger.info: _log(logging.Logger.info, logging.INFO),
+    logging.Logger.warning: _log(logging.Logger.warning, logging.WARNING),
     range: _range,
     slice: _slice,
     super: _super,

@@ -284,7 +284,7 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return receiver
         if real.__name__ == "item" and _keeps_count(interp, receiver):
             return interp.tape.item(receiver, interp.outside.sizes.world)
-        if real.__name__ in TENSOR_BREAKS:
+        if real.__name__ in TENSOR_BREAKS and not (real.__name__ == "cpu" and receiver.ghost.device.type == "cpu"):
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:
             raise Unsupported("B008", "out=")

@@ -43,6 +43,9 @@ _TORCH_FILES: dict[str, Treatment] = {
     "optim/lbfgs.py": Treatment.BREAK,  # it runs its closure as often as the losses tell it to
     "optim/": Treatment.INLINE,
     "nn/utils/clip_grad.py": Treatment.INLINE,
+    "nn/utils/convert_parameters.py": Treatment.INLINE,
+    "nn/utils/prune.py": Treatment.INLINE,
+    "nn/utils/rnn.py": Treatment.INLINE,
     "nn/utils/spectral_norm.py": Treatment.INLINE,
     "nn/utils/weight_norm.py": Treatment.INLINE,
     "utils/_foreach_utils.py": Treatment.INLINE,

@@ -398,6 +398,22 @@ def functional_call(
             registry[name] = tensor
 
 
+def logs(logger: Any, level: int) -> bool:
+    """Whether a logger takes messages of a level: what it remembers, or what it would find out."""
+    if logger.disabled:
+        return False
+    known = logger._cache.get(level)
+    if known is not None:
+        return bool(known)
+    if logger.manager._disable >= level:
+        return False
+    while logger is not None:
+        if logger.level:
+            return bool(level >= logger.level)
+        logger = logger.parent
+    return True
+
+
 def is_tensor_like(value: Any) -> bool:
     return type(value) is torch.Tensor or hasattr(value, "__torch_function__")
 

@@ -57,6 +57,8 @@ _RAISING = frozenset(
         "bincount",
         "repeat_interleave",
         "histc",
+        "fake_quantize_per_channel_affine_cachemask",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     )
 )
 _DIVISIONS = frozenset(("div", "floor_divide", "remainder", "fmod"))  # integers by zero

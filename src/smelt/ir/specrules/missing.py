@@ -4,11 +4,13 @@
     aten.multi_margin_loss_backward(f32[], f32[4, 5], …)     → f32[4, 5]
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from smelt.base.sizes import Shape, contiguous_stride
+from smelt.ir.specrules.layout import like_stride
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
 
@@ -45,6 +47,13 @@ def _nonzero(value: Any, *, size: int, fill_value: int = -1) -> Any:
     return row_major((size, value.dim()), torch.int64)
 
 
+def _fake_quantized(value: Any, *rest: Any) -> Any:
+    """The values, and which of them were in range, both laid out as they came."""
+    shape = tuple(value.shape)
+    rounded = TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+    return rounded, replace(rounded, dtype=torch.bool)
+
+
 RULES: dict[str, Any] = {
     "nonzero_static.default": _nonzero,
     "_linalg_svd.default": _svd,
@@ -53,4 +62,7 @@ RULES: dict[str, Any] = {
     "fractional_max_pool3d_backward.default": _gradient_of_second,
     "_ctc_loss_backward.default": _gradient_of_second,
     "_ctc_loss_backward.Tensor": _gradient_of_second,
+    "fake_quantize_per_tensor_affine_cachemask.default": _fake_quantized,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantized,
+    "fake_quantize_per_channel_affine_cachemask.default": _fake_quantized,
 }
