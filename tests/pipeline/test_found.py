@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 from smelt.base.options import config
@@ -99,3 +100,31 @@ def test_one_graph_serves_every_index(name: str, backend: str) -> None:
     with pytest.raises(IndexError) as raised:
         compiled(x, 17)
     assert str(raised.value) == str(expected.value)
+
+
+class Resizing(torch.nn.Module):
+    """As feature pyramids do it: up to the size of another, by a factor, by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Upsample(scale_factor=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        small = F.avg_pool2d(x, 2)
+        back = F.interpolate(small, size=x.shape[2:], mode="bilinear", align_corners=True) + x
+        nearest = F.interpolate(small, x.shape[-2:]) * F.interpolate(small, size=x.shape[2:], mode="nearest-exact")
+        return back + nearest + F.interpolate(self.up(x), size=(x.shape[2], x.shape[3]), mode="bicubic")
+
+
+@every_backend
+def test_images_of_any_size_are_resized_in_one_graph(backend: str) -> None:
+    model = Resizing()
+    compiled = smelt.compile(model, backend=backend)
+    for height, width in ((8, 6), (10, 12), (14, 8), (9, 11)):
+        x = torch.linspace(-2, 2, 4 * height * width).sin().view(2, 2, height, width)
+        torch.testing.assert_close(_trained(compiled, x), _trained(model, x))
+    assert (smelt.counters["graph_breaks"], smelt.counters["graphs"]) == (0, 2)
+    with pytest.raises(ValueError, match="align_corners option"):
+        smelt.compile(lambda x: F.interpolate(x, size=x.shape[2:], align_corners=True), dynamic=True)(x)
+    with pytest.raises(ValueError, match="spatial dimensions"):
+        smelt.compile(lambda x: F.interpolate(x, size=x.shape[1:]), dynamic=True)(x)

@@ -53,6 +53,7 @@ from smelt.capture.policy import (
     treatment_of_code,
 )
 from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
+from smelt.capture.resizing import resized
 from smelt.capture.stepping import STEPPING
 from smelt.capture.values import (
     Cell,
@@ -150,6 +151,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_torch_leaf(real):
         interp.outside.pin(function)
         _refuse_method(real)
+        if (image := resized(interp, real, args, kwargs)) is not None:
+            return image
         if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
