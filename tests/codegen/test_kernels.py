@@ -1,5 +1,6 @@
 """Kernels of every shape, compiled, against the reference interpreter, on one, two and three threads."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import smelt
 from smelt.base.options import Options
 from smelt.base.sizes import contiguous_stride, product
 from smelt.codegen import compile_kernels, schedule
@@ -129,6 +131,17 @@ def test_update_in_place_runs_every_point_once(rows: int, cols: int, busy: None)
             f" a = load x[{index}]\n one = const 1.0 : f32\n b = add a, one : f32\n store x[{index}] = b"
         )
     )
+
+
+@pytest.mark.parametrize("cols", [1000, 1024, 2000, 8192, 50000])
+@pytest.mark.parametrize("summed", [lambda x: x.sum(1), lambda x: (x * x).mean(1)], ids=["sum", "mean of squares"])
+def test_sums_of_equal_numbers_keep_their_digits(summed: Callable[[torch.Tensor], torch.Tensor], cols: int) -> None:
+    """Every addition of a row may round the same way: nothing averages out."""
+    torch.manual_seed(0)
+    x = torch.rand(200, 1).expand(-1, cols).contiguous()
+    truth = summed(x.double())
+    mine, eager = (((result.double() - truth) / truth).abs().max() for result in (smelt.compile(summed)(x), summed(x)))
+    assert mine <= 2 * eager + 4 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])

@@ -21,11 +21,11 @@ from smelt.codegen import folds, rowfolds, scans, scatters, tiles
 from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.layout import Layout
 from smelt.codegen.math import OF_NEGATIVE
-from smelt.codegen.online import BLOCK, WORTH, block_of
+from smelt.codegen.online import BLOCK, block_of
 from smelt.codegen.onlinefolds import OnlineFolds
 from smelt.codegen.runs import FAR, Memory, Run, Span, near
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, early, placing, repeatable, varying
+from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, busy, early, placing, repeatable, varying
 from smelt.codegen.signs import never_positive
 from smelt.ir.check import value_dtypes
 from smelt.ir.kernel import (
@@ -47,6 +47,8 @@ from smelt.ir.kernel import (
     Store,
 )
 
+# Elements summed in f32, unless it would be noticed, before the sum moves on into f64: sums of equal ones drift.
+_FLUSH = 512
 _FLUSH_WORTH = 256
 _CACHE_LINE = 64
 _NOWHERE = Value("0", "i64")
@@ -81,6 +83,7 @@ class Body:
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
     ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
+    flush_every: int = BLOCK  # elements summed in f32, in the loop being written, before the sum moves on into f64
     ahead_by: int = 0  # how many elements before; 0 for as many bytes as the target says
     before_block: Callable[[Value], None] | None = None  # what a loop does before each block, given where it begins
     early: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
@@ -271,6 +274,7 @@ class Body:
 
     def loop_stage(self, stage: Stage) -> None:
         inside = self.enter(stage)
+        self.flush_every = BLOCK if busy(inside) else _FLUSH
         started = [self.start(each) for each in inside if isinstance(each, Reduce) or self._runs_along_lanes(each)]
         self.b.open_loop()
         if all(axis.size > 0 for axis in self.plan.kernel.cols):
@@ -287,7 +291,7 @@ class Body:
             wide = scans.fold_dtype(instruction, dtype)
             return Fold(instruction, wide, folds.start(self.b, instruction.op, wide, 1))
         fold = Fold(instruction, dtype, folds.start(self.b, instruction.op, dtype, self.plan.lanes))
-        if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > BLOCK:
+        if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > 2 * self.flush_every:
             fold.wide = self.b.const("f64", 0.0)
         return fold
 
@@ -363,9 +367,10 @@ class Body:
             self.read = dict(zip(self.early, loop.values, strict=True))
             self._point(inside, name, self._within(column, size) if again else column, started)
             loop.end(*held)
-        elif self.before_block or (any(fold.wide for fold in started) and size > WORTH):
-            outer = self._begin(self.number(0), self.number(full), block_of(self.lanes), started)
-            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block_of(self.lanes)), self.number(full))
+        elif self.before_block or (any(fold.wide for fold in started) and size > 2 * self.flush_every):
+            block = block_of(self.lanes) if self.before_block else self.flush_every // self.lanes * self.lanes
+            outer = self._begin(self.number(0), self.number(full), block, started)
+            stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.number(full))
             self._announce(outer.index)
             self.run(inside, name, outer.index, stop, started)
             self._flush(started)

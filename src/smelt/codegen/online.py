@@ -37,7 +37,7 @@ from smelt.ir.kernel import (
     Store,
 )
 
-BLOCK = 4096  # elements, of which three arrays stay in the first cache; and a sum of that many in f32 keeps its digits
+BLOCK = 4096  # elements, of which three arrays stay in the first cache
 WORTH = 2 * BLOCK
 REFERENCES = "online.references"  # an array: what each block of a row was computed relative to
 FACTOR = "online.factor"  # a value: what makes that good in the block being read

@@ -514,10 +514,15 @@ def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     Where places are told apart by the last bits of their address, 4 KiB for instance, a load that follows a store with
     the same bits waits for it, and so for all that was computed for it: one vector would be done after the other.
     """
-    if not target.loads_early or _only_reads(stage.body) or sum(map(_cost, stage.body)) < _MATH_COST:
+    if not target.loads_early or _only_reads(stage.body) or not busy(stage.body):
         return []
     found = _streams(kernel, stage.body)
     return found if len(found) <= _EARLY_MOST else []
+
+
+def busy(body: Iterable[Instruction]) -> bool:
+    """Whether a loop has so much to compute that it is this it takes time for."""
+    return sum(map(_cost, body)) >= _MATH_COST
 
 
 def _total_cost(kernel: Kernel) -> Size:
