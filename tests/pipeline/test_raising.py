@@ -91,3 +91,27 @@ def test_an_operator_that_was_described_wrongly_is_left_to_pytorch(gradients: bo
     for mine, eager in zip(smelt.compile(function)(x), function(x), strict=True):
         torch.testing.assert_close(mine, eager)
         assert mine.requires_grad == eager.requires_grad
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_random_numbers_are_drawn_once_where_an_operator_was_described_wrongly(gradients: bool) -> None:
+    @torch.library.custom_op("smelt_tests::third", mutates_args=())
+    def third(x: torch.Tensor) -> torch.Tensor:
+        return (x / 3).to(torch.bfloat16)
+
+    @third.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dropped = torch.nn.functional.dropout(x, 0.5)
+        return torch.ops.smelt_tests.third(x.detach()), dropped
+
+    def drawn(run: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [*run(x), torch.rand(3)]
+
+    x = torch.randn(4, 5, requires_grad=gradients)
+    compiled = smelt.compile(function)
+    for _ in range(2):
+        torch.testing.assert_close(drawn(compiled), drawn(function), rtol=0, atol=0)

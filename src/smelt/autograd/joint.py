@@ -206,7 +206,6 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         handed=_handed(arrivals, len(run.primals)),
         recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
-        random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in recorder.graph.nodes),
     )
     replay = _replay(source, plan, recorder)
     return Joint(_finish(recorder), plan, source.eager(), replay)
@@ -387,6 +386,7 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Pla
         written=tuple(write.index for write in written),
         writes=tuple(write.times for write in written),
         rebased=tuple(write.index for write in written if write.rebased),
+        random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in run.recorder.graph.nodes),
     )
 
 

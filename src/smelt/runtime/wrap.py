@@ -65,7 +65,7 @@ class _Forward:
     """A compiled graph without gradients."""
 
     def __init__(self, forward: Flat, plan: Plan, eager: Flat | None) -> None:
-        self.forward = forward
+        self.forward = forward if eager is None or not plan.random else _undrawing(forward)
         self.plan = plan
         self.eager = eager
         self.finish = finisher(plan)
@@ -104,6 +104,20 @@ class _Forward:
         return tuple(results) if self.finish is None else self.finish(inputs, results)
 
 
+def _undrawing(forward: Flat) -> Flat:
+    """Has drawn no random numbers where the graph is run by PyTorch after all, which draws them."""
+
+    def run(*inputs: Any) -> Any:
+        state = torch.get_rng_state()
+        try:
+            return forward(*inputs)
+        except UnexpectedResult:
+            torch.set_rng_state(state)
+            raise
+
+    return run
+
+
 def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     """A call of any graph with gradients."""
     plan = state.plan
@@ -128,6 +142,8 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     except UnexpectedResult:
         if state.eager is None:
             raise
+        if box[1] is not None:
+            torch.set_rng_state(box[1])
         return state.eager(*inputs)
     values: Any = differentiable
     if len(box) > 3:
