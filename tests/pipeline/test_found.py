@@ -128,3 +128,24 @@ def test_images_of_any_size_are_resized_in_one_graph(backend: str) -> None:
         smelt.compile(lambda x: F.interpolate(x, size=x.shape[2:], align_corners=True), dynamic=True)(x)
     with pytest.raises(ValueError, match="spatial dimensions"):
         smelt.compile(lambda x: F.interpolate(x, size=x.shape[1:]), dynamic=True)(x)
+
+
+STEPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "a warm-up": lambda x, step: x * min(step**-0.5, step * 4000**-1.5),
+    "a root": lambda x, step: x / (1 + step) ** 0.55,
+    "a power below": lambda x, step: x * step**-2,
+    "a tensor of it": lambda x, step: x * torch.tensor(step * 0.1) + torch.tensor(step),
+    "a tensor of several": lambda x, step: x + torch.tensor([step, 2 * step, 7]) + torch.tensor((step, 0.5, 1.0)),
+    "a tensor of a type": lambda x, step: (x * torch.tensor([step], dtype=torch.float64)).float(),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", STEPS)
+def test_one_graph_serves_every_step(name: str, backend: str) -> None:
+    program = STEPS[name]
+    compiled = smelt.compile(program, backend=backend, fullgraph=True)
+    for step in (2, 3, 5, 11, 40):
+        got = _trained(lambda x: compiled(x, step), torch.ones(3))  # noqa: B023
+        torch.testing.assert_close(got, _trained(lambda x: program(x, step), torch.ones(3)))  # noqa: B023
+    assert smelt.counters["graphs"] == 2

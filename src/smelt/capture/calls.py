@@ -35,7 +35,7 @@ from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
-from smelt.capture.number_calls import number_call
+from smelt.capture.number_calls import number_call, tensor_of
 from smelt.capture.operators import contains, hashable, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
@@ -151,8 +151,9 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if is_torch_leaf(real):
         interp.outside.pin(function)
         _refuse_method(real)
-        if (image := resized(interp, real, args, kwargs)) is not None:
-            return image
+        made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
+        if made is not None:
+            return made
         if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)

@@ -33,6 +33,28 @@ def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: d
     return None
 
 
+def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+    """`torch.tensor` of a number that differs from call to call, or of a list or tuple with such; None if it is not."""
+    if function is not torch.tensor or len(args) != 1 or not holds_symbols(args[0]) or "requires_grad" in kwargs:
+        return None
+    items = [args[0]]
+    if isinstance(args[0], Sequence):
+        items = [interp.outside.force(item) for item in args[0].items]
+    kinds = {python_type(item) for item in items}
+    if not kinds <= {int, float}:
+        return None
+    given = interp.plain(kwargs["dtype"]) if "dtype" in kwargs else None
+    dtype = given or (torch.get_default_dtype() if float in kinds else torch.int64)
+    if dtype not in (torch.float32, torch.float64) and (dtype is not torch.int64 or float in kinds):
+        return None  # a number that does not fit raises, or is infinity
+    kwargs = {**kwargs, "dtype": Constant(dtype)}
+    nothing = Sequence(tuple, [])
+    made = [interp.tensor_call("call_function", torch.full, [nothing, item], dict(kwargs)) for item in items]
+    if not isinstance(args[0], Sequence):
+        return made[0]
+    return interp.tensor_call("call_function", torch.stack, [Sequence(list, made)])
+
+
 def _whole(function: Callable[[Any], int]) -> Callable[[Interpreter, list[Value]], Value | None]:
     """A function that makes an integer of a number, and yields integers as they are."""
 

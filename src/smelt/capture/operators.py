@@ -208,6 +208,8 @@ def _power(interp: Interpreter, base: Value, exponent: Value) -> Value:
         return float_of(interp, operator.pow, base, exponent) if certain else _power_here(interp, base, exponent)
     if isinstance(base, Number) and python_type(base) is int and whole and exponent.value >= 0:
         return of_number(base.symbolic**exponent.value)
+    if python_type(base) is int and interp.plain(_on_numbers(interp, operator.gt, base, Constant(0))):
+        return float_of(interp, operator.pow, base, exponent)  # by a fraction, or one over a power
     # A fraction of a negative number would be complex.
     if floating and (whole or counted or decided(interp, operator.ge, base, Constant(0)) is True):
         return float_of(interp, operator.pow, base, exponent)
