@@ -101,11 +101,40 @@ def test_sums_with_what_is_repeated(shape: tuple[int, int, int], repeated: Any) 
     check(made(*inputs)[0], exact, size, depth)
 
 
-def test_what_is_multiplied_by_zero_is_not_looked_at() -> None:
-    given = [(Operand(name, (2, 2), (2, 1)), torch.ones(2, 2)) for name in ("added", "left", "right")]
-    given[0][1].fill_(math.nan)
-    made, inputs = executable(aten.addmm.out, given, torch.empty(2, 2), beta=0.0)
-    assert product_of(made) and torch.equal(made(*inputs)[0], torch.full((2, 2), 2.0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("factors", "unread", "value"),
+    [
+        ({"beta": 0.0, "alpha": 1.0}, ("added",), 2.0),
+        ({"beta": 1.0, "alpha": 0.0}, ("left", "right"), 1.0),
+        ({"beta": 0.0, "alpha": 0.0}, ("added", "left", "right"), 0.0),
+    ],
+)
+def test_what_is_multiplied_by_zero_is_not_looked_at(
+    factors: dict[str, float], unread: tuple[str, ...], value: float, dtype: torch.dtype
+) -> None:
+    tensors = {name: torch.ones(2, 2, dtype=dtype) for name in ("added", "left", "right")}
+    for number, name in enumerate(unread):
+        tensors[name].fill_((math.nan, math.inf)[number % 2])
+    given = [(Operand(name, (2, 2), (2, 1)), tensor) for name, tensor in tensors.items()]
+    made, inputs = executable(aten.addmm.out, given, torch.empty(2, 2, dtype=dtype), **factors)
+    assert product_of(made) and torch.equal(made(*inputs)[0], torch.full((2, 2), value, dtype=dtype))
+    eager = torch.addmm(*inputs[:3], beta=factors["beta"], alpha=factors["alpha"])
+    assert torch.equal(eager, made(*inputs)[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_floats_are_rounded_once(shape: tuple[int, int, int]) -> None:
+    rows, columns, depth = shape
+    left, right = torch.randn(rows, depth), torch.randn(depth, columns)
+    given = [
+        (Operand("left", (rows, depth), (depth, 1)), left),
+        (Operand("right", (depth, columns), (columns, 1)), right),
+    ]
+    made, inputs = executable(aten.mm.out, given, torch.empty(rows, columns))
+    exact, size = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+    allowed = torch.finfo(torch.float32).eps / 2 * exact.abs() + depth * torch.finfo(torch.float64).eps * size
+    assert product_of(made) and ((made(*inputs)[0].double() - exact).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

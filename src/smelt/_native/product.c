@@ -1,9 +1,10 @@
-/* Products of small matrices: a row of the result is summed up over the depth in order, as by a BLAS kernel, so that no
-   more is rounded than there. The longer side of the result is what is vectorized. */
+/* Products of small matrices: a row of the result is summed up over the depth in order, in doubles, where products of
+   floats are exact: no library's order of summing, fused or not, is nearer. The longer side of the result is what is
+   vectorized. */
 #include "product.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-#define VECTORIZED __attribute__((optimize("O3")))
+#define VECTORIZED __attribute__((optimize("O3", "fp-contract=fast"))) /* -std=c11 contracts nothing by itself */
 #else
 #define VECTORIZED
 #endif
@@ -34,14 +35,16 @@ product_fits(const int64_t *numbers, int count, int matrices)
     {                                                                                                                  \
         const int64_t columns = product->columns;                                                                      \
         const Matrix left = product->left, right = product->right, given = product->given, out = product->out;         \
-        const TYPE beta = (TYPE)product->beta, alpha = (TYPE)product->alpha;                                           \
-        TYPE sums[PRODUCT_WIDTH];                                                                                      \
+        const double beta = (TYPE)product->beta, alpha = (TYPE)product->alpha;                                         \
+        /* What is multiplied by zero is not looked at, neither this nor what is given: it may be anything. */         \
+        const int64_t depth = given.data && alpha == 0 ? 0 : product->depth;                                           \
+        double sums[PRODUCT_WIDTH];                                                                                    \
         for (int64_t row = 0; row < product->rows; row++) {                                                            \
             for (int64_t column = 0; column < columns; column++) {                                                     \
                 sums[column] = 0;                                                                                      \
             }                                                                                                          \
-            for (int64_t step = 0; step < product->depth; step++) {                                                    \
-                const TYPE factor = ((const TYPE *)left.data)[left.begin + row * left.row + step * left.column];       \
+            for (int64_t step = 0; step < depth; step++) {                                                             \
+                const double factor = ((const TYPE *)left.data)[left.begin + row * left.row + step * left.column];     \
                 const TYPE *line = (const TYPE *)right.data + right.begin + step * right.row;                          \
                 if (right.column == 1) {                                                                               \
                     for (int64_t column = 0; column < columns; column++) {                                             \
@@ -55,11 +58,13 @@ product_fits(const int64_t *numbers, int count, int matrices)
                 }                                                                                                      \
             }                                                                                                          \
             TYPE *place = (TYPE *)out.data + out.begin + row * out.row;                                                \
-            const TYPE *before = given.data ? (const TYPE *)given.data + given.begin + row * given.row : sums;         \
+            const TYPE *before = (const TYPE *)given.data + given.begin + row * given.row;                             \
             for (int64_t column = 0; column < columns; column++) {                                                     \
-                TYPE sum = given.data ? alpha * sums[column] : sums[column];                                           \
-                /* What is multiplied by zero is not looked at: it may be anything. */                                 \
-                place[column * out.column] = given.data && beta != 0 ? sum + beta * before[column * given.column] : sum;\
+                double sum = given.data ? alpha * sums[column] : sums[column];                                         \
+                if (given.data && beta != 0) {                                                                         \
+                    sum += beta * before[column * given.column];                                                       \
+                }                                                                                                      \
+                place[column * out.column] = (TYPE)sum;                                                                \
             }                                                                                                          \
         }                                                                                                              \
     }
