@@ -21,6 +21,7 @@ from smelt.autograd.aliasing import is_view
 from smelt.ir.effects import draws
 from smelt.ir.graph import Level, Traced
 from smelt.ir.joint import Phase, Wish, set_phase, wish_of
+from smelt.ir.specrules.layout import like_stride
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 
 aten = torch.ops.aten
@@ -94,7 +95,8 @@ def _call(
 
 
 def _like(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(spec.shape, spec.stride, dtype, spec.device)
+    """What is computed of a tensor element by element: without the gaps and the repeats that an input may have."""
+    return TensorSpec(spec.shape, like_stride(spec.shape, spec.stride), dtype, spec.device)
 
 
 def _narrow_threshold(graph: fx.Graph, node: fx.Node) -> None:
