@@ -23,13 +23,14 @@ from smelt.base.errors import SmeltError
 from smelt.base.symbols import COMPUTED
 from smelt.base.symint import Formula, apply, is_symbolic
 from smelt.ir import origin
+from smelt.ir.check_program import span
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostError, GhostTensor, Recorder
 from smelt.ir.gradients import running_backward, set_backward
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, Wish, phase_of, set_phase, set_wish
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 
 aten = torch.ops.aten
 
@@ -77,8 +78,8 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             raise CannotTrace(f"{func} reads a workspace that its forward makes for autograd alone")
         if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
             raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
-        if func in STORAGE_OFFSETS and _counts_from_storage(func, args, kwargs):
-            raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
+        if func in STORAGE_OFFSETS:
+            _check_place(func, args, kwargs)
         key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
@@ -187,19 +188,34 @@ def _scattered_whole(
     return values.permute(order).reshape(base.shape) if step == base.numel() else NotImplemented
 
 
-def _counts_from_storage(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call names a place in memory that lies elsewhere at each call: an input's, or one that was planned.
+def _check_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Leave to PyTorch what names a place in memory that lies elsewhere at each call, an input's or one that was
+    planned, and what reaches outside of a value that the graph computes: PyTorch refuses that, and a plan has other
+    values there.
 
     Of a value that the graph computes, `as_strided` is a view like any other; the others would be library calls.
     """
     position = STORAGE_OFFSETS[func]
-    given = args[position] if len(args) > position else kwargs.get("storage_offset")
-    if given is None:
-        return False
-    root = args[0]
-    while is_view(root.target) or root.target is operator.getitem:
-        root = root.args[0]
-    return func is not aten.as_strided.default or root.op != "call_function"
+    named = {**dict(zip(("size", "stride", "storage_offset"), args[position - 2 :], strict=False)), **kwargs}
+    given, root = named.get("storage_offset"), _memory_of(args[0])
+    if given is not None and (func is not aten.as_strided.default or root.op != "call_function"):
+        raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
+    seen, value = tensor_spec(args[0]), tensor_spec(root)
+    unit, units = seen.dtype.itemsize, value.dtype.itemsize
+    first = seen.offset if given is None else given
+    after = first + span(tuple(named["size"]), tuple(named["stride"]))
+    room = value.offset + span(value.shape, value.stride)
+    if root.op == "call_function" and (first * unit < value.offset * units or after * unit > room * units):
+        raise CannotTrace(f"{func} reaches outside of the value that it is a view of")
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node that a chain of views starts from: an input, or what the graph computes."""
+    while True:
+        source: Any = node.args[0] if node.target is operator.getitem else node
+        if not is_view(source.target):
+            return node
+        node = source.args[0]
 
 
 def is_lazy_conjugate(node: fx.Node) -> bool:
