@@ -8,7 +8,10 @@ three times its error then, since what is within twice of the truth is within th
 One run says little about eager's error where terms cancel: of two sums that are both off by an ulp of their summands,
 one comes out exact by luck. So where an element fails by the error of that one run, eager is run again with inputs, and
 gradients of its results, that are up to one part in 256 smaller (`near`), each time against float64 on the same
-numbers, and its error at that element is the worst of those runs. In float64 there is nothing more precise to run.
+numbers, and its error at that element is the worst of those runs. The 16-bit floats are run in float32 as well: two
+terms that eager rounds to the same 16 bits cancel to nothing whatever they are, and what is computed in float32 between
+operators is asked to be as exact as eager is there, not to round as often. In float64 there is nothing more precise to
+run.
 There eager's error is taken to be that of float32 in proportion, or by how much eager's result moves (the median, so
 that a jump at a point does not count) when its inputs move by one unit in the last place: within that, neither result
 is better than the other.
@@ -59,10 +62,12 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 Results = list[torch.Tensor | None]
 
 
-def eager_errors(run: Callable[[Change, torch.dtype | None, bool], Results], *, double: bool) -> Results:
+def eager_errors(
+    run: Callable[[Change, torch.dtype | None, bool], Results], *, double: bool, half: bool = False
+) -> Results:
     """How far off eager is at each element of each of its results. `run(change, dtype, tangents)` gives them for
     changed inputs, as they are or in another dtype, and with changed gradients of the results if `tangents`;
-    `double`: the inputs are in float64 already."""
+    `double`: the inputs are in float64 already; `half`: they have 16 bits."""
     errors: Results = []
     moves: list[Results] = []
     here = run(_unchanged, None, False) if double else []
@@ -76,6 +81,9 @@ def eager_errors(run: Callable[[Change, torch.dtype | None, bool], Results], *, 
             moves.append([_apart(a, b) for a, b in zip(moved, here, strict=False)])
         rough, fine = run(change, torch.float32 if double else None, True), run(change, torch.float64, True)
         found = [_apart(a, b) for a, b in zip(rough, fine, strict=False)]
+        if half:
+            wider = [_apart(a, b) for a, b in zip(run(change, torch.float32, True), fine, strict=False)]
+            found = [_largest(a, b) for a, b in zip(found, wider, strict=False)]
         errors = [_largest(a, b) for a, b in zip(errors, found, strict=False)] if errors else found
     if not double:
         return errors

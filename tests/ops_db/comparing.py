@@ -18,6 +18,7 @@ import smelt
 from smelt.base import events
 from tests.ops_db.accuracy import Change, eager_errors, off
 
+_HALF = (torch.bfloat16, torch.float16)
 _DOUBLE = (torch.float64, torch.complex128)
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
@@ -202,7 +203,8 @@ def compare(
     true = None if double else run(lambda tensor: tensor, torch.float64)
     off_by_one_run = _tensors(mine, eager, true)
     if off_by_one_run:
-        found += _tensors(mine, eager, true, eager_errors(run, double=double))
+        half = any(tensor.dtype in _HALF for tensor in (*tensors_in((args, kwargs)), *eager.outputs))
+        found += _tensors(mine, eager, true, eager_errors(run, double=double, half=half))
     return Found(found, fallbacks)
 
 

@@ -72,6 +72,18 @@ def test_eagers_error_is_not_one_runs_luck() -> None:
     assert error is not None and 2.0**-26 < error <= 2.0**-23
 
 
+def test_terms_that_sixteen_bits_make_one_are_as_exact_as_in_float32() -> None:
+    x = torch.tensor([0.3, 0.7, 1.1, 5.3]).bfloat16()
+
+    def run(change: Change, dtype: torch.dtype | None, tangents: bool = False) -> list[torch.Tensor | None]:
+        (given,) = changed((x,), change, dtype)
+        return [given / 3 - given * (1 / 3)]
+
+    (narrow,), (wide,) = (eager_errors(run, double=False, half=half) for half in (False, True))
+    assert narrow is not None and wide is not None
+    assert narrow.max() < 2.0**-40 and 2.0**-30 < wide.max() < 2.0**-21
+
+
 def test_numbers_are_moved_within_bounds() -> None:
     x = torch.tensor([0.5, -0.5, 0.0, torch.inf, torch.nan, 3.0])
     moved, apart = near(x, torch.Generator().manual_seed(1)), nudged(x, torch.Generator().manual_seed(1))
