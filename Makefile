@@ -9,6 +9,7 @@
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
 # make test-programs  50,000 generated programs against plain Python, as many at a time as there are cores: an hour or so
 #              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
+# make test-recalled  20,000 of them with captures that are kept on disk and recalled (ARGS as above)
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
@@ -26,7 +27,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-tensors test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -55,6 +56,9 @@ test-steps: $(VENV)/dev
 
 test-programs: $(VENV)/dev
 	@$(PY) -m tests.capture.generated.campaign $(ARGS)
+
+test-recalled: $(VENV)/dev
+	@$(PY) -m tests.capture.generated.recalled $(ARGS)
 
 test-tensors: $(VENV)/dev
 	@$(PY) -m tests.pipeline.generated.campaign $(ARGS)

@@ -272,3 +272,51 @@ def test_items_of_a_list_are_removed() -> None:
         return None
 
     whole(f, lambda: {"words": ["a", "b", "c", "b"], "named": [Named("one"), Named("two"), Named("two")]}, calls=2)
+
+
+CHANGED_BY_NAME = {
+    "pop": lambda s: s.pop(),
+    "symmetric_difference_update": lambda s: s.symmetric_difference_update([3, 4, 5]),
+    "__ior__": lambda s: s.__ior__({7}),
+    "__iand__": lambda s: s.__iand__({1}),
+    "__isub__": lambda s: s.__isub__({1}),
+    "__ixor__": lambda s: s.__ixor__({1, 9}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_BY_NAME)
+def test_sets_are_changed_by_methods_too(name: str) -> None:
+    """They were changed in a copy, and the change was lost."""
+    change = CHANGED_BY_NAME[name]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        s = {1, 2, 3}
+        change(s)
+        return x * len(s) + sum(s)
+
+    assert torch.equal(smelt.compile(f, backend="eager")(torch.ones(2)), f(torch.ones(2)))
+
+
+def test_lists_are_added_to_by_methods_too() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        s = [1, 2]
+        s.__iadd__([3])
+        s.__imul__(2)
+        return x * len(s)
+
+    assert torch.equal(smelt.compile(f, backend="eager")(torch.ones(2)), f(torch.ones(2)))
+
+
+def test_settings_of_the_process_are_asked_at_each_call() -> None:
+    """What no guard asks for is left to Python: the precision was that of the first call for ever."""
+
+    def f(x: torch.Tensor) -> Any:
+        return x * 2, torch.get_float32_matmul_precision()
+
+    compiled, before = smelt.compile(f, backend="eager"), torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            assert compiled(torch.ones(2))[1] == precision
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -106,7 +106,9 @@ class Config:
         False, "check the rules of each level after every pass, in every compilation", in_key=False
     )
     disk_cache: bool = option(
-        True, "keep compiled graphs on disk for later processes; SMELT_CACHE=0 switches it off too", in_key=False
+        True,
+        "keep captures and compiled graphs on disk for later processes; SMELT_CACHE=0 switches it off too",
+        in_key=False,
     )
     disk_cache_dir: str = option(
         "", "where; empty: $SMELT_CACHE_DIR, else $XDG_CACHE_HOME/smelt, else ~/.cache/smelt", in_key=False

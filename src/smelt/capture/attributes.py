@@ -48,6 +48,7 @@ _PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
 _PLAIN_LOOKUP = frozenset(kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict))
 _PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, kind.__delattr__))
 
+_OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
@@ -127,6 +128,8 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
     if isinstance(value, Constant) and not callable(getattr(value.value, name, None)):
         if not hasattr(value.value, name):
             raise Missing(value, name)
+        if isinstance(value.value, types.CodeType) and name in _OF_ITS_PLACE:
+            interp.tree.transient = f"{name} of code, which may stand elsewhere"
         return interp.compute(getattr, value.value, name)
     found = interp.tree.class_attribute(kind, name)
     if found is ABSENT:

@@ -113,11 +113,9 @@ def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     wanted = _classes(interp, classes)
     if kind is None:
         raise Unsupported("B008", f"isinstance of {describe(value)}")
-    if isinstance(value, Object) and not isinstance(value.value, torch.Tensor):
-        return Constant(isinstance(value.value, wanted))
-    if type(value) is Constant:
-        return Constant(isinstance(value.value, wanted))
-    return Constant(any(issubclass(kind, each) for each in wanted))
+    if (isinstance(value, Object) and not isinstance(value.value, torch.Tensor)) or type(value) is Constant:
+        return Constant(any(interp.tree.is_instance(value.value, each) for each in wanted))
+    return Constant(any(interp.tree.is_subclass(kind, each) for each in wanted))
 
 
 def _classes(interp: Interpreter, value: Value) -> tuple[type, ...]:
@@ -133,7 +131,8 @@ def _classes(interp: Interpreter, value: Value) -> tuple[type, ...]:
 
 def _issubclass(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], Object) and isinstance(args[0].value, type):
-        return Constant(issubclass(interp.outside.pin(args[0]), _classes(interp, args[1])))
+        kind = interp.outside.pin(args[0])
+        return Constant(any(interp.tree.is_subclass(kind, each) for each in _classes(interp, args[1])))
     raise Unsupported("B008", f"issubclass of {describe(args[0])}")
 
 
@@ -397,6 +396,7 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
 def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
     (value,) = args
+    interp.tree.transient = "where an object lies"
     if isinstance(value, Object):
         return Constant(id(interp.outside.pin(value)))
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":

@@ -43,6 +43,7 @@ from smelt.capture.policy import (
     EVALUATED,
     IDENTITIES,
     IGNORED,
+    OF_THE_MACHINE,
     TENSOR_BREAKS,
     Treatment,
     acts_as_in_eager,
@@ -136,6 +137,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(None)
     if name in EVALUATED:
         interp.outside.pin(function)
+        if name in OF_THE_MACHINE:
+            interp.tree.transient = f"{name}()"
         return _evaluate(interp, real, args, kwargs)
     block: Builtin | None = _hashable_get(CONTEXT_CALLS, real)
     if block is not None:

@@ -58,6 +58,8 @@ def container_method(
         and all(map(interp.is_plain, everything))
         and name not in _CHANGES
     ):
+        if name == "__hash__":
+            interp.tree.transient = "a hash"
         named = {key: interp.plain(value) for key, value in kwargs.items()}
         return interp.compute(method, interp.plain(receiver), *[interp.plain(value) for value in args], **named)
     if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
@@ -67,6 +69,7 @@ def container_method(
 
 _CHANGES = frozenset(
     {"sort", "remove", "discard", "difference_update", "intersection_update", "__setitem__", "__delitem__"}
+    | {"pop", "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__", "__iadd__", "__imul__"}
 )
 
 

@@ -20,6 +20,7 @@ from smelt.base.options import config
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
 from smelt.capture.drive import drive, recover, run_eagerly
+from smelt.capture.kept import Shelf
 from smelt.capture.layout import teach_guards
 from smelt.capture.loops import PLACE
 from smelt.capture.marks import DISABLED, mark_entered
@@ -31,7 +32,7 @@ from smelt.capture.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
 from smelt.ir.ambient import default_devices
-from smelt.ir.graph import GraphCompiler
+from smelt.ir.graph import GraphCompiler, Recaller
 
 _ENOUGH_IDLE = 3
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
@@ -56,6 +57,8 @@ class Engine:
         self.dynamic = dynamic
         teach_guards()
         self.native = _native.Region(self._missed)
+        manner = (fullgraph, dynamic)
+        self.shelf = Shelf(compile_graph, manner) if isinstance(compile_graph, Recaller) else None
         self._lock = threading.RLock()
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._settled: set[Any] = set()
@@ -113,12 +116,26 @@ class Engine:
             for entry in known:
                 if entry.guards.check(state) is not None:
                     return entry
-            captured = self._capture(frames, code, [entry.guards for entry in known])
+            captured = None if known else self._recall(frames[0])
+            captured = captured or self._capture(frames, code, [entry.guards for entry in known])
             if captured is None:
                 return None
             made = self._entry(captured)
             self.native.add(code, made)  # before another thread looks
             return made
+
+    def _recall(self, frame: LiveFrame) -> Captured | None:
+        """What an earlier process made of a function that is called for the first time."""
+        code = frame.info.code
+        if self.shelf is None or code in self._histories:
+            return None
+        with paused(), timed("recall", code.co_qualname):
+            history = History()
+            found = self.shelf.recall(frame, history)
+        if found is None:
+            return None
+        self._histories[code] = history
+        return Captured(found.guards, found.plan, found.entrance, True)
 
     def _entry(self, captured: Captured) -> "_native.Entry":
         """Where nothing is to be done but to run the graph, C does it."""
@@ -199,6 +216,7 @@ class Engine:
         try:
             with paused(), timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
+                keep = None if self.shelf is None or known else self.shelf.keeper(frames[0], history)
                 captured = capture(
                     frames,
                     self.compile_graph,
@@ -207,6 +225,7 @@ class Engine:
                     settings=self.settings,
                     history=history,
                     follow_loops=follow_loops,
+                    keep=keep,
                 )
         except Abandoned as reason:
             self._settled.add(key)

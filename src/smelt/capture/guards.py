@@ -3,7 +3,8 @@
 GuardTree  →  (roots for `_native.Guards`, the collected sources in the order their values will come)
 """
 
-from collections.abc import Callable
+import abc
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,8 @@ class GuardTree:
         self._classes: dict[type, dict[str, Any]] = {}
         self._state = Source(None, ("value", None), "process")
         self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `Entrance`
+        self.transient = ""  # what was looked at that is another in another process, and that no guard asks for
+        self.asked: dict[tuple[int, int], tuple[type, type, bool]] = {}  # see `is_subclass`
         self.inference_mode = torch.is_inference_mode_enabled()
         self.nesting = autocast_nesting()
         self._settings = autocast_settings()
@@ -57,6 +60,30 @@ class GuardTree:
 
         if torch._C._len_torch_function_stack():
             self.process("default devices", default_devices, default_devices())
+
+    def rely_on_order(self, items: Collection[Any]) -> None:
+        """The order of a set's items matters, by hashes that are others in another process but for numbers'."""
+        if len(items) > 1 and not all(type(item) in (bool, int, float) for item in items):
+            self.transient = "the order of a set"
+
+    def is_subclass(self, kind: type, wanted: type) -> bool:
+        """Whether one class is another's, by whatever makes it so: bases, a register, a hook. In a process that stays
+        so, and no guard asks; another process is asked once."""
+        answer = issubclass(kind, wanted)
+        self.asked[id(kind), id(wanted)] = kind, wanted, answer
+        return answer
+
+    def is_instance(self, real: Any, wanted: type) -> bool:
+        """The same for an object. A class that looks at more than the object's class is not asked again."""
+        check = static_lookup(type(wanted), "__instancecheck__")
+        if check is not type.__instancecheck__ and check is not abc.ABCMeta.__instancecheck__:
+            if not wanted.__module__.startswith("torch."):
+                self.transient = f"what {wanted.__qualname__} says of its instances"
+            return isinstance(real, wanted)
+        if real.__class__ is not type(real):
+            self.transient = "an object that says it is of another class"
+        self.is_subclass(type(real), wanted)
+        return isinstance(real, wanted)
 
     def process(self, text: str, function: Callable[[], Any], answer: Any) -> None:
         """The process was in a state in which `function` answers so."""

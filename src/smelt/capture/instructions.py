@@ -232,8 +232,9 @@ def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     if name is None or "__import__" in frame.globals.names or name not in sys.modules:
         raise Unsupported("B012", f"import {instruction.value}")
     top = name if interp.plain(wanted) else name.partition(".")[0]
-    source = interp.tree.fixed(sys.modules, "sys.modules").key(top)
-    frame.stack.append(interp.outside.value(sys.modules[top], source))
+    known = interp.tree.fixed(sys.modules, "sys.modules")
+    interp.outside.value(sys.modules[name], known.key(name))  # else Python imports it
+    frame.stack.append(interp.outside.value(sys.modules[top], known.key(top)))
 
 
 def _absolute(interp: Interpreter, frame: Frame, name: str, level: int) -> str | None:

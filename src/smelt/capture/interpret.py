@@ -418,6 +418,7 @@ class Interpreter:
             self.outside.complete(value)
             return {key: self.plain(item) for key, item in value.items.items()}
         if isinstance(value, Set) and self.is_plain(value):
+            self.tree.rely_on_order(value.items)
             return value.kind(value.items)
         if isinstance(value, Slice):
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))

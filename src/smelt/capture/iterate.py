@@ -50,6 +50,7 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, Constant) and isinstance(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
+        interp.tree.rely_on_order(value.items)
         items = [item.value if isinstance(item, Held) else interp.outside.fixed(item) for item in value.items]
         return Iterator(Sequence(tuple, items), "forward")
     if isinstance(value, Tensor):

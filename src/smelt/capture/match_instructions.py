@@ -52,7 +52,7 @@ def _match_class(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     if not isinstance(wanted, Object) or not isinstance(wanted.value, type) or kind is None:
         raise Unsupported("B012", f"match of {describe(subject)} with {describe(wanted)}")
     real: type = interp.outside.pin(wanted)
-    if not issubclass(kind, real):
+    if not interp.tree.is_subclass(kind, real):
         frame.stack.append(Constant(None))
         return
     found = _matched(interp, subject, real, instruction.arg, interp.plain(names))

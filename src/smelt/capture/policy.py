@@ -97,6 +97,17 @@ EVALUATED: frozenset[str] = frozenset(
     }
 )
 
+# Of those, the ones that another machine, or the same with other settings, may answer otherwise.
+OF_THE_MACHINE: frozenset[str] = frozenset(
+    {
+        "torch._C._get_privateuse1_backend_name",
+        "torch.cuda.amp.common.amp_definitely_not_available",
+        "torch.cuda.is_bf16_supported",
+        "torch.cuda.is_available",
+        "torch.get_num_threads",
+    }
+)
+
 # Functions that yield their last argument as it is: notes for a compiler.
 IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
 

@@ -258,14 +258,16 @@ def _sequence(build: Rebuilder, value: Sequence) -> Operand:
         made = build.early(value, build.step(list))
         build.step(list.extend, made, build.step(_tuple, *map(build.operand, value.items)))
         return made
-    kind = value.kind
-    make = _tuple if kind is tuple else lambda *items: make_sequence(kind, list(items))
+    make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
     return build.step(make, *map(build.operand, value.items))
 
 
+def _make_sequence(kind: Any, *items: Any) -> Any:
+    return make_sequence(kind, list(items))
+
+
 def _deque(build: Rebuilder, value: Deque) -> Operand:
-    maxlen = value.maxlen
-    made = build.early(value, build.step(lambda: deque(maxlen=maxlen)))
+    made = build.early(value, build.step(functools.partial(deque, (), value.maxlen)))
     build.step(deque.extend, made, build.step(_tuple, *map(build.operand, value.items)))
     return made
 
@@ -283,16 +285,25 @@ def _mapping(build: Rebuilder, value: Mapping) -> Operand:
         return build.constant(value.proxy)
     made = build.early(value, build.step(value.kind))
     if value.factory is not None:
-        build.step(lambda real, factory: setattr(real, "default_factory", factory), made, build.operand(value.factory))
-    build.step(
-        lambda real, *items: real.update(zip(keys, items, strict=True)), made, *map(build.operand, value.items.values())
-    )
+        build.step(_set_factory, made, build.operand(value.factory))
+    build.step(functools.partial(_update, keys), made, *map(build.operand, value.items.values()))
     return made
 
 
+def _set_factory(real: Any, factory: Any) -> None:
+    real.default_factory = factory
+
+
+def _update(keys: tuple[Any, ...], real: Any, *items: Any) -> None:
+    real.update(zip(keys, items, strict=True))
+
+
 def _set(build: Rebuilder, value: Set) -> Operand:
-    kind = value.kind
-    return build.step(lambda *items: kind(items), *build.items(value.items))
+    return build.step(functools.partial(_of_items, value.kind), *build.items(value.items))
+
+
+def _of_items(kind: Any, *items: Any) -> Any:
+    return kind(items)
 
 
 def _slice(build: Rebuilder, value: Slice) -> Operand:
@@ -300,8 +311,11 @@ def _slice(build: Rebuilder, value: Slice) -> Operand:
 
 
 def _view(build: Rebuilder, value: DictView) -> Operand:
-    part = value.part
-    return build.step(lambda real: getattr(real, part)(), build.operand(value.mapping))
+    return build.step(functools.partial(_view_of, value.part), build.operand(value.mapping))
+
+
+def _view_of(part: str, real: Any) -> Any:
+    return getattr(real, part)()
 
 
 def _iterator(build: Rebuilder, value: Iterator) -> Operand:
@@ -367,8 +381,12 @@ def _bind(function: Any, receiver: Any) -> Any:
 def _cell(build: Rebuilder, value: Cell) -> Operand:
     made = build.early(value, build.step(types.CellType))
     if value.contents is not None:
-        build.step(lambda cell, real: setattr(cell, "cell_contents", real), made, build.operand(value.contents))
+        build.step(fill_cell, made, build.operand(value.contents))
     return made
+
+
+def fill_cell(real: Any, contents: Any) -> None:
+    real.cell_contents = contents
 
 
 def _function(build: Rebuilder, value: Function) -> Operand:
@@ -398,14 +416,29 @@ def _function(build: Rebuilder, value: Function) -> Operand:
 def _instance(build: Rebuilder, value: Instance) -> Operand:
     kind, contents = value.kind, value.contents
     base: Any = contents.kind if contents is not None else object
-    made = build.early(value, build.step(lambda: base.__new__(kind)))
-    names = tuple(value.attributes)
+    made = build.early(value, build.step(functools.partial(base.__new__, kind)))
     operands = map(build.operand, value.attributes.values())
-    fill = _filler_of_dict(names) if kind.__dictoffset__ else _filler_of_slots(names)
-    build.step(fill, made, *operands)
+    fill = _fill_dict if kind.__dictoffset__ else _fill_slots
+    build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
     if contents is not None:
-        build.step(_filler(base, tuple(contents.items)), made, *map(build.operand, contents.items.values()))
+        fill_contents = functools.partial(_fill_contents, base, tuple(contents.items))
+        build.step(fill_contents, made, *map(build.operand, contents.items.values()))
     return made
+
+
+def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
+    real.__dict__.update(zip(names, items, strict=True))
+
+
+def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:
+    for name, item in zip(names, items, strict=True):
+        object.__setattr__(real, name, item)
+
+
+def _fill_contents(base: Any, keys: tuple[Any, ...], real: Any, *items: Any) -> None:
+    """Fill a dict of a class of its own without asking that class."""
+    for key, item in zip(keys, items, strict=True):
+        base.__setitem__(real, key, item)
 
 
 def _failure(build: Rebuilder, value: Failure) -> Operand:
@@ -453,28 +486,6 @@ def _trace(build: Rebuilder, value: Trace) -> Operand:
 
 def _handled(build: Rebuilder, value: Handled) -> Operand:
     return build.step(lambda: sys.exc_info()[1])
-
-
-def _filler_of_dict(names: tuple[str, ...]) -> Callable[..., None]:
-    return lambda real, *items: real.__dict__.update(zip(names, items, strict=True))
-
-
-def _filler_of_slots(names: tuple[str, ...]) -> Callable[..., None]:
-    def fill(real: Any, *items: Any) -> None:
-        for name, item in zip(names, items, strict=True):
-            object.__setattr__(real, name, item)
-
-    return fill
-
-
-def _filler(base: Any, keys: tuple[Any, ...]) -> Callable[..., None]:
-    """Fills a dict of a class of its own without asking that class."""
-
-    def fill(real: Any, *items: Any) -> None:
-        for key, item in zip(keys, items, strict=True):
-            base.__setitem__(real, key, item)
-
-    return fill
 
 
 def _super(build: Rebuilder, value: Super) -> Operand:

@@ -7,11 +7,12 @@ in between, so the difference is what is replayed, container by container in the
     self.calls = self.calls + 1; seen.append(y)   →   self.__dict__.update(calls=4); seen.extend((output 0,))
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from smelt.capture.outside import keys_check, same_keys, unchanged
-from smelt.capture.rebuild import Rebuilder
+from smelt.capture.rebuild import Rebuilder, fill_cell
 from smelt.capture.values import Cell, Deque, Mapping, Pending, Sequence, Set, Slots, Value
 
 
@@ -75,16 +76,17 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
     else:
         changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
 
-    base: Any = value.kind  # whose own methods are used: a class of dicts may have others
-
-    def write(real: Any, *items: Any) -> None:
-        for key in removed:
-            base.__delitem__(real, key)
-        for key, item in zip(changed, items, strict=True):
-            base.__setitem__(real, key, item)
-
     if removed or changed:
+        write = functools.partial(_write_items, value.kind, removed, changed)
         build.step(write, real, *[build.operand(final[key]) for key in changed])
+
+
+def _write_items(base: Any, removed: tuple[Any, ...], changed: tuple[Any, ...], real: Any, *items: Any) -> None:
+    """By the methods of `base`: a class of dicts may have others."""
+    for key in removed:
+        base.__delitem__(real, key)
+    for key, item in zip(changed, items, strict=True):
+        base.__setitem__(real, key, item)
 
 
 def _slots(build: Rebuilder, value: Slots) -> None:
@@ -92,34 +94,33 @@ def _slots(build: Rebuilder, value: Slots) -> None:
     removed = tuple(name for name in original if name not in final)
     changed = tuple(name for name in final if name not in original or not unchanged(original[name], final[name]))
 
-    def write(real: Any, *items: Any) -> None:
-        for name in removed:
-            object.__delattr__(real, name)
-        for name, item in zip(changed, items, strict=True):
-            object.__setattr__(real, name, item)
-
     if removed or changed:
+        write = functools.partial(_write_slots, removed, changed)
         build.step(write, build.operand(value.holder), *[build.operand(final[name]) for name in changed])
+
+
+def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, *items: Any) -> None:
+    for name in removed:
+        object.__delattr__(real, name)
+    for name, item in zip(changed, items, strict=True):
+        object.__setattr__(real, name, item)
 
 
 def _set(build: Rebuilder, value: Set) -> None:
     original = value.original or frozenset()
     removed, added = original - value.items, value.items - original
 
-    def write(real: set[Any], *added: Any) -> None:
-        real -= removed
-        real.update(added)
-
     if removed or added:
-        build.step(write, build.operand(value), *build.items(added))
+        build.step(functools.partial(_write_set, frozenset(removed)), build.operand(value), *build.items(added))
+
+
+def _write_set(removed: frozenset[Any], real: set[Any], *added: Any) -> None:
+    real -= removed
+    real.update(added)
 
 
 def _cell(build: Rebuilder, value: Cell) -> None:
-    build.step(_fill_cell, build.operand(value), build.operand(value.contents))
-
-
-def _fill_cell(real: Any, contents: Any) -> None:
-    real.cell_contents = contents
+    build.step(fill_cell, build.operand(value), build.operand(value.contents))
 
 
 _WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {

@@ -30,6 +30,14 @@ class History:
         self._seen: dict[str, Any] = {}
         self._changing: set[tuple[str, int]] = set()
 
+    def seen(self) -> dict[str, Any]:
+        """What the last capture saw, for another process."""
+        return dict(self._seen)
+
+    def restore(self, seen: dict[str, Any]) -> None:
+        """What a capture of another process saw, as if it had been of this one."""
+        self._seen.update(seen)
+
     def sizes(self, text: str, shape: tuple[int, ...]) -> frozenset[int]:
         """The dimensions that are known to change, this time included."""
         before = self._seen.get(text)

@@ -223,6 +223,8 @@ class Tape:
         known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
         if known is not None and not written:
             return known  # x.contiguous() of a contiguous x is x
+        if not (args or kwargs) and is_constant(result):
+            raise Unsupported("B002", _name_of(target))  # it answers from the process, which no guard asks
         if not written and is_constant(result) and result is not None:
             return Constant(result)
         if not written and is_symbolic(result):

@@ -7,7 +7,6 @@ import inspect
 import operator
 import sys
 from collections.abc import Hashable
-from functools import partial
 from types import CodeType
 from typing import Any
 from weakref import WeakMethod
@@ -26,6 +25,7 @@ from smelt.capture.calls import call
 from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
+from smelt.capture.kept import Keep
 from smelt.capture.outside import Outside, may_pin, pin_tensor
 from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop, lie_apart
 from smelt.capture.policy import is_polyfill
@@ -38,9 +38,9 @@ from smelt.capture.state import LiveFrame, flat
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness, is_otherwise
-from smelt.capture.undo import apart, noting_writes, undoing_draws, undoing_writes
+from smelt.capture.undo import Care
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
-from smelt.ir.ambient import Ambient, restored, without_default_devices
+from smelt.ir.ambient import Ambient, as_captured, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
 from smelt.ir.tensorspec import tensor_spec
@@ -74,13 +74,14 @@ def capture(
     history: History | None = None,
     follow_loops: bool = True,
     settings: Hashable = None,
+    keep: Keep | None = None,
 ) -> Captured:
     """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
-    are compiled with the same are followed.
+    are compiled with the same are followed. `keep` is told what can be used by later processes.
     """
-    manner = follow_loops, settings
+    manner = follow_loops, settings, keep
     history = history or History()
     generators, attempts = sys.maxsize, 0
     while True:
@@ -109,18 +110,17 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
-    manner: tuple[bool, Hashable],
+    manner: tuple[bool, Hashable, Keep | None],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
-    with torch.inference_mode(False), without_caller_hooks():
-        torch._C._set_grad_enabled(entry.records)
+    with as_captured(entry), without_caller_hooks():
         outside = Outside(tree, tape, sizes)
-        outside.follow_loops, outside.settings = manner
+        outside.follow_loops, outside.settings, keep = manner
         outside.fullgraph = fullgraph
         try:
-            return _capture(frames, outside, compile_graph, fullgraph, entry, generators)
+            return _capture(frames, outside, compile_graph, fullgraph, entry, generators, keep)
         finally:
             tree.release()
 
@@ -132,6 +132,7 @@ def _capture(
     fullgraph: bool,
     entry: Ambient,
     generators: int,
+    keep: Keep | None,
 ) -> Captured:
     try:
         with restored(), without_default_devices(), torch._C.DisableTorchFunctionSubclass(), Witness(outside.tape):
@@ -140,7 +141,7 @@ def _capture(
             ending = interp.run()
     except Unsupported as unreadable:
         raise Abandoned(unreadable.reason) from unreadable
-    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured()
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep)
 
 
 def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
@@ -240,13 +241,14 @@ class _Closing:
         self.fullgraph = fullgraph
         self.entry = entry
         self.final = interp.tape.ambient
+        self.compiled: tuple[Traced, Care] | None = None  # what the compiler was given, and what is done round it
         self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
         self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
         begin = WeakMethod(self._begin)  # in a circle, the program's objects would outlive the capture
         home, spent, slots = interp.tape.home, interp.tape.spent, interp.tape.gradient_slots
         self.build = Rebuilder(home, spent, slots, lambda value: begin()(value))  # type: ignore[misc]
 
-    def captured(self) -> Captured:
+    def captured(self, keep: Keep | None = None) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
         record = self._record(stop) if stop is not None else None
         forbidden = self._forbidden(record) if record is not None else None
@@ -282,9 +284,27 @@ class _Closing:
         if record is not None:
             count("graph_breaks")
             emit("breaks", str(record), record)
-        return Captured(
-            guards, self._plan(computation, operands, record, forbidden), self._entrance(len(collected)), saw_tensors
-        )
+        plan, entrance = self._plan(computation, operands, record, forbidden), self._entrance(len(collected))
+        if keep is not None:
+            reason = self._why_not_kept(plan, entrance, facts)
+            if reason is None:
+                keep(roots, plan, entrance, self.compiled, self.interp.tree.asked.values())
+            else:
+                emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
+        return Captured(guards, plan, entrance, saw_tensors)
+
+    def _why_not_kept(self, plan: Plan, entrance: Entrance, facts: Any) -> str | None:
+        """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""
+        computation = plan.computation
+        if isinstance(plan, Stop) or len(self.frames) > 1 or self.frames[0].index:
+            return "it does not go from the start of a function to its end"
+        if facts is not None or entrance.computed:
+            return "sizes or numbers in it are symbols"
+        if self.compiled is None:
+            return "PyTorch runs its graph, or there is none"
+        if computation.final is not None or computation.begun or computation.given_up:
+            return "it leaves the state of the process, or of an optimizer, another"
+        return f"it relies on {self.interp.tree.transient}" if self.interp.tree.transient else None
 
     def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any], Any]]:
         """Per frame of the state at the start: sources of function, slots, stack and exception, None if empty."""
@@ -476,9 +496,8 @@ class _Closing:
         recipe, self.number = self.build.seal(collected, len(self.begun))
         run = None
         if self.build.outputs or self.tape.acts:
-            written, rebased, at_risk = self._written()
-            undoing = partial(undoing_writes, rebased=rebased, at_risk=at_risk) if at_risk else None
-            traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=undoing, again=bool(self.begun))
+            care = self._care(len(arguments) > 1)
+            traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=care.undoing(), again=bool(self.begun))
             code = self.frames[-1].info.code
             line = self.frames[-1].instruction.line
             count("graphs")
@@ -488,26 +507,21 @@ class _Closing:
             with without_default_devices():
                 by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
-            if self.tape.writes_inputs:
-                run = noting_writes(apart(run, traced, written) if len(arguments) > 1 else run, written, rebased)
-            if self.tape.draws and self.tape.raises:
-                run = undoing_draws(run, self.tape.writes_inputs)
-            if self.inference:
-                run = torch.inference_mode()(run)
-            if self.entry.devices:
-                run = without_default_devices()(run)
+            run = care.around(run, lambda: traced)
+            self.compiled = None if by_nodes else (traced, care)
         final = self.final if self.final != self.entry else None
         dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
         begun = tuple(self.begun.values())
         count_all, writes = collected + len(begun), self.tape.writes_inputs
         return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, begun)
 
-    def _written(self) -> tuple[list[int], ...]:
-        """The inputs that are written, those that are with gradients, those that are before something may raise."""
+    def _care(self, several: bool) -> Care:
         found = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
         kinds = [{self.joined.get(node, node) for node in kind} for kind in found]
         inputs = list(enumerate(placeholders(self.tape.graph)))
-        return tuple([place for place, node in inputs if node in kind] for kind in kinds)
+        written, rebased, at_risk = (tuple(place for place, node in inputs if node in kind) for kind in kinds)
+        undraws, devices = self.tape.draws and self.tape.raises, bool(self.entry.devices)
+        return Care(written, rebased, at_risk, self.tape.writes_inputs, several, undraws, self.inference, devices)
 
     def _ends_where_nodes_matter(self) -> bool:
         """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be

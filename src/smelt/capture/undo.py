@@ -10,16 +10,52 @@ written before an operator that raises for some values are kept as they were.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from smelt.base.data import dataclass
 from smelt.capture.plan import GraphRun, Unwritten
+from smelt.ir.ambient import without_default_devices
 from smelt.ir.graph import Traced
 from smelt.runtime.written import forbids_writing
 
+Places = tuple[int, ...]
 
-def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What is done round the run of a graph. `written` inputs are, those `rebased` with gradients, those `at_risk`
+    before something may raise."""
+
+    written: Places = ()
+    rebased: Places = ()
+    at_risk: Places = ()
+    writes: bool = False
+    several: bool = False
+    """Whether there is more than one input, so that two may lie in one memory."""
+    undraws: bool = False
+    inference: bool = False
+    devices: bool = False
+
+    def undoing(self) -> Callable[[GraphRun], GraphRun] | None:
+        """What a graph that is run operator by operator needs (`Traced.undoing`)."""
+        return partial(undoing_writes, rebased=self.rebased, at_risk=self.at_risk) if self.at_risk else None
+
+    def around(self, run: GraphRun, traced: Callable[[], Traced]) -> GraphRun:
+        """The run of a graph with all that belongs round it."""
+        if self.writes:
+            run = noting_writes(apart(run, traced, self.written) if self.several else run, self.written, self.rebased)
+        if self.undraws:
+            run = undoing_draws(run, self.writes)
+        if self.inference:
+            run = torch.inference_mode()(run)
+        return without_default_devices()(run) if self.devices else run
+
+
+def apart(run: GraphRun, traced: Callable[[], Traced], written: Places) -> GraphRun:
     """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, operator by
     operator as it was captured.
 
@@ -38,7 +74,7 @@ def apart(run: GraphRun, traced: Traced, written: list[int]) -> GraphRun:
         if not any(_memory(inputs[place]) in shared for place in written):
             return run(*inputs)
         if not plainly:
-            plainly.append(traced.plainly())
+            plainly.append(traced().plainly())
         return plainly[0](*inputs)
 
     return checked
@@ -49,7 +85,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return place
 
 
-def noting_writes(run: GraphRun, written: list[int], rebased: list[int]) -> GraphRun:
+def noting_writes(run: GraphRun, written: Places, rebased: Places) -> GraphRun:
     """Run a graph that writes its inputs, some with gradients; what it raises is `Unwritten` if they are as they were.
 
     Guards do not ask where a tensor came from, by which autograd forbids that some are written: Python runs those.
@@ -71,7 +107,7 @@ def noting_writes(run: GraphRun, written: list[int], rebased: list[int]) -> Grap
     return noting
 
 
-def undoing_writes(run: GraphRun, rebased: list[int], at_risk: list[int]) -> GraphRun:
+def undoing_writes(run: GraphRun, rebased: Places, at_risk: Places) -> GraphRun:
     """Run a graph operator by operator; where it fails, the inputs `at_risk` are as they were.
 
     Where a view comes to have gradients it could not lose them again: Python runs the graph.
@@ -107,7 +143,7 @@ def undoing_draws(run: GraphRun, writes: bool) -> GraphRun:
     return undoing
 
 
-def _versions(inputs: tuple[Any, ...], places: list[int]) -> list[int | None]:
+def _versions(inputs: tuple[Any, ...], places: Places) -> list[int | None]:
     try:
         return [inputs[place]._version for place in places]
     except RuntimeError:  # a tensor of inference mode has none

@@ -49,7 +49,7 @@ def _cache(given: argparse.Namespace) -> int:
         return 0
     usage = store.usage()
     print(f"directory: {usage.directory}")
-    print(f"compiled graphs: {usage.files}")
+    print(f"graphs and captures: {usage.files}")
     print(f"size: {usage.bytes / 1e6:.1f} MB of at most {usage.limit / 1e6:.0f} MB")
     print(f"in use: {'yes' if open_store() is not None else 'no'}")
     return 0

@@ -115,6 +115,14 @@ class Ambient:
 
 
 @contextlib.contextmanager
+def as_captured(entry: Ambient) -> Iterator[None]:
+    """Graphs are captured and compiled outside inference mode: its tensors keep no version that tells of writes."""
+    with torch.inference_mode(False):
+        torch._C._set_grad_enabled(entry.records)
+        yield
+
+
+@contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Whatever graphs change inside is put back, however the block is left."""
     before = Ambient.now()

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import fx
@@ -72,6 +72,25 @@ class _Consuming(fx.graph.CodeGen):
 
 # What capture and autograd are handed to compile a graph with: flat tensor inputs to flat outputs.
 GraphCompiler = Callable[[Traced], Callable[..., "tuple[object, ...]"]]
+
+
+@runtime_checkable
+class Recaller(Protocol):
+    """A `GraphCompiler` that finds its graphs again in later processes, by a form of them that is plain data."""
+
+    def __call__(self, traced: Traced) -> "Callable[..., tuple[object, ...]]": ...
+
+    def surroundings(self) -> str | None:
+        """All that what it makes of a graph depends on besides the graph; None if nothing is kept now."""
+
+    def form_of(self, traced: Traced) -> Any:
+        """A graph as data; None if it has no form."""
+
+    def recall(
+        self, form: Any, undoing: Any
+    ) -> "tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None":
+        """The graph of this form, compiled, as an earlier process left it, and the graph itself, which is made when
+        somebody asks for it, with this `undoing`; None if none did."""
 
 
 def _rule_topological(node: fx.Node, seen: set[fx.Node]) -> str | None:

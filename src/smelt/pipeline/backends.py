@@ -5,7 +5,9 @@ all the way. A custom backend is any callable `(gm: fx.GraphModule, example_inpu
 it is, registered by name, or offered by an installed package in the entry-point group `smelt.backends`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,7 +20,8 @@ from smelt.base.symint import Formula
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, spec_of, tensor_spec
-from smelt.pipeline.warm import compile_llvm
+from smelt.pipeline.keys import Unstorable, surroundings, text_of
+from smelt.pipeline.warm import compile_llvm, recall
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 BackendFactory = Callable[[Options], GraphCompiler]
@@ -44,11 +47,47 @@ def _aot_eager(options: Options) -> GraphCompiler:
     return compile_graph
 
 
-def _llvm(options: Options) -> GraphCompiler:
-    return lambda traced: compile_llvm(traced, options)
+class _Llvm:
+    """All the way, and back to what an earlier process made of a graph (`ir.graph.Recaller`)."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __call__(self, traced: Traced) -> Callable[..., tuple[object, ...]]:
+        return compile_llvm(traced, self._options)
+
+    def surroundings(self) -> str | None:
+        if self._options.tune or self._options.check_specs:
+            return None
+        try:
+            return surroundings(self._options)
+        except Unstorable:
+            return None
+
+    def form_of(self, traced: Traced) -> Any:
+        from smelt.pipeline.graphs import dump
+
+        try:
+            return [text_of(traced), dump(traced.graph)]
+        except Unstorable:
+            return None
+
+    def recall(
+        self, form: Any, undoing: Any
+    ) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
+        text, rows = form
+
+        @functools.cache
+        def traced() -> Traced:
+            from smelt.pipeline.graphs import load
+
+            return replace(load(rows), undoing=undoing)
+
+        run = recall(text, traced, self._options)
+        return None if run is None else (run, traced)
 
 
-BUILT_IN: dict[str, BackendFactory] = {"eager": _eager, "aot_eager": _aot_eager, "llvm": _llvm}
+BUILT_IN: dict[str, BackendFactory] = {"eager": _eager, "aot_eager": _aot_eager, "llvm": _Llvm}
 _registered: dict[str, CustomBackend] = {}
 
 

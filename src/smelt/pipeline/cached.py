@@ -21,7 +21,7 @@ from smelt.ir import stored
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
 from smelt.ir.program import Launch, Program
-from smelt.pipeline.keys import Unstorable, key_of
+from smelt.pipeline.keys import Unstorable, key_of, surroundings
 from smelt.runtime.cache import Store, open_store
 from smelt.runtime.image import Image, Loaded, Slot
 from smelt.runtime.image import load as map_image
@@ -72,6 +72,7 @@ class CacheEntry:
 
     store: Store
     key: str
+    first: bool = False  # whether who finds nothing here asks once more, and counts it then
 
     @classmethod
     def of(cls, traced: Traced, options: Options) -> "CacheEntry | None":
@@ -85,6 +86,15 @@ class CacheEntry:
         except Unstorable as reason:
             events.count("cache_unstorable")
             events.emit("cache", f"a graph is not cached: {reason}")
+            return None
+
+    @classmethod
+    def of_text(cls, text: str, options: Options) -> "CacheEntry | None":
+        """The same for a graph of which only its part of the key is at hand."""
+        store = open_store()
+        try:
+            return None if store is None else cls(store, f"{surroundings(options)}\n{text}", first=True)
+        except Unstorable:
             return None
 
     def read(self, options: Options) -> Compiled | None:
@@ -123,12 +133,12 @@ class CacheEntry:
         with events.timed("cache read"):
             parts = self.store.get(key)
             if parts is None:
-                events.count("cache_misses")
+                events.count("cache_misses", not self.first)
                 return None
             try:
                 found = unpacked(parts)
             except Exception as reason:  # whatever it is, compiling is the answer
-                events.count("cache_misses")
+                events.count("cache_misses", not self.first)
                 events.emit("cache", f"{self.store.path(key).name} is not used: {reason}")
                 self.store.drop(key)
                 return None

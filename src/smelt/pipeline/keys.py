@@ -32,7 +32,7 @@ from smelt.ir.stored import NAMESPACES
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 # Whose functions are known by name, because their code is part of the key or of Python itself.
-_KNOWN = ("torch", "smelt", "operator", "_operator", "math", "builtins")
+KNOWN = ("torch", "smelt", "operator", "_operator", "math", "builtins")
 # Lines of /proc/cpuinfo that say what a processor can do; others say how fast it runs just now.
 _PROCESSOR = ("features", "flags", "model", "model name", "cpu family", "stepping", "vendor_id", "cpu implementer",
               "cpu architecture", "cpu variant", "cpu part", "cpu revision", "isa")  # fmt: skip
@@ -52,11 +52,21 @@ class Unstorable(Exception):
 
 def key_of(traced: Traced, options: Options) -> str:
     """The text that stands for a graph and all its code depends on."""
+    return f"{surroundings(options)}\n{text_of(traced)}"
+
+
+def text_of(traced: Traced) -> str:
+    """A graph's own part of the key."""
     if traced.constants:
         raise Unstorable("the graph holds tensors of its own")
+    return "\n".join(_graph_lines(traced.graph))
+
+
+def surroundings(options: Options) -> str:
+    """The rest of it: all that code depends on besides the graph."""
     _refuse_overrides()
     chosen = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.metadata["in_key"]]
-    return "\n".join([*installation(), " ".join(chosen), _state(), *_graph_lines(traced.graph)])
+    return "\n".join([*installation(), " ".join(chosen), _state()])
 
 
 @functools.cache
@@ -118,13 +128,18 @@ def _state() -> str:
     return f"{Ambient.now()} {torch.get_default_dtype()} {' '.join(settings)}"
 
 
+_harmless: set[str] = set()
+
+
 def _refuse_overrides() -> None:
     """Operators of PyTorch's own that the program replaced are not what their names say."""
-    for name in torch.library._impls:
+    new = torch.library._impls - _harmless  # thousands, of which most were there the last time
+    for name in new:
         if name.startswith("aten/"):
             key = name.rpartition("/")[2]
             if "CPU" in key or "Autograd" in key or "Composite" in key:
                 raise Unstorable(f"the program replaced an operator of PyTorch's: {name}")
+    _harmless.update(new)
 
 
 def _graph_lines(graph: fx.Graph) -> Iterator[str]:
@@ -189,7 +204,7 @@ def _refuse(kind: type) -> str:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _KNOWN or kind.__module__ == "collections"
+    return kind.__module__.partition(".")[0] in KNOWN or kind.__module__ == "collections"
 
 
 def function_name(function: Any) -> str:
@@ -199,15 +214,20 @@ def function_name(function: Any) -> str:
         if name.partition(".")[0] not in NAMESPACES:
             raise Unstorable(f"{name} is not an operator of PyTorch's own")
         return name
+    return ".".join(function_place(function))
+
+
+def function_place(function: Any) -> tuple[str, str]:
+    """The module that a function of PyTorch's or Python's own is found in, and under what name."""
     if not isinstance(function, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | type):
         raise Unstorable(f"a node calls a {type(function).__qualname__}")
     owner = getattr(function, "__objclass__", None)
     module = getattr(owner or function, "__module__", None) or ""
-    if module.partition(".")[0] not in _KNOWN:
+    if module.partition(".")[0] not in KNOWN:
         raise Unstorable(f"{module}.{function.__name__} is a function of the program's own")
     if isinstance(function, types.FunctionType) and not function.__code__.co_filename.startswith(_code_folders()):
         raise Unstorable(f"{module}.{function.__name__} was replaced by the program")  # by a wrapper with its name, say
-    return f"{module}.{_found_name(function, module, owner)}"
+    return module, _found_name(function, module, owner)
 
 
 @functools.cache

@@ -96,10 +96,17 @@ def look_up(traced: Traced, options: Options, arenas: Arenas) -> "tuple[CacheEnt
     """A graph's place in the cache, if it has one, and what is there."""
     # Whoever collects events wants to see every stage, so it is gone through.
     entry = None if events.collecting() else CacheEntry.of(traced, options)
-    return entry, None if entry is None else _load(entry, traced, options, arenas)
+    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas)
 
 
-def _load(entry: CacheEntry, traced: Traced, options: Options, arenas: Arenas) -> Parts | None:
+def recall(text: str, traced: Callable[[], Traced], options: Options) -> Flat | None:
+    """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
+    entry = CacheEntry.of_text(text, options)
+    found = None if entry is None else _load(entry, traced, options, Arenas())
+    return None if found is None else found.joined()
+
+
+def _load(entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas) -> Parts | None:
     """What the cache has of a graph, bound to the graph it would have come from.
 
     The graphs that were made of it are not stored: if a backward was never compiled, they are made again, and are the
@@ -115,7 +122,7 @@ def _load(entry: CacheEntry, traced: Traced, options: Options, arenas: Arenas) -
     def rest() -> Any:
         from smelt.pipeline.stages import beside_stored
 
-        return beside_stored(traced, options, plan, arenas, f"backward{number}", ambient)
+        return beside_stored(traced(), options, plan, arenas, f"backward{number}", ambient)
 
     parts = Parts(
         _bound(found.forward, options, False, arenas),
@@ -126,7 +133,7 @@ def _load(entry: CacheEntry, traced: Traced, options: Options, arenas: Arenas) -
         graphs=lambda arrived: rest().graphs(arrived),
         parts=lambda arrived, source: rest().parts(arrived, source),
     )
-    return with_stored_backwards(parts, entry, options, arenas)
+    return with_stored_backwards(parts, replace(entry, first=False), options, arenas)
 
 
 def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, arenas: Arenas) -> Parts:
