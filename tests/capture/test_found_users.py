@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, prune
 from torch.nn.utils.rnn import pad_sequence
 
@@ -142,3 +143,21 @@ def quantizes(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("program", [goes_through_helpers, quantizes])
 def test_helpers_of_torch_are_followed(program: Any) -> None:
     assert not compare(program, X.clone().requires_grad_()).breaks
+
+
+WEIGHT, BIAS = torch.ones(4, 3), torch.ones(4)
+
+
+@pytest.mark.parametrize("layer", [lambda x: F.linear(x, WEIGHT, BIAS), lambda x: x @ WEIGHT.t()])
+@pytest.mark.parametrize("backend", ["eager", "llvm"])
+def test_products_of_two_dtypes_are_refused_before_they_run(
+    layer: Any, backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch's C interface prints the error, with a page of addresses, where it is called from compiled code."""
+    with pytest.raises(RuntimeError) as expected:
+        layer(X.double())
+    smelt.reset()
+    with pytest.raises(RuntimeError) as raised:
+        smelt.compile(layer, backend=backend)(X.double())
+    assert str(raised.value) == str(expected.value) and smelt.counters["graph_breaks"] == 1
+    assert not capfd.readouterr().err

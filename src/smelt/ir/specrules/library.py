@@ -42,6 +42,8 @@ def _one_dtype(*tensors: Any) -> bool:
 
 
 def _mm(a: Any, b: Any) -> Any:
+    if a.dtype is not b.dtype:  # PyTorch's own descriptions let it pass
+        raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {a.dtype} and {b.dtype}")
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
         return NotImplemented
     return row_major((a.shape[0], b.shape[1]), a.dtype)
