@@ -5,6 +5,7 @@ them. What it is made of is rounded once each, as if computed exactly: PyTorch's
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -532,3 +533,20 @@ def test_what_is_normalized_alone_has_no_gradient(number: int) -> None:
     norm = smelt.compile(lambda x, weight: torch.nn.functional.layer_norm(x, (1,), weight))
     given = x.requires_grad_()
     assert torch.autograd.grad(norm(given, weight), given, tangent)[0].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize(("shape", "dim"), [((4, 5), 1), ((4, 5), 0), ((3, 4, 5), (0, 2)), ((6, 1), 1)])
+@pytest.mark.parametrize("infinities", [1, 2])
+def test_the_mean_beside_a_variance_is_nan_where_there_is_an_infinity(
+    shape: tuple[int, ...], dim: Any, infinities: int, backend: str
+) -> None:
+    """Of one element it is that."""
+    x = torch.randn(shape)
+    x.view(-1)[:infinities] = math.inf
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.var_mean(x, dim, correction=0)
+
+    for found, expected in zip(smelt.compile(both, backend=backend)(x), both(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import smelt
 from tests.pipeline.generated.campaign import report
-from tests.pipeline.generated.eagers import Elsewhere, Rounded
+from tests.pipeline.generated.eagers import Backwards, Elsewhere, Rounded
 from tests.pipeline.generated.grammar import program_of
 from tests.pipeline.generated.running import failure_of
 
@@ -51,3 +51,15 @@ def test_eagers_other_answers_for_nan() -> None:
         with Elsewhere(apart):
             slopes.append(torch.autograd.grad(F.celu(x), x)[0].item())
     assert slopes[0] == 1 and math.isnan(slopes[1])
+
+
+def test_eagers_other_answers_fold_from_the_end() -> None:
+    rows = torch.tensor([[1, 2, torch.inf], [1, torch.inf, 2], [torch.inf, 1, 2], [3, 1, 2]])
+    forwards = torch.var_mean(rows, 1)[1]
+    with Backwards():
+        backwards = torch.var_mean(rows, 1)[1]
+        places, exact = rows.argmax(1), (rows.amax(1), rows.sum(), rows.sum(dtype=torch.float64), rows.max(1).indices)
+    assert forwards.isnan().tolist() == [False, True, True, False]
+    assert backwards.isnan().tolist() == [True, True, False, False] and backwards[3] == forwards[3]
+    assert torch.equal(places, rows.argmax(1)) and torch.equal(exact[3], places)
+    assert torch.equal(exact[0], rows.amax(1)) and exact[1] == exact[2] == torch.inf

@@ -2,10 +2,14 @@
 
     with Elsewhere(apart=True): program(a)     elements lie apart in memory, so that scalar code computes them
     with Elsewhere(apart=False): program(a)    there are many side by side, so that vector code does
+    with Backwards(): program(a)               what is folded is folded from its end
     with Rounded(7): program(a)                results that are not exact are a neighbour of what they were
 
 Eager has a scalar and a vector version of a function, and which of them an element gets depends on where it lies: the
 last few of a row get the scalar one. Where a formula does not say what becomes of NaN, the two differ.
+
+It folds in an order of its own. A mean that is moved by the difference to each element (`var_mean`) is infinite if only
+the last one is, and NaN if another is.
 
 And eager rounds. Where a program cancels (the sum of a normalized row) what is left is rounding alone, and so is its
 sign, and whatever follows from that: NaN or none behind a logarithm, the outcome of a comparison. This is Monte Carlo
@@ -32,6 +36,7 @@ def modes() -> Iterator[TorchDispatchMode]:
     """For eager's other answers, as many as are asked for."""
     yield Elsewhere(apart=True)
     yield Elsewhere(apart=False)
+    yield Backwards()
     for seed in range(40):
         yield Rounded(seed)
 
@@ -82,6 +87,22 @@ class Elsewhere(TorchDispatchMode):
         if there.dtype != result.dtype or there.numel() != (count if self.apart else count * _MANY):
             return result
         return torch.empty_like(result).copy_(there[:count].view(result.shape))
+
+
+class Backwards(TorchDispatchMode):
+    """Runs reductions to numbers, not those to places, on the same elements from the last to the first."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = tree_leaves(result)
+        if torch.Tag.reduction not in func.tags or func._schema.is_mutable or len(_floats(made)) != len(made):
+            return result
+        value, *rest = args
+        named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+        dims = named.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims or range(value.dim())
+        return func(value.flip(*dims), *rest, **kwargs) if value.dim() else result
 
 
 class Drawn(TorchDispatchMode):

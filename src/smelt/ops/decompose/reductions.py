@@ -108,9 +108,15 @@ def std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = F
 
 
 @decomposes(aten.var_mean.correction)
-def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def var_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     spread = _spread(x, dim, correction, keepdim)
-    return NotImplemented if spread is None else (spread[0].to(x.dtype), spread[1].to(x.dtype))
+    if spread is None:
+        return NotImplemented
+    variance, mean = spread
+    if product([x.shape[axis] for axis in _dims(x, dim)]) != 1:
+        # PyTorch moves its mean by the difference to each element: from an infinity on, inf - inf.
+        mean = choose(torch.abs(mean) == float("inf"), float("nan"), mean)
+    return variance.to(x.dtype), mean.to(x.dtype)
 
 
 @decomposes(aten.linalg_vector_norm.default)
