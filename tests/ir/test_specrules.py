@@ -334,8 +334,18 @@ def _loss_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             yield aten.binary_cross_entropy.default, (x, y, None, reduced), {}
             yield aten.binary_cross_entropy_backward.default, (grad, x, y, y, reduced), {}
             yield aten.binary_cross_entropy_with_logits.default, (x, y, None, x, reduced), {}
-        yield aten.log_sigmoid_forward.default, (x,), {}
-        yield aten.log_sigmoid_backward.default, (y, x, aten.log_sigmoid_forward.default(x)[1]), {}
+        for value, other in itertools.product(_layouts((4, 6), dtype), repeat=2):
+            yield from _row_by_row_calls(value, other)
+            yield aten.log_sigmoid_backward.default, (other, value, aten.log_sigmoid_forward.default(value)[1]), {}
+
+
+def _row_by_row_calls(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """What PyTorch's meta kernels say keeps the order of dimensions."""
+    yield aten.log_sigmoid_forward.default, (x,), {}
+    for grad, reduced in ((y, 0), (_filled((), x.dtype), 1)):
+        yield aten.mse_loss_backward.default, (grad, x, y, reduced), {}
+        yield aten.smooth_l1_loss_backward.default, (grad, x, y, reduced, 1.0), {}
+        yield aten.huber_loss_backward.default, (grad, x, y, reduced, 1.0), {}
 
 
 def _product_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
@@ -502,6 +512,12 @@ def test_written_out(calls: Callable[[], Iterator[Any]], rules: dict[str, Any]) 
     answered = {op for op, args, kwargs in calls() if _agrees(op, *args, **kwargs)}
     ruled = set(_operators(rules))
     assert answered == ruled, f"never answered: {ruled - answered}"
+
+
+def test_where_meta_kernels_are_wrong_a_rule_answers() -> None:
+    for x, y in itertools.product(_layouts((4, 3, 5), torch.float32), repeat=2):
+        for op, args, kwargs in _row_by_row_calls(x, y):
+            assert _agrees(op, *args, **kwargs)
 
 
 # What is not a tensor's business to know goes to PyTorch.

@@ -1,22 +1,33 @@
-"""Specs of losses. Reduced ones yield a scalar; others, and gradients, are answered for row-major inputs of one shape.
+"""Specs of losses. Reduced ones yield a scalar; others are answered for row-major inputs of one shape.
 
-aten.mse_loss(f32[4, 8], f32[4, 8], 1)                      → f32[]
-aten.mse_loss_backward(f32[], f32[4, 8], f32[4, 8], 1)      → f32[4, 8]
+aten.mse_loss(f32[4, 8], f32[4, 8], 1)                          → f32[]
+aten.mse_loss_backward(f32[], f32[4, 8]:(1, 4), f32[4, 8], 1)   → f32[4, 8]
+
+Some are row by row whatever they are given, of which PyTorch's meta kernels say that they keep the order of dimensions.
 """
 
 from typing import Any
 
+import torch
+
+from smelt.ir.specrules.layout import like_stride
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
+from smelt.ir.tensorspec import TensorSpec
+
+_CPU = torch.device("cpu")
 
 
-def _alike(first: Any, *others: Any) -> bool:
-    """Row-major tensors of one float dtype and one shape; None is no tensor."""
-    if first.dtype not in FLOATS or not first.is_contiguous():
-        return False
-    return all(
-        one is None or (one.dtype is first.dtype and one.shape == first.shape and one.is_contiguous()) for one in others
+def _fit(first: Any, *others: Any) -> bool:
+    """Tensors of one float dtype and one shape, however they lie; None is no tensor."""
+    return first.dtype in FLOATS and all(
+        one is None or (one.dtype is first.dtype and one.shape == first.shape) for one in others
     )
+
+
+def _alike(*tensors: Any) -> bool:
+    """Row-major tensors of one float dtype and one shape; None is no tensor."""
+    return _fit(*tensors) and all(one is None or one.is_contiguous() for one in tensors)
 
 
 def _reduced(value: Any, reduction: int) -> Any:
@@ -28,13 +39,9 @@ def _loss(value: Any, target: Any, reduction: int = 1, *options: Any) -> Any:
 
 
 def _loss_backward(grad: Any, value: Any, target: Any, reduction: int, *options: Any) -> Any:
+    """Row by row, however value and target lie."""
     wanted = tuple(value.shape) if reduction == 0 else ()
-    if (
-        not _alike(value, target)
-        or grad.dtype is not value.dtype
-        or tuple(grad.shape) != wanted
-        or not grad.is_contiguous()
-    ):
+    if not _fit(value, target) or grad.dtype is not value.dtype or tuple(grad.shape) != wanted:
         return NotImplemented
     return row_major(tuple(value.shape), value.dtype)
 
@@ -44,7 +51,7 @@ def _cross_entropy(value: Any, target: Any, weight: Any = None, reduction: int =
 
 
 def _cross_entropy_backward(grad: Any, value: Any, target: Any, weight: Any = None, reduction: int = 1) -> Any:
-    if weight is not None and not _alike(value, weight):
+    if not _alike(value, target, weight) or not grad.is_contiguous():
         return NotImplemented
     return _loss_backward(grad, value, target, reduction)
 
@@ -56,14 +63,18 @@ def _cross_entropy_with_logits(
 
 
 def _log_sigmoid(value: Any) -> Any:
-    if not _alike(value):
+    """Row by row, however the value lies."""
+    if not _fit(value):
         return NotImplemented
     spec = row_major(tuple(value.shape), value.dtype)
     return spec, spec
 
 
 def _log_sigmoid_backward(grad: Any, value: Any, buffer: Any) -> Any:
-    return row_major(tuple(value.shape), value.dtype) if _alike(grad, value) else NotImplemented
+    if not _fit(grad, value):
+        return NotImplemented
+    shape = tuple(grad.shape)
+    return TensorSpec(shape, like_stride(shape, grad.stride()), grad.dtype, _CPU)
 
 
 RULES: dict[str, Any] = {
