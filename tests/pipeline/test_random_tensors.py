@@ -44,6 +44,18 @@ def test_eagers_other_answers_round_otherwise() -> None:
     torch.testing.assert_close(torch.stack(answers), torch.sin(given).expand(8, -1), rtol=3e-7, atol=0)
 
 
+def test_eagers_other_answers_for_integers() -> None:
+    given = torch.arange(1, 100)
+    answers = []
+    for seed in range(8):
+        with Rounded(seed):
+            answers.append(torch.tan(given))
+            halves, whole = given * 0.5, given * 3
+        assert torch.equal(halves, given * 0.5) and torch.equal(whole, given * 3)
+    assert len({tuple(each.tolist()) for each in answers}) > 4
+    torch.testing.assert_close(torch.stack(answers), torch.tan(given).expand(8, -1), rtol=3e-7, atol=0)
+
+
 def test_eagers_other_answers_for_nan() -> None:
     x = torch.tensor(torch.nan, requires_grad=True)
     slopes = []

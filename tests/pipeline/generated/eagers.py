@@ -137,6 +137,8 @@ class Rounded(TorchDispatchMode):
         if _is_random(func) or (not schema.is_mutable and any(each.alias_info for each in schema.returns)):
             return func(*args, **kwargs)
         wide = [_changed(each, lambda t: t.double().clone()) for each in (args, kwargs)]
+        if _is_plain(func) and not _floats(args, kwargs):  # of integers, floats are computed in the default dtype
+            wide[0] = tree_map(lambda each: each.double() if isinstance(each, Tensor) else each, args)
         near = wide
         if not _is_plain(func):
             near = [_changed(each, lambda t: self._beside(t).double()) for each in (args, kwargs)]
