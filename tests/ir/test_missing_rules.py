@@ -1,5 +1,6 @@
 """Rules for operators that PyTorch describes wrongly or not at all, against what its CPU code yields."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -64,8 +65,31 @@ def test_places_of_what_is_not_zero() -> None:
             assert_described(aten.nonzero_static.default, value, size=size)
 
 
+def test_what_is_among_others() -> None:
+    for value in (torch.randn(4, 3), torch.randn(3, 4).t(), torch.randn(2, 3, 4).transpose(0, 1).to(torch.float16)):
+        for among in (torch.randn(3), torch.randn(300).view(3, 100)):
+            assert_described(aten.isin.Tensor_Tensor, value, among.to(value.dtype), invert=True)
+            assert_described(aten.isin.Scalar_Tensor, 1.0, among)
+        assert_described(aten.isin.Tensor_Scalar, value, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_distances_of_dtypes_that_their_kernel_does_not_know(dtype: torch.dtype) -> None:
+    for rows, columns, p, mode in itertools.product((1, 25, 26), (1, 26), (1.0, 2.0), (None, 0, 1, 2)):
+        for width in (0, 3):
+            args = torch.ones(rows, width, dtype=dtype), torch.ones(columns, width, dtype=dtype), p, mode
+            try:
+                aten._cdist_forward.default(*args)
+            except NotImplementedError as refusal:
+                with pytest.raises(NotImplementedError) as raised:
+                    describe(aten._cdist_forward.default, args, {}, torch.device("cpu"))
+                assert str(raised.value) == str(refusal)
+            else:  # PyTorch is asked for the rest
+                assert describe(aten._cdist_forward.default, args, {}, torch.device("cpu")) is NotImplemented
+
+
 def test_every_rule_is_tried_here() -> None:
-    assert len(RULES) == 10
+    assert len(RULES) == 14
 
 
 def test_transforms_can_be_asked_themselves() -> None:

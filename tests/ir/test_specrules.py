@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import math
 import random
 import subprocess
 import sys
@@ -368,19 +369,39 @@ def _norm_calls(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[Any, ...], dict
         _, mean, rstd = aten.native_layer_norm.default(x, [8], w, w, 1e-5)
         yield aten.native_layer_norm_backward.default, (x, x, [8], mean, rstd, w, w, [True, True, False]), {}
     yield aten.native_layer_norm.default, (_filled((2, 3, 8), dtype), [3, 8], None, None, 1e-5), {}
-    x, c = _filled((2, 4, 5, 5), dtype), _filled((4,), dtype)
-    mask = [True, True, True]
+    for x in (*_laid_out((2, 4, 5, 5), dtype), *_laid_out((6, 4), dtype), *_laid_out((2, 4, 1, 1), dtype)):
+        yield from _channel_norm_calls(x, _filled((4,), dtype))
+    for x in (_filled((2, 0, 5), dtype), _filled((0, 4, 5), dtype), _filled((2, 4, 0), dtype)):
+        yield from _group_norm_calls(x, _filled((x.shape[1],), dtype))
+
+
+def _laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Its dims in every order in memory, with and without gaps."""
+    for order in itertools.permutations(range(len(shape))):
+        back = [order.index(dim) for dim in range(len(shape))]
+        yield _filled(tuple(shape[dim] for dim in order), dtype).permute(back)
+        yield _filled(tuple(2 * shape[dim] for dim in order), dtype).permute(back)[tuple(slice(n) for n in shape)]
+
+
+def _channel_norm_calls(x: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     for training in (True, False):
         args = (x, c, c, c.clone(), c.clone(), training, 0.1, 1e-5)
         _, saved, inverse = aten.native_batch_norm.default(*args)
         yield aten.native_batch_norm.default, args, {}
         yield aten._native_batch_norm_legit.default, args, {}
         yield aten._native_batch_norm_legit_functional.default, args, {}
-        yield aten.native_batch_norm_backward.default, (x, x, c, c, c, saved, inverse, training, 1e-5, mask), {}
+        for gradient in (x, x.contiguous()):
+            rest = (c, c, c, saved, inverse, training, 1e-5, [True, True, True])
+            yield aten.native_batch_norm_backward.default, (gradient, x, *rest), {}
     yield aten._native_batch_norm_legit.no_stats, (x, c, c, True, 0.1, 1e-5), {}
-    yield aten.native_group_norm.default, (x, c, c, 2, 4, 25, 2, 1e-5), {}
-    _, mean, rstd = aten.native_group_norm.default(x, c, c, 2, 4, 25, 2, 1e-5)
-    yield aten.native_group_norm_backward.default, (x, x, mean, rstd, c, 2, 4, 25, 2, mask), {}
+    yield from _group_norm_calls(x.contiguous(), c)
+
+
+def _group_norm_calls(x: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    sizes = (*x.shape[:2], math.prod(x.shape[2:]), 2)
+    yield aten.native_group_norm.default, (x, c, c, *sizes, 1e-5), {}
+    _, mean, rstd = aten.native_group_norm.default(x, c, c, *sizes, 1e-5)
+    yield aten.native_group_norm_backward.default, (x, x, mean, rstd, c, *sizes, [True, True, True]), {}
 
 
 def _channels_last(image: torch.Tensor) -> torch.Tensor:

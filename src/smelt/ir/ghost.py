@@ -251,7 +251,7 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     before = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
     try:
         result = func(*meta_args, **meta_kwargs)
-    except NotImplementedError as missing:
+    except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
         raise GhostError(f"{func} has no result that can be known without data") from missing
     after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
     if any(not _same_layout(one, other) for one, other in zip(before, after, strict=True)):

@@ -118,22 +118,37 @@ def _layer_norm_backward(
     )
 
 
-def _batch_norm_parts(value: Any, *parameters: Any) -> tuple[Any, Any] | None:
-    """(result, per-channel) for a contiguous input whose parameters all fit its channels."""
-    if value.dim() < 2 or not _one_dtype(value, *parameters) or not value.is_contiguous() or 0 in value.shape:
+def _suggested(value: Any) -> TensorSpec:
+    """Row-major, or channels-last where a library would take the input for that."""
+    shape = tuple(value.shape)
+    if suggests_channels_last(shape, value.stride()):
+        return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+    return row_major(shape, value.dtype)
+
+
+def _normed(value: Any, *others: Any) -> TensorSpec:
+    """What has the shape of the input: row-major where all are, though extents of one let it seem to be either."""
+    if all(each is None or each.is_contiguous() for each in (value, *others)):
+        return row_major(tuple(value.shape), value.dtype)
+    return _suggested(value)
+
+
+def _per_channel(value: Any, *parameters: Any) -> TensorSpec | None:
+    """A number for each channel of an input whose parameters all fit them."""
+    if value.dim() < 2 or not _one_dtype(value, *parameters) or 0 in value.shape:
         return None
     channels = (value.shape[1],)
     if any(parameter is not None and tuple(parameter.shape) != channels for parameter in parameters):
         return None
-    return row_major(tuple(value.shape), value.dtype), row_major(channels, value.dtype)
+    return row_major(channels, value.dtype)
 
 
 def _batch_norm(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
-    parts = _batch_norm_parts(value, weight, bias, mean, var)
-    if parts is None or (not training and mean is None):
+    moments = _per_channel(value, weight, bias, mean, var)
+    if moments is None or (not training and mean is None):
         return NotImplemented
-    saved = parts[1] if training else row_major((0,), value.dtype)
-    return parts[0], saved, saved
+    saved = moments if training else row_major((0,), value.dtype)
+    return _normed(value, weight, bias, mean, var), saved, saved
 
 
 def _batch_norm_functional(value: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Any:
@@ -157,18 +172,20 @@ def _batch_norm_backward(
     eps: float,
     mask: Any,
 ) -> Any:
-    parts = _batch_norm_parts(value, weight, mean, var)
-    if parts is None or not _one_dtype(grad, value) or grad.shape != value.shape or not grad.is_contiguous():
+    moments = _per_channel(value, weight, mean, var)
+    if moments is None or not _one_dtype(grad, value) or grad.shape != value.shape:
         return NotImplemented
-    return (parts[0] if mask[0] else None, *(parts[1] if one else None for one in mask[1:]))
+    alike = _suggested(grad).stride == _suggested(value).stride
+    to_value = _normed(value, weight, grad) if alike else _suggested(value)
+    return (to_value if mask[0] else None, *(moments if one else None for one in mask[1:]))
 
 
 def _group_norm(value: Any, weight: Any, bias: Any, n: int, c: int, inner: int, groups: int, eps: float) -> Any:
     fits = value.dim() >= 2 and tuple(value.shape[:2]) == (n, c) and product(value.shape[2:]) == inner
-    if not fits or not _one_dtype(value, weight, bias) or not value.is_contiguous() or 0 in value.shape or c % groups:
+    if not fits or not _one_dtype(value, weight, bias) or not value.is_contiguous() or c % groups:
         return NotImplemented
     moments = row_major((n, groups), value.dtype)
-    return row_major(tuple(value.shape), value.dtype), moments, moments
+    return _suggested(value), moments, moments
 
 
 def _group_norm_backward(

@@ -2,6 +2,7 @@
 
     aten._linalg_svd(f32[5, 3])                              → U and Vh column by column; PyTorch says Vh row by row
     aten.multi_margin_loss_backward(f32[], f32[4, 5], …)     → f32[4, 5]
+    aten._cdist_forward(f16[5, 3], f16[4, 3], …)             → what PyTorch raises; its description yields f16[5, 4]
 """
 
 from dataclasses import replace
@@ -54,7 +55,28 @@ def _fake_quantized(value: Any, *rest: Any) -> Any:
     return rounded, replace(rounded, dtype=torch.bool)
 
 
+def _is_in(elements: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    """Row by row, however the elements lie; PyTorch's own description keeps their order."""
+    kinds = [each.dtype for each in (elements, among) if isinstance(each, torch.Tensor)]
+    if any(kind is torch.bool or kind.is_complex for kind in kinds):
+        return NotImplemented
+    return row_major(tuple(elements.shape) if isinstance(elements, torch.Tensor) else (), torch.bool)
+
+
+def _distances(one: Any, other: Any, p: float, mode: int | None) -> Any:
+    """PyTorch's own description knows no dtypes. Its kernel does, and many points are left to a matrix product."""
+    by_product = p == 2 and (mode == 1 or (not mode and (one.shape[-2] > 25 or other.shape[-2] > 25)))
+    if one.dtype in (torch.float16, torch.bfloat16) and not by_product and 0 not in (*one.shape, *other.shape):
+        kind = "Half" if one.dtype is torch.float16 else "BFloat16"
+        raise NotImplementedError(f"\"cdist\" not implemented for '{kind}'")
+    return NotImplemented
+
+
 RULES: dict[str, Any] = {
+    "isin.Tensor_Tensor": _is_in,
+    "isin.Tensor_Scalar": _is_in,
+    "isin.Scalar_Tensor": _is_in,
+    "_cdist_forward.default": _distances,
     "nonzero_static.default": _nonzero,
     "_linalg_svd.default": _svd,
     "multi_margin_loss_backward.default": _gradient_of_second,
