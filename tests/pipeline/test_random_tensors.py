@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import smelt
 from tests.pipeline.generated.campaign import report
-from tests.pipeline.generated.eagers import Backwards, Elsewhere, Rounded
+from tests.pipeline.generated.eagers import Backwards, Elsewhere, OtherNaN, Rounded
 from tests.pipeline.generated.grammar import program_of
 from tests.pipeline.generated.running import failure_of
 
@@ -63,6 +63,16 @@ def test_eagers_other_answers_for_nan() -> None:
         with Elsewhere(apart):
             slopes.append(torch.autograd.grad(F.celu(x), x)[0].item())
     assert slopes[0] == 1 and math.isnan(slopes[1])
+
+
+def test_eagers_other_answers_for_signs_of_nan() -> None:
+    x = torch.tensor([4.0, -4.0, -9.0])
+    signs = torch.copysign(x, torch.sqrt(x))
+    with OtherNaN():
+        others, roots = torch.copysign(x, torch.sqrt(x)), torch.sqrt(x)
+        kept = torch.copysign(x, torch.abs(roots))
+    assert torch.equal(others, signs * torch.tensor([1, -1, -1])) and torch.equal(kept, x.abs())
+    assert torch.equal(roots.nan_to_num(), torch.tensor([2.0, 0, 0])) and roots[1:].isnan().all()
 
 
 def test_eagers_other_answers_fold_from_the_end() -> None:

@@ -3,6 +3,7 @@
     with Elsewhere(apart=True): program(a)     elements lie apart in memory, so that scalar code computes them
     with Elsewhere(apart=False): program(a)    there are many side by side, so that vector code does
     with Backwards(): program(a)               what is folded is folded from its end
+    with OtherNaN(): program(a)                NaN has the other sign
     with Rounded(7): program(a)                results that are not exact are a neighbour of what they were
 
 Eager has a scalar and a vector version of a function, and which of them an element gets depends on where it lies: the
@@ -10,6 +11,9 @@ last few of a row get the scalar one. Where a formula does not say what becomes 
 
 It folds in an order of its own. A mean that is moved by the difference to each element (`var_mean`) is infinite if only
 the last one is, and NaN if another is.
+
+What sign a NaN has that an operator makes, the square root of a negative number, is the processor's choice and the
+library's, and nobody's rule; `copysign` and `signbit` show it.
 
 And eager rounds. Where a program cancels (the sum of a normalized row) what is left is rounding alone, and so is its
 sign, and whatever follows from that: NaN or none behind a logarithm, the outcome of a comparison. This is Monte Carlo
@@ -37,6 +41,7 @@ def modes() -> Iterator[TorchDispatchMode]:
     yield Elsewhere(apart=True)
     yield Elsewhere(apart=False)
     yield Backwards()
+    yield OtherNaN()
     for seed in range(40):
         yield Rounded(seed)
 
@@ -103,6 +108,18 @@ class Backwards(TorchDispatchMode):
         dims = named.get("dim")
         dims = [dims] if isinstance(dims, int) else dims or range(value.dim())
         return func(value.flip(*dims), *rest, **kwargs) if value.dim() else result
+
+
+class OtherNaN(TorchDispatchMode):
+    """Gives the NaN that operators make of tensors and numbers the other sign. Those they are given keep theirs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not _is_plain(func) or any(bool(each.isnan().any()) for each in _floats(args, kwargs)):
+            return result
+        for each in _floats(result):
+            each.copy_(torch.where(each.isnan(), -each, each))
+        return result
 
 
 class Drawn(TorchDispatchMode):
