@@ -33,6 +33,19 @@ def test_singular_values(dtype: torch.dtype, full: bool, vectors: bool) -> None:
             assert_described(aten._linalg_svd.default, value, full, vectors)
 
 
+def test_eigenvectors() -> None:
+    for dtype in (torch.float32, torch.float64):
+        for shape in ((4, 4), (2, 3, 3), (1, 1), (0, 3, 3)):
+            for value in (torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype).mT):
+                assert_described(aten.linalg_eig.default, value)
+
+
+def test_what_is_drawn_around_means() -> None:
+    values = torch.rand(4, 3), torch.rand(3, 4).t(), torch.rand(4, 6)[:, ::2], torch.rand(3).expand(4, 3)
+    for mean, std in itertools.product(values, repeat=2):
+        assert_described(aten.normal.Tensor_Tensor, mean, std)
+
+
 def test_backward_of_losses_and_pools() -> None:
     torch.manual_seed(0)
     for value in (torch.randn(4, 5), torch.randn(5, 4).t()):
@@ -89,7 +102,7 @@ def test_distances_of_dtypes_that_their_kernel_does_not_know(dtype: torch.dtype)
 
 
 def test_every_rule_is_tried_here() -> None:
-    assert len(RULES) == 14
+    assert len(RULES) == 16
 
 
 def test_transforms_can_be_asked_themselves() -> None:

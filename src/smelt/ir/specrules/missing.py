@@ -38,6 +38,20 @@ def _svd(value: Any, full: bool = False, vectors: bool = True, *, driver: str | 
     return left, singular, right
 
 
+def _eig(value: Any) -> Any:
+    if value.dim() < 2 or value.shape[-1] != value.shape[-2] or value.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    shape, dtype = tuple(value.shape), value.dtype.to_complex()
+    return row_major(shape[:-1], dtype), _column_major(shape, dtype)
+
+
+def _normal(mean: Any, std: Any, generator: Any = None) -> Any:
+    """Row by row, however both lie."""
+    if mean.shape != std.shape or mean.dtype is not std.dtype or not mean.dtype.is_floating_point:
+        return NotImplemented
+    return row_major(tuple(mean.shape), mean.dtype)
+
+
 def _gradient_of_second(gradient: Any, value: Any, *rest: Any, **options: Any) -> Any:
     """Backward functions whose result is the gradient of their second argument, row by row."""
     return row_major(tuple(value.shape), value.dtype)
@@ -79,6 +93,8 @@ RULES: dict[str, Any] = {
     "_cdist_forward.default": _distances,
     "nonzero_static.default": _nonzero,
     "_linalg_svd.default": _svd,
+    "linalg_eig.default": _eig,
+    "normal.Tensor_Tensor": _normal,
     "multi_margin_loss_backward.default": _gradient_of_second,
     "multilabel_margin_loss_backward.default": _gradient_of_second,
     "fractional_max_pool3d_backward.default": _gradient_of_second,
