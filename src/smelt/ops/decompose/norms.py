@@ -26,6 +26,17 @@ def _moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Te
     return mean, centered, variance, torch.rsqrt(variance + eps)
 
 
+def _exact_moments(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(mean, x - mean, 1 / √(variance + eps)) with what is left beside the mean added to it: of equal numbers the mean
+    is that number then, as eager's is, and not one a little beside it, of which `1 / √eps` would make a result."""
+    rough = torch.mean(x, dims, True)
+    beside = x - rough
+    rest = torch.mean(beside, dims, True)
+    variance = torch.mean(beside * beside, dims, True) - rest * rest
+    mean = rough + rest
+    return mean, x - mean, torch.rsqrt(variance + eps)
+
+
 def _input_gradient(scaled: Tensor, centered: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
     if all(scaled.shape[dim] == 1 for dim in dims):  # its own mean: rounded once, a product less its rounded self stays
         return (scaled - scaled) * rstd
@@ -49,7 +60,7 @@ def layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(x.dim() - len(normalized), x.dim()))
-    mean, centered, _, rstd = _moments(widen(x), dims, eps)
+    mean, centered, rstd = _exact_moments(widen(x), dims, eps)
     moments = x.dtype if weight is None and bias is None else (bias if weight is None else weight).dtype  # type: ignore[union-attr]
     return _affine(centered * rstd, weight, bias).to(x.dtype), mean.to(moments), rstd.to(moments)
 
@@ -86,7 +97,7 @@ def _over(value: Tensor, outer: int) -> Tensor:
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean, centered, _, rstd = _moments(widen(x).view(n, groups, c // groups * inner), [2], eps)
+    mean, centered, rstd = _exact_moments(widen(x).view(n, groups, c // groups * inner), [2], eps)
     normal = (centered * rstd).view(x.shape)
     along = [1, c] + [1] * (x.dim() - 2)
     scale = None if weight is None else weight.view(along)
