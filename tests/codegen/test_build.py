@@ -141,6 +141,8 @@ def test_a_constant_used_twice_is_read_from_two_places() -> None:
 VARIANTS = [
     {"has_fma": False, "fma_overwrites": False},
     {"has_nan_minimum": False},
+    {"narrows_well": False},
+    {"narrows_well": True},
     {"loads_early": True},
     {"vector_bits": 256, "vector_registers": 16, "fma_overwrites": False, "has_nan_minimum": False},
     {"vector_bits": 512, "has_masks": True},
@@ -194,6 +196,21 @@ def test_a_maximum_takes_few_instructions_and_keeps_nan(variant: Target) -> None
     torch.testing.assert_close(larger, x.abs().flatten(), equal_nan=True, rtol=0, atol=0)
 
 
+def test_rounding_to_bfloat16_is_pytorchs(variant: Target) -> None:
+    """For every upper half there is: ties, their neighbours, what overflows; and a length that leaves single lanes."""
+    upper = torch.arange(2**16, dtype=torch.int64) << 16
+    bits = torch.cat([upper + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)] + [upper[:37]])
+    x = (bits - (bits >> 31 << 32)).to(torch.int32).view(torch.float32)
+    kernel = parse_kernel(
+        f"kernel k rows() cols(j:{x.numel()})\n in x: f32[{x.numel()}]\n out y: bf16[{x.numel()}]\n loop:\n"
+        " a = load x[j]\n b = cast a : bf16\n store y[j] = b"
+    )
+    rounded = torch.empty(x.numel(), dtype=torch.bfloat16)
+    call(compile_kernels([kernel], Options())["k"], [x, rounded], 1)
+    torch.testing.assert_close(rounded, x.bfloat16(), equal_nan=True, rtol=0, atol=0)
+    assert torch.equal(rounded.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
+
+
 CHIPS = [
     ("x86_64-unknown-linux-gnu", "x86-64-v3", "", 256),
     ("x86_64-unknown-linux-gnu", "x86-64-v4", "", 512),
@@ -210,8 +227,8 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
     arm = triple.startswith("aarch64")
     target = replace(
         find("cpu"), triple=triple, cpu=chip, features=features, vector_bits=bits,
-        has_fma=True, fma_overwrites=arm, has_nan_minimum=arm, vector_registers=16 if bits == 256 else 32,
-        scales_floats=bits == 512,
+        has_fma=True, fma_overwrites=arm, has_nan_minimum=arm, narrows_well=arm,
+        vector_registers=16 if bits == 256 else 32, scales_floats=bits == 512,
     )  # fmt: skip
     narrow = parse_kernel(
         "kernel n rows() cols(j:37)\n in x: f16[37]\n in b: bf16[37]\n out y: f16[37]\n out z: bf16[37]\n loop:\n"

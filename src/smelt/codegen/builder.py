@@ -453,6 +453,15 @@ class Builder:
         low, high = (self.op(f"bitcast {half} to {wide}", "i32", value.lanes // 2) for half in halves)
         return self._joined(low, high)
 
+    def upper_halves(self, value: Value) -> Value:
+        """i32 → i16, where the lower half comes first in memory. Said as a choice of lanes, two registers of a wide
+        machine become one by one instruction; a shift and a truncation take six."""
+        if value.lanes == 1:
+            return self.convert("trunc", self.lshr(value, 16), "i16")
+        halves = self.op(f"bitcast {value} to {type_text('i16', 2 * value.lanes)}", "i16", 2 * value.lanes)
+        order = self.ramp("i32", range(1, 2 * value.lanes, 2))
+        return self.op(f"shufflevector {halves}, {halves.type} poison, {order}", "i16", value.lanes)
+
     def backwards(self, value: Value) -> Value:
         """The lanes, last first."""
         order = self.ramp("i32", range(value.lanes - 1, -1, -1))

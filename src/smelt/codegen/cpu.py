@@ -36,6 +36,7 @@ def describe_host() -> Target:
         fetch_distance=512 if arm else 0,
         pairs_rows=arm,
         interleaves_well=arm,
+        narrows_well=arm,
         has_nan_minimum=arm,
         scratch_limit=256 * 1024,
         loads_early=not arm,

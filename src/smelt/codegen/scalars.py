@@ -283,6 +283,10 @@ def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     if dtype is torch.float16:
         return b.convert("fptrunc", value, "f16")
     bits = b.bits(value)
+    if not b.target.narrows_well:
+        # Half an ulp is added, or a bit less where a tie would go to an odd neighbour.
+        odd = b.and_(b.lshr(bits, 16), 1)
+        return b.upper_halves(b.select(b.fcmp("uno", value, value), 0x7FC00000, b.add(b.add(bits, odd), 0x7FFF)))
     # Half an ulp is added; where that was a tie, the even one of two neighbours is the one below or the one reached.
     up = b.convert("trunc", b.lshr(b.add(bits, 0x8000), 16), "i16")
     tie = b.icmp("eq", b.convert("trunc", bits, "i16"), -0x8000)

@@ -38,6 +38,7 @@ class Target:
     fetch_distance: int  # bytes ahead of where a loop that only reads asks for memory; 0 where that does not pay
     pairs_rows: bool  # two places of an array, far apart, are read faster side by side than one after the other
     interleaves_well: bool  # two vectors lane by lane into one, at no more cost than a shift
+    narrows_well: bool  # one instruction adds and keeps the upper or lower half of each lane
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
     scratch_limit: int  # bytes of a row's scratch that stay close to the core
     tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others
