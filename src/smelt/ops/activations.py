@@ -7,7 +7,6 @@ import math
 
 import torch
 
-from smelt.ops import samples
 from smelt.ops.pointwise import declare, fused, rounded, value, why_not_bool, why_not_integer
 from smelt.ops.promote import widened
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Number, Scalar
@@ -47,33 +46,19 @@ def _tanh_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
     return e.op("mul", value(e, grad, e.result), slope)
 
 
-declare(aten.relu.default, emit=_relu, samples=samples.unary, why_not=why_not_bool)
-declare(
-    aten.leaky_relu.default, emit=_leaky_relu, cost=2, samples=samples.with_numbers(0.1, 2), why_not=why_not_integer
-)
-declare(
-    aten.leaky_relu_backward.default,
-    emit=_leaky_relu_backward,
-    cost=2,
-    samples=samples.call(0.1, False, tensors=2),
-    why_not=why_not_integer,
-)
-declare(
-    aten.threshold_backward.default,
-    emit=_threshold_backward,
-    samples=samples.chain(samples.call(0, tensors=2), samples.call(0.1, tensors=2)),
-    why_not=why_not_integer,
-)
-_two = samples.call(tensors=2)
-declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, samples=_two, why_not=why_not_integer)
-declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, samples=_two, why_not=why_not_integer)
+declare(aten.relu.default, emit=_relu, why_not=why_not_bool)
+declare(aten.leaky_relu.default, emit=_leaky_relu, cost=2, why_not=why_not_integer)
+declare(aten.leaky_relu_backward.default, emit=_leaky_relu_backward, cost=2, why_not=why_not_integer)
+declare(aten.threshold_backward.default, emit=_threshold_backward, why_not=why_not_integer)
+declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, why_not=why_not_integer)
+declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, why_not=why_not_integer)
 
 
 def _silu(e: Emitter, x: Scalar) -> Scalar:
     return e.op("mul", x, e.op("sigmoid", x))
 
 
-declare(aten.silu.default, emit=_silu, cost=TRANSCENDENTAL, samples=samples.unary, why_not=why_not_integer)
+declare(aten.silu.default, emit=_silu, cost=TRANSCENDENTAL, why_not=why_not_integer)
 
 
 _ROOT_TWO_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -106,17 +91,5 @@ def _gelu_backward(e: Emitter, grad: Scalar, x: Scalar, *, approximate: str = "n
     return e.op("mul", left, fused(e, e.op("add", slope, e.const(1, e.result)), half, bend))
 
 
-declare(
-    aten.gelu.default,
-    emit=_gelu,
-    cost=TRANSCENDENTAL,
-    samples=samples.chain(samples.unary, samples.call(approximate="tanh")),
-    why_not=why_not_integer,
-)
-declare(
-    aten.gelu_backward.default,
-    emit=_gelu_backward,
-    cost=2 * TRANSCENDENTAL,
-    samples=samples.chain(_two, samples.call(tensors=2, approximate="tanh")),
-    why_not=why_not_integer,
-)
+declare(aten.gelu.default, emit=_gelu, cost=TRANSCENDENTAL, why_not=why_not_integer)
+declare(aten.gelu_backward.default, emit=_gelu_backward, cost=2 * TRANSCENDENTAL, why_not=why_not_integer)

@@ -6,17 +6,15 @@ Comparisons round narrow floats first, so that a value meets its own stored copy
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.ops import samples
 from smelt.ops.pointwise import Operand, declare, function, rounded, value, why_not_bool
 from smelt.ops.promote import promoted
-from smelt.ops.record import EmitRule, Emitter, Sample, Scalar
+from smelt.ops.record import EmitRule, Emitter, Scalar
 
 aten = torch.ops.aten
 
@@ -65,13 +63,8 @@ def _why_not_compare(node: fx.Node) -> str | None:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    declare(getattr(aten, _name).Tensor, emit=comparison(_name), samples=samples.binary)
-    declare(
-        getattr(aten, _name).Scalar,
-        emit=comparison(_name),
-        samples=samples.with_numbers(0, 2, 0.1, True),
-        why_not=_why_not_compare,
-    )
+    declare(getattr(aten, _name).Tensor, emit=comparison(_name))
+    declare(getattr(aten, _name).Scalar, emit=comparison(_name), why_not=_why_not_compare)
 
 
 def _where(e: Emitter, condition: Scalar, a: Operand, b: Operand) -> Scalar:
@@ -97,27 +90,9 @@ def _fit(node: fx.Node, numbers: list[Any]) -> str | None:
     return None
 
 
-def where_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    mask = samples.tensor(torch.bool)
-    yield Sample((mask, samples.tensor(dtype), samples.tensor(dtype, turn=4)))
-    yield Sample((mask[:1], samples.tensor(dtype, (2, 1)), samples.tensor(torch.float32, (), 2)))
-    yield Sample((mask, samples.tensor(torch.uint8), samples.tensor(dtype, (8,))))
-
-
-def masked_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample((samples.tensor(dtype), samples.tensor(torch.bool), 3))
-    yield Sample((samples.tensor(dtype), samples.tensor(torch.bool, (8,)), True))
-
-
-declare(aten.where.self, emit=_where, samples=where_samples)
-declare(
-    aten.masked_fill.Scalar, emit=_masked_fill, samples=masked_samples, why_not=lambda node: _fit(node, [node.args[2]])
-)
-declare(
-    aten.masked_fill.Tensor,
-    emit=_masked_fill,
-    samples=lambda d: iter([Sample((samples.tensor(d), samples.tensor(torch.bool), samples.tensor(d, (), 3)))]),
-)
+declare(aten.where.self, emit=_where)
+declare(aten.masked_fill.Scalar, emit=_masked_fill, why_not=lambda node: _fit(node, [node.args[2]]))
+declare(aten.masked_fill.Tensor, emit=_masked_fill)
 
 
 def _clamp(e: Emitter, x: Scalar, min: Operand | None = None, max: Operand | None = None) -> Scalar:
@@ -136,27 +111,10 @@ def _why_not_clamp(node: fx.Node) -> str | None:
     return why_not_bool(node) or _fit(node, limits)
 
 
-declare(
-    aten.clamp.default,
-    emit=_clamp,
-    cost=2,
-    samples=samples.chain(samples.call(1, 3), samples.call(None, 2), samples.call(-0.5, 0.75), samples.call(max=0)),
-    why_not=_why_not_clamp,
-)
-declare(
-    aten.clamp.Tensor,
-    emit=_clamp,
-    cost=2,
-    samples=samples.chain(samples.call(tensors=3), samples.call(tensors=2)),
-    why_not=why_not_bool,
-)
-declare(aten.clamp_min.default, emit=_clamp, samples=samples.with_numbers(1, -0.5), why_not=_why_not_clamp)
-declare(
-    aten.clamp_max.default,
-    emit=lambda e, x, limit: _clamp(e, x, None, limit),
-    samples=samples.with_numbers(1, -0.5),
-    why_not=_why_not_clamp,
-)
+declare(aten.clamp.default, emit=_clamp, cost=2, why_not=_why_not_clamp)
+declare(aten.clamp.Tensor, emit=_clamp, cost=2, why_not=why_not_bool)
+declare(aten.clamp_min.default, emit=_clamp, why_not=_why_not_clamp)
+declare(aten.clamp_max.default, emit=lambda e, x, limit: _clamp(e, x, None, limit), why_not=_why_not_clamp)
 
 
 def _is_nan(e: Emitter, x: Scalar) -> Scalar:
@@ -175,9 +133,9 @@ def _is_finite(e: Emitter, x: Scalar) -> Scalar:
     return e.op("lt", e.op("abs", x), e.const(math.inf, x.dtype))
 
 
-declare(aten.isnan.default, emit=_is_nan, samples=samples.unary)
-declare(aten.isinf.default, emit=lambda e, x: _is_inf(e, rounded(e, x, e.common)), cost=2, samples=samples.unary)
-declare(aten.isfinite.default, emit=lambda e, x: _is_finite(e, rounded(e, x, e.common)), cost=2, samples=samples.unary)
+declare(aten.isnan.default, emit=_is_nan)
+declare(aten.isinf.default, emit=lambda e, x: _is_inf(e, rounded(e, x, e.common)), cost=2)
+declare(aten.isfinite.default, emit=lambda e, x: _is_finite(e, rounded(e, x, e.common)), cost=2)
 
 
 # Bits and logic.
@@ -190,16 +148,13 @@ for _name in ("and", "or", "xor"):
     def _logical(e: Emitter, a: Scalar, b: Scalar, _name: str = _name) -> Scalar:
         return e.op(_name, truth(e, a), truth(e, b))
 
-    declare(getattr(aten, f"bitwise_{_name}").Tensor, emit=_bitwise, samples=samples.binary)
+    declare(getattr(aten, f"bitwise_{_name}").Tensor, emit=_bitwise)
     declare(
-        getattr(aten, f"bitwise_{_name}").Scalar,
-        emit=_bitwise,
-        samples=samples.with_numbers(3, True),
-        why_not=lambda node: _fit(node, [node.args[1]]),
+        getattr(aten, f"bitwise_{_name}").Scalar, emit=_bitwise, why_not=lambda node: _fit(node, [node.args[1]])
     )
-    declare(getattr(aten, f"logical_{_name}").default, emit=_logical, samples=samples.binary)
-declare(aten.bitwise_not.default, emit=function("not"), samples=samples.unary)
-declare(aten.logical_not.default, emit=lambda e, x: e.op("not", truth(e, x)), samples=samples.unary)
+    declare(getattr(aten, f"logical_{_name}").default, emit=_logical)
+declare(aten.bitwise_not.default, emit=function("not"))
+declare(aten.logical_not.default, emit=lambda e, x: e.op("not", truth(e, x)))
 
 
 # Conversion and copies.
@@ -222,12 +177,6 @@ def _why_not_convert(node: fx.Node) -> str | None:
     ) else None
 
 
-def _convert_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for target in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.bool):
-        yield Sample((samples.finite(dtype),), {"dtype": target})
-    yield Sample((samples.finite(dtype),))
-
-
 def _same(e: Emitter, x: Scalar, **_: Any) -> Scalar:
     return x
 
@@ -239,11 +188,6 @@ def _copy(e: Emitter, target: None, source: Operand, non_blocking: bool = False)
     return e.cast(source, e.result)
 
 
-def _copy_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample((samples.finite(dtype), samples.finite(torch.float32, (4,))))
-    yield from (Sample((samples.finite(dtype), number)) for number in (3, 1.5, True))
-
-
-declare(aten._to_copy.default, emit=_convert, samples=_convert_samples, why_not=_why_not_convert)
-declare(aten.clone.default, emit=_same, samples=samples.unary)
-declare(aten.copy.default, emit=_copy, template=True, samples=_copy_samples)
+declare(aten._to_copy.default, emit=_convert, why_not=_why_not_convert)
+declare(aten.clone.default, emit=_same)
+declare(aten.copy.default, emit=_copy, template=True)

@@ -4,17 +4,14 @@
     arange(2, 10, 3)   →  v0 = position [j] ; v1 = mul v0, 3 ; v2 = add v1, 2
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.pointwise import declare
-from smelt.ops.record import Emitter, Number, Sample, Scalar
-from smelt.ops.samples import fixed
+from smelt.ops.record import Emitter, Number, Scalar
 
 aten = torch.ops.aten
 
@@ -51,30 +48,18 @@ def _why_not_hold(position: int) -> Any:
     return lambda node: why_not_hold(node.args[position], tensor_spec(node).dtype)
 
 
-def _like(*extra: Any) -> Any:
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        yield Sample((samples.tensor(dtype, (3, 4)), *extra))
-        yield Sample((samples.tensor(dtype, (3, 4)).t(), *extra), {"dtype": torch.float32})
-
-    return generate
-
-
-declare(aten.full.default, emit=_full, samples=fixed((([2, 3], 2), {}), (([], True), {})), why_not=_why_not_hold(1))
-declare(aten.full_like.default, template=True, emit=_full, samples=_like(1), why_not=_why_not_hold(1))
-declare(aten.new_full.default, template=True, emit=_full_new, samples=_like([2, 2], 1), why_not=_why_not_hold(2))
-declare(aten.fill.Scalar, template=True, emit=_full, samples=samples.call(1), why_not=_why_not_hold(1))
+declare(aten.full.default, emit=_full, why_not=_why_not_hold(1))
+declare(aten.full_like.default, aten.fill.Scalar, template=True, emit=_full, why_not=_why_not_hold(1))
+declare(aten.new_full.default, template=True, emit=_full_new, why_not=_why_not_hold(2))
 declare(
     aten.scalar_tensor.default,
     emit=lambda e, number, **_: e.cast(e.const(number, e.dtype), e.result),
-    samples=fixed(((1,), {}), ((True,), {})),
     why_not=_why_not_hold(0),
 )
-declare(aten.zeros.default, emit=_filled(0), samples=fixed((([2, 3],), {})))
-declare(aten.ones.default, emit=_filled(1), samples=fixed((([2, 3],), {})))
-declare(aten.zeros_like.default, template=True, emit=_filled(0), samples=_like())
-declare(aten.ones_like.default, template=True, emit=_filled(1), samples=_like())
-declare(aten.new_zeros.default, template=True, emit=_filled(0), samples=_like([2, 2]))
-declare(aten.new_ones.default, template=True, emit=_filled(1), samples=_like([2, 2]))
+for _number, _name in enumerate(("zeros", "ones")):
+    declare(getattr(aten, _name).default, emit=_filled(_number))
+    for _like in (f"{_name}_like", f"new_{_name}"):
+        declare(getattr(aten, _like).default, template=True, emit=_filled(_number))
 
 
 def _arange(e: Emitter, start: Number, step: Number) -> Scalar:
@@ -97,27 +82,11 @@ def _why_not_arange(node: fx.Node) -> str | None:
     return "counts in bool" if tensor_spec(node).dtype is torch.bool else None
 
 
-def _by_fractions(dtype: torch.dtype) -> Iterator[Sample]:
-    if dtype.is_floating_point:
-        yield Sample((0.0, 1.0, 0.1), {"dtype": dtype})
-
-
-declare(
-    aten.arange.default,
-    emit=lambda e, end, **_: _arange(e, 0, 1),
-    samples=fixed(((5,), {}), ((4.5,), {})),
-    why_not=_why_not_arange,
-)
-declare(
-    aten.arange.start,
-    emit=lambda e, start, end, **_: _arange(e, start, 1),
-    samples=fixed(((2, 7), {}), ((0.5, 4.0), {})),
-    why_not=_why_not_arange,
-)
+declare(aten.arange.default, emit=lambda e, end, **_: _arange(e, 0, 1), why_not=_why_not_arange)
+declare(aten.arange.start, emit=lambda e, start, end, **_: _arange(e, start, 1), why_not=_why_not_arange)
 declare(
     aten.arange.start_step,
     emit=lambda e, start, end, step=1, **_: _arange(e, start, step),
-    samples=samples.chain(fixed(((2, 9, 3), {}), ((9, 2, -2), {})), _by_fractions),
     why_not=_why_not_arange,
 )
 
@@ -134,18 +103,12 @@ def _triangle(comparison: str) -> Any:
     return emit
 
 
-def _triangle_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for diagonal in (0, 1, -1):
-        yield Sample((samples.tensor(dtype, (2, 3, 4)), diagonal))
-
-
-declare(aten.triu.default, emit=_triangle("ge"), cost=2, samples=_triangle_samples)
-declare(aten.tril.default, emit=_triangle("le"), cost=2, samples=_triangle_samples)
+declare(aten.triu.default, emit=_triangle("ge"), cost=2)
+declare(aten.tril.default, emit=_triangle("le"), cost=2)
 
 
 def _eye(e: Emitter, *_: Any, **__: Any) -> Scalar:
     return e.cast(e.op("eq", e.position(0), e.position(1)), e.result)
 
 
-declare(aten.eye.default, emit=_eye, cost=2, samples=fixed(((5,), {}), ((1,), {})))
-declare(aten.eye.m, emit=_eye, cost=2, samples=fixed(((5, 7), {}), ((40, 3), {}), ((1, 4), {})))
+declare(aten.eye.default, aten.eye.m, emit=_eye, cost=2)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.ops import samples
 from smelt.ops.pointwise import declare, value
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Scalar
 
@@ -176,10 +175,5 @@ def _emit(write: Callable[..., Scalar]) -> Callable[..., Scalar]:
 
 
 for _name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"):
-    declare(
-        getattr(aten, _name).default,
-        emit=_emit(getattr(_Writer, _name)),
-        cost=2 * TRANSCENDENTAL,
-        samples=samples.unary,
-    )
-declare(aten.atan2.default, emit=_emit(_Writer.atan2), cost=2 * TRANSCENDENTAL, samples=samples.binary)
+    declare(getattr(aten, _name).default, emit=_emit(getattr(_Writer, _name)), cost=2 * TRANSCENDENTAL)
+declare(aten.atan2.default, emit=_emit(_Writer.atan2), cost=2 * TRANSCENDENTAL)

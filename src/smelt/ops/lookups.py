@@ -7,7 +7,7 @@ An index is looked at before anything relies on it: a fold over all of them says
 the operator itself is called and raises what it always does. A kernel never reads outside of the tensor meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.ir.specrules.layout import broadcast
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.record import (
     ROOT,
     Demand,
@@ -28,8 +27,6 @@ from smelt.ops.record import (
     LookupCall,
     LookupIndex,
     OpRecord,
-    Sample,
-    Samples,
     Scalar,
 )
 from smelt.ops.registry import register
@@ -156,72 +153,10 @@ def _index(node: fx.Node) -> LookupCall | str:
     return LookupCall(source, found.along, found.from_either_end, found.indices, found.demands)
 
 
-def _picked(*calls: Callable[[torch.Tensor], tuple[Any, ...]]) -> Samples:
-    """Calls on a tensor of 5 × 6 and one that lies the other way round."""
-
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for tensor in (samples.tensor(dtype, (5, 6)), samples.tensor(dtype, (6, 5)).t()):
-            for call in calls:
-                yield Sample(call(tensor))
-
-    return generate
-
-
-def _i(*numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype)
-
-
+register(OpRecord(aten.embedding.default, Lookup(_embedding), ROOT))
+register(OpRecord(aten.gather.default, Lookup(_gather, LibraryCall(aten.gather.out, ("out",))), ROOT))
 register(
-    OpRecord(
-        aten.embedding.default,
-        Lookup(_embedding),
-        ROOT,
-        _picked(
-            lambda x: (x, _i(4, 0, 0, 3)),
-            lambda x: (x, _i([1, 2, 3], [4, 4, 0], dtype=torch.int32)),
-            lambda x: (x, torch.tensor(2)),
-            lambda x: (x, _i(3, 1).expand(7, 2)),
-        ),
-    )
+    OpRecord(aten.index_select.default, Lookup(_index_select, LibraryCall(aten.index_select.out, ("out",))), ROOT)
 )
-register(
-    OpRecord(
-        aten.gather.default,
-        Lookup(_gather, LibraryCall(aten.gather.out, ("out",))),
-        ROOT,
-        _picked(
-            lambda x: (x, 0, _i([4, 0, 2], [1, 1, 3])),
-            lambda x: (x, 1, _i([5, 0, 5, 2], [1, 1, 3, 0])),
-            lambda x: (x, -1, _i([5], [1], [0], [2], [3])),
-        ),
-    )
-)
-register(
-    OpRecord(
-        aten.index_select.default,
-        Lookup(_index_select, LibraryCall(aten.index_select.out, ("out",))),
-        ROOT,
-        _picked(lambda x: (x, 0, _i(4, 0, 0)), lambda x: (x, -1, _i(5, 1, 1, 0, 2, 2, 3, dtype=torch.int32))),
-    )
-)
-register(
-    OpRecord(
-        aten.index.Tensor,
-        Lookup(_index),
-        ROOT,
-        _picked(
-            lambda x: (x, [_i(4, -1, 0)]),
-            lambda x: (x, [None, _i([5, -6], [0, 1])]),
-            lambda x: (x, [_i([4], [0]), _i(1, -2, 3)]),
-            lambda x: (x[:, None, :], [_i(1, -1, 2), None, _i(0, 5, 5)]),
-        ),
-    )
-)
-register(
-    OpRecord(
-        aten._unsafe_index.Tensor,
-        Lookup(_index),
-        ROOT,
-        _picked(lambda x: (x, [_i(4, 1, 0)]), lambda x: (x, [_i([4], [0]), _i(1, 2, 3)])),
-    )
-)
+register(OpRecord(aten.index.Tensor, Lookup(_index), ROOT))
+register(OpRecord(aten._unsafe_index.Tensor, Lookup(_index), ROOT))

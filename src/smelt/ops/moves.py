@@ -8,7 +8,7 @@ Places are sums of positions wherever lanes lie side by side in memory, one read
 reads a vector at a time needs nothing else. Along other dimensions one place is chosen, which costs a number a row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import product as combinations
 from typing import Any
@@ -19,7 +19,6 @@ from torch import fx
 from smelt.base.sizes import Size
 from smelt.base.varying import typical
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.creation import why_not_hold
 from smelt.ops.pieces import is_computed, why_not_read_in_kernels
 from smelt.ops.record import (
@@ -31,8 +30,6 @@ from smelt.ops.record import (
     Lookup,
     LookupCall,
     OpRecord,
-    Sample,
-    Samples,
     Scalar,
     ScanCall,
 )
@@ -281,54 +278,14 @@ def _reflected_backward(node: fx.Node) -> LookupCall | CopyCall | str:
     return LookupCall(gradient, tuple(None if dim in moved else dim for dim in range(len(shape))), emit)
 
 
-# Samples.
+_READ: dict[str, Callable[[fx.Node], Any]] = {
+    "flip": _flip,
+    "constant_pad_nd": _constant_pad,
+    "roll": _roll,
+    **{f"reflection_pad{rank}d": _padded(_reflected) for rank in (1, 2, 3)},
+    **{f"replication_pad{rank}d": _padded(_replicated) for rank in (1, 2, 3)},
+    **{f"reflection_pad{rank}d_backward": _reflected_backward for rank in (1, 2, 3)},
+}
 
-
-def _moved(*calls: tuple[Any, ...], shapes: Sequence[tuple[int, ...]] = ((5, 40),)) -> Samples:
-    """Calls on a tensor, and on one that lies the other way round."""
-
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for shape in shapes:
-            turned = samples.tensor(dtype, (*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
-            for tensor in (samples.tensor(dtype, shape), turned):
-                for rest in calls:
-                    yield Sample((tensor, *rest))
-
-    return generate
-
-
-def _declare(op: torch._ops.OpOverload, read: Callable[[fx.Node], Any], found: Samples) -> None:
-    register(OpRecord(op, Lookup(read), ROOT, found))
-
-
-_declare(aten.flip.default, _flip, _moved(([1],), ([0, -1],), ([],)))
-_declare(
-    aten.constant_pad_nd.default,
-    _constant_pad,
-    _moved(([2, 1], 1), ([0, 3],), ([-1, 2, 3, 0], 1), ([-2, -3],), ([1, 1, 1, 1], 0)),
-)
-_declare(aten.roll.default, _roll, _moved(([2], [1]), ([-1, 3], [0, 1]), ([41], [-1]), ([1, 1], [1, 1]), ([0], [0])))
-
-
-def _back(shape: tuple[int, ...], pads: Sequence[int]) -> Samples:
-    """Gradients of padding: of what has come out, for what went in. Small numbers, whose sums are exact."""
-
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        padded = torch.nn.functional.pad(torch.empty(shape), list(pads)).shape
-        turned = (*padded[:-2], padded[-1], padded[-2])
-        for gradient in (_small(dtype, padded), _small(dtype, turned).transpose(-1, -2)):
-            yield Sample((gradient, samples.tensor(dtype, shape), list(pads)))
-
-    return generate
-
-
-def _small(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    return samples.tensor(torch.int32, tuple(shape)).remainder(4).to(dtype)
-
-
-_PADS = {"1d": ((2, 3, 40), [3, 5]), "2d": ((2, 3, 5, 20), [3, 5, 2, 4]), "3d": ((2, 2, 3, 6, 20), [3, 5, 2, 4, 1, 0])}
-for _kind, (_shape, _pad) in _PADS.items():
-    _calls = _moved((_pad,), ([0] * len(_pad),), (_pad[:1] + [0] * (len(_pad) - 1),), shapes=(_shape,))
-    _declare(getattr(aten, f"reflection_pad{_kind}").default, _padded(_reflected), _calls)
-    _declare(getattr(aten, f"replication_pad{_kind}").default, _padded(_replicated), _calls)
-    _declare(getattr(aten, f"reflection_pad{_kind}_backward").default, _reflected_backward, _back(_shape, _pad))
+for _name, _read in _READ.items():
+    register(OpRecord(getattr(aten, _name).default, Lookup(_read), ROOT))

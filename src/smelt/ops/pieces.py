@@ -7,7 +7,7 @@ that somebody wants in memory is left to the library, which copies each part onc
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,7 @@ from torch import fx
 
 from smelt.base.varying import is_varying, known_equal, same_sizes
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
-from smelt.ops.record import (
-    LibraryCall,
-    OpRecord,
-    PieceCall,
-    Pieces,
-    Pointwise,
-    Reduce,
-    Sample,
-    Samples,
-    Scan,
-    View,
-    Views,
-)
+from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Scan, View, Views
 from smelt.ops.registry import record_of, register, why_not_lower
 from smelt.ops.views import bound
 
@@ -135,65 +122,10 @@ def _select_scatter(node: fx.Node) -> PieceCall | str:
     return _selected(node, base, src, dim, index)
 
 
-def _joins(dtype: torch.dtype) -> Iterator[Sample]:
-    a, b = samples.tensor(dtype, (2, 8)), samples.tensor(dtype, (2, 8), 5)
-    for dim in (0, 1, -1):
-        yield Sample(([a, b], dim))
-    yield Sample(([a, b, a.mul(1)], 1))
-    yield Sample(([samples.tensor(dtype, (3, 4)).t(), samples.tensor(dtype, (3, 4), 7).t()], 0))
-    yield Sample(([a, samples.tensor(torch.float32, (2, 8), 3)], 0))
-
-
-def _spread(*calls: tuple[tuple[int, ...], tuple[Any, ...]]) -> Samples:
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for shape, rest in calls:
-            yield Sample((samples.tensor(dtype, shape), *rest))
-
-    return generate
-
-
 _COST = 3
 
-register(OpRecord(aten.cat.default, Pieces(_cat, LibraryCall(aten.cat.out, ("out",))), _COST, _joins))
-register(
-    OpRecord(
-        aten.slice_backward.default,
-        Pieces(_slice_backward),
-        _COST,
-        _spread(
-            ((2, 4), ([2, 8], 1, 4, 9223372036854775807, 1)),
-            ((2, 4), ([2, 8], -1, 0, 4, 1)),
-            ((1, 4), ([3, 4], 0, 1, 2, 1)),
-        ),
-    )
-)
-register(
-    OpRecord(
-        aten.select_backward.default,
-        Pieces(_select_backward),
-        _COST,
-        _spread(((4,), ([3, 4], 0, 1)), ((3,), ([3, 4], 1, -1)), ((), ([5], 0, 2))),
-    )
-)
-
-
-def _written(*calls: tuple[tuple[int, ...], tuple[Any, ...]]) -> Samples:
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for shape, rest in calls:
-            for base in (samples.tensor(dtype, (4, 6), 3), samples.tensor(dtype, (6, 4), 3).t()):
-                yield Sample((base, samples.tensor(dtype, shape), *rest))
-
-    return generate
-
-
-register(
-    OpRecord(
-        aten.slice_scatter.default,
-        Pieces(_slice_scatter),
-        _COST,
-        _written(((2, 6), (0, 2, 4)), ((4, 3), (1, 3)), ((4, 3), (-1, None, 3)), ((4, 6), (0,))),
-    )
-)
-register(
-    OpRecord(aten.select_scatter.default, Pieces(_select_scatter), _COST, _written(((6,), (0, 2)), ((4,), (1, -1))))
-)
+register(OpRecord(aten.cat.default, Pieces(_cat, LibraryCall(aten.cat.out, ("out",))), _COST))
+register(OpRecord(aten.slice_backward.default, Pieces(_slice_backward), _COST))
+register(OpRecord(aten.select_backward.default, Pieces(_select_backward), _COST))
+register(OpRecord(aten.slice_scatter.default, Pieces(_slice_scatter), _COST))
+register(OpRecord(aten.select_scatter.default, Pieces(_select_scatter), _COST))

@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.promote import widened
 from smelt.ops.record import (
     CHEAP,
@@ -25,8 +24,6 @@ from smelt.ops.record import (
     Number,
     OpRecord,
     Pointwise,
-    Sample,
-    Samples,
     Scalar,
 )
 from smelt.ops.registry import register
@@ -40,13 +37,12 @@ def declare(
     *ops: torch._ops.OpOverload,
     emit: EmitRule,
     cost: int = CHEAP,
-    samples: Samples,
     why_not: WhyNot | None = None,
     template: bool = False,
 ) -> None:
     """One record per overload, all with the same rule."""
     for op in ops:
-        register(OpRecord(op, Pointwise(emit, template), cost, samples, why_not))
+        register(OpRecord(op, Pointwise(emit, template), cost, why_not))
 
 
 def value(e: Emitter, operand: Operand, dtype: torch.dtype) -> Scalar:
@@ -138,60 +134,18 @@ def _why_not_alpha(node: fx.Node) -> str | None:
     return None
 
 
-_scaled_samples = samples.chain(samples.binary, samples.call(tensors=2, alpha=3))
-declare(aten.add.Tensor, emit=_add, samples=_scaled_samples, why_not=_why_not_alpha)
-declare(aten.add.Scalar, emit=_add, samples=samples.with_numbers(2, 0.1, True), why_not=_why_not_alpha)
-declare(
-    aten.sub.Tensor,
-    emit=_sub,
-    samples=_scaled_samples,
-    why_not=lambda node: why_not_bool(node) or _why_not_alpha(node),
-)
-declare(aten.sub.Scalar, emit=_sub, samples=samples.with_numbers(2, 0.1), why_not=why_not_bool)
-declare(aten.rsub.Tensor, emit=_rsub, samples=samples.binary, why_not=why_not_bool)
-declare(aten.rsub.Scalar, emit=_rsub, samples=samples.with_numbers(2, 0.1), why_not=why_not_bool)
-declare(aten.mul.Tensor, emit=arithmetic("mul"), samples=samples.binary)
-declare(aten.mul.Scalar, emit=arithmetic("mul"), samples=samples.with_numbers(2, 0.1, True))
-declare(aten.div.Tensor, emit=_div, cost=ROOT, samples=samples.binary)
-declare(aten.div.Scalar, emit=_div, cost=ROOT, samples=samples.with_numbers(2, 0.1))
-declare(
-    aten.div.Tensor_mode,
-    emit=_div,
-    cost=ROOT,
-    samples=samples.chain(
-        samples.call(tensors=2, rounding_mode="floor"),
-        samples.call(tensors=2, rounding_mode="trunc"),
-        samples.call(tensors=2, rounding_mode=None),
-    ),
-    why_not=_why_not_divide,
-)
-declare(
-    aten.div.Scalar_mode,
-    emit=_div,
-    cost=ROOT,
-    samples=samples.chain(samples.call(3, rounding_mode="floor"), samples.call(-2, rounding_mode="trunc")),
-    why_not=_why_not_divide,
-)
-declare(
-    aten.floor_divide.default, emit=arithmetic("floordiv"), cost=ROOT, samples=samples.binary, why_not=_why_not_divide
-)
-for _name in ("remainder", "fmod"):
-    declare(
-        getattr(aten, _name).Tensor,
-        emit=arithmetic(_name),
-        cost=ROOT,
-        samples=samples.binary,
-        why_not=_why_not_divide,
-    )
-    declare(
-        getattr(aten, _name).Scalar,
-        emit=arithmetic(_name),
-        cost=ROOT,
-        samples=samples.with_numbers(3, -2, 0.7),
-        why_not=_why_not_divide,
-    )
-for _name in ("maximum", "minimum"):
-    declare(getattr(aten, _name).default, emit=arithmetic(_name), samples=samples.binary)
+declare(aten.add.Tensor, aten.add.Scalar, emit=_add, why_not=_why_not_alpha)
+declare(aten.sub.Tensor, emit=_sub, why_not=lambda node: why_not_bool(node) or _why_not_alpha(node))
+declare(aten.sub.Scalar, emit=_sub, why_not=why_not_bool)
+declare(aten.rsub.Tensor, aten.rsub.Scalar, emit=_rsub, why_not=why_not_bool)
+declare(aten.mul.Tensor, aten.mul.Scalar, emit=arithmetic("mul"))
+declare(aten.div.Tensor, aten.div.Scalar, emit=_div, cost=ROOT)
+declare(aten.div.Tensor_mode, aten.div.Scalar_mode, emit=_div, cost=ROOT, why_not=_why_not_divide)
+declare(aten.floor_divide.default, emit=arithmetic("floordiv"), cost=ROOT, why_not=_why_not_divide)
+for _op in (aten.remainder, aten.fmod):
+    declare(_op.Tensor, _op.Scalar, emit=arithmetic(_op.__name__), cost=ROOT, why_not=_why_not_divide)
+for _op in (aten.maximum, aten.minimum):
+    declare(_op.default, emit=arithmetic(_op.__name__))
 
 
 def _skipping_nan(name: str) -> EmitRule:
@@ -207,8 +161,8 @@ def _skipping_nan(name: str) -> EmitRule:
     return emit
 
 
-declare(aten.fmax.default, emit=_skipping_nan("maximum"), cost=2, samples=samples.binary)
-declare(aten.fmin.default, emit=_skipping_nan("minimum"), cost=2, samples=samples.binary)
+declare(aten.fmax.default, emit=_skipping_nan("maximum"), cost=2)
+declare(aten.fmin.default, emit=_skipping_nan("minimum"), cost=2)
 
 
 def _addcmul(e: Emitter, x: Scalar, a: Scalar, b: Scalar, value: Number = 1) -> Scalar:
@@ -225,12 +179,8 @@ def why_not_integer(node: fx.Node) -> str | None:
     return None if tensor_spec(node).dtype.is_floating_point else "computes on integers"
 
 
-declare(
-    aten.addcmul.default, emit=_addcmul, cost=2, samples=samples.call(tensors=3, value=2), why_not=why_not_integer
-)
-declare(
-    aten.addcdiv.default, emit=_addcdiv, cost=ROOT, samples=samples.call(tensors=3, value=2), why_not=why_not_integer
-)
+declare(aten.addcmul.default, emit=_addcmul, cost=2, why_not=why_not_integer)
+declare(aten.addcdiv.default, emit=_addcdiv, cost=ROOT, why_not=why_not_integer)
 
 
 # Functions of one operand.
@@ -255,21 +205,21 @@ def _kept_on_integers(name: str) -> EmitRule:
 
 
 for _name in ("neg", "abs", "sign"):
-    declare(getattr(aten, _name).default, emit=function(_name), samples=samples.unary, why_not=why_not_bool)
-declare(aten.sgn.default, emit=function("sign"), samples=samples.unary, why_not=why_not_bool)
+    declare(getattr(aten, _name).default, emit=function(_name), why_not=why_not_bool)
+declare(aten.sgn.default, emit=function("sign"), why_not=why_not_bool)
 for _name in ("floor", "ceil", "round", "trunc"):
-    declare(getattr(aten, _name).default, emit=_kept_on_integers(_name), samples=samples.unary)
+    declare(getattr(aten, _name).default, emit=_kept_on_integers(_name))
 for _name in ("sqrt", "rsqrt", "reciprocal"):
-    declare(getattr(aten, _name).default, emit=function(_name), cost=ROOT, samples=samples.unary)
+    declare(getattr(aten, _name).default, emit=function(_name), cost=ROOT)
 for _name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf"):
-    declare(getattr(aten, _name).default, emit=function(_name), cost=TRANSCENDENTAL, samples=samples.unary)
+    declare(getattr(aten, _name).default, emit=function(_name), cost=TRANSCENDENTAL)
 
 
 def _log10(e: Emitter, x: Scalar) -> Scalar:
     return e.op("mul", e.op("log", value(e, x, e.result)), e.const(1 / math.log(10), e.result))
 
 
-declare(aten.log10.default, emit=_log10, cost=TRANSCENDENTAL, samples=samples.unary)
+declare(aten.log10.default, emit=_log10, cost=TRANSCENDENTAL)
 
 
 # Powers.
@@ -322,20 +272,5 @@ def _pow(e: Emitter, x: Operand, exponent: Operand) -> Scalar:
     return e.op("pow", value(e, x, e.result), value(e, exponent, e.result))
 
 
-declare(
-    aten.pow.Tensor_Scalar,
-    emit=_pow_number,
-    cost=TRANSCENDENTAL,
-    samples=samples.with_numbers(2, 3, 0.5, -0.5, -1, -2, 0, 1, 5, 2.5, -3),
-    why_not=_why_not_pow,
-)
-for _op in (aten.pow.Tensor_Tensor, aten.pow.Scalar):
-    declare(
-        _op,
-        emit=_pow,
-        cost=TRANSCENDENTAL,
-        samples=samples.binary if _op is aten.pow.Tensor_Tensor else lambda d: (
-            Sample((base, samples.tensor(d))) for base in (2, 0.5)
-        ),
-        why_not=why_not_integer,
-    )
+declare(aten.pow.Tensor_Scalar, emit=_pow_number, cost=TRANSCENDENTAL, why_not=_why_not_pow)
+declare(aten.pow.Tensor_Tensor, aten.pow.Scalar, emit=_pow, cost=TRANSCENDENTAL, why_not=why_not_integer)

@@ -1,9 +1,9 @@
 """`OpRecord`: all that is known of one ATen operator, in one place.
 
 A record says how the operator lowers (to scalar code at a point, to a fold, to a strided view, to a choice between
-tensors side by side, or not at all: a library call), what it costs at a point, and yields sample calls for tests.
+tensors side by side, or not at all: a library call) and what it costs at a point.
 
-    OpRecord(aten.relu.default, Pointwise(relu), cost=1, samples=...)
+    OpRecord(aten.relu.default, Pointwise(relu), cost=1)
 
 Scalar code is written against an `Emitter`, so the same rule serves whoever builds kernels:
 
@@ -11,9 +11,8 @@ Scalar code is written against an `Emitter`, so the same rule serves whoever bui
         return e.op("maximum", x, e.const(0, x.dtype))
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -277,18 +276,6 @@ Lowering = Pointwise | Reduce | Scan | View | Views | Pieces | Lookup | Scatter 
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One call to try: `op(*args, **kwargs)`."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-# Sample calls with tensors of a dtype; dtypes the operator rejects yield nothing or calls that PyTorch refuses.
-Samples = Callable[[torch.dtype], Iterator[Sample]]
-
-
-@dataclass(frozen=True, slots=True)
 class OpRecord:
     """One operator. `why_not(node)` gives the reason a particular call must stay a library call, or None.
 
@@ -298,6 +285,5 @@ class OpRecord:
     op: torch._ops.OpOverload
     lowering: Lowering
     cost: int
-    samples: Samples | None = None
     why_not: Callable[[fx.Node], str | None] | None = None
     demands: Callable[[fx.Node], tuple[Demand, ...]] | None = None

@@ -5,7 +5,6 @@
 Dims come out normalised, sorted and non-negative; none given means all.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from torch import fx
 
 from smelt.ir.kernel import Reduction
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.promote import widened
-from smelt.ops.record import FoldCall, OpRecord, Reduce, Sample
+from smelt.ops.record import FoldCall, OpRecord, Reduce
 from smelt.ops.registry import register
 
 aten = torch.ops.aten
@@ -68,32 +66,8 @@ def _why_not(node: fx.Node) -> str | None:
     return None
 
 
-def _over_dims(dtype: torch.dtype) -> Iterator[Sample]:
-    for dims in ([0], [1], [-1], [0, 2], [1, 2], [0, 1, 2]):
-        yield Sample((samples.finite(dtype, (3, 2, 4)), dims))
-        yield Sample((samples.finite(dtype, (3, 2, 4)), dims, True))
-    yield Sample((samples.tensor(dtype, (3, 16)), [1]))
-    yield Sample((samples.finite(dtype, (3, 4)).t(), [1]))
-    yield Sample((samples.finite(dtype, (3, 1)), [1]))
-
-
-def _over_dim(dtype: torch.dtype) -> Iterator[Sample]:
-    for sample in _over_dims(dtype):
-        source, dims, *rest = sample.args
-        if len(dims) == 1:
-            yield Sample((source, dims[0], *rest))
-
-
-def _over_all(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample((samples.finite(dtype, (3, 4)),))
-    yield Sample((samples.finite(dtype, (), 3),))
-    yield Sample((samples.finite(dtype, (3, 4)).t(),))
-
-
 def _declare(op: torch._ops.OpOverload, fold: Reduction, dim_name: str | None, divide: bool = False) -> None:
-    single = dim_name is not None and str(op._schema.arguments[1].type) in ("int", "Optional[int]")
-    found = _over_all if dim_name is None else _over_dim if single else _over_dims
-    register(OpRecord(op, Reduce(_reader(fold, dim_name, divide=divide)), 1, found, _why_not))
+    register(OpRecord(op, Reduce(_reader(fold, dim_name, divide=divide)), 1, _why_not))
 
 
 _declare(aten.sum.default, "sum", None)

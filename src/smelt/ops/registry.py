@@ -61,17 +61,6 @@ def all_records() -> list[OpRecord]:
     return sorted(written, key=lambda record: str(record.op))
 
 
-def empty_slots() -> dict[str, list[str]]:
-    """What records lack: slot name → operators. Library calls need no samples: PyTorch runs them."""
-    lacking: dict[str, list[str]] = {"samples": [], "cost": []}
-    for record in all_records():
-        if record.samples is None and not isinstance(record.lowering, LibraryCall):
-            lacking["samples"].append(str(record.op))
-        if record.cost < 0:
-            lacking["cost"].append(str(record.op))
-    return lacking
-
-
 def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:
     """The specs of the tensors a call takes."""
     for argument in node.all_input_nodes:

@@ -5,7 +5,6 @@
     flip(cumsum(flip(x, 1), 1), 1)  →  ScanCall(fold="sum", dim=1, backwards=True): how PyTorch writes the gradient
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from torch import fx
 
 from smelt.ir.kernel import Running
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.promote import widened
-from smelt.ops.record import ROOT, OpRecord, Sample, Scan, ScanCall
+from smelt.ops.record import ROOT, OpRecord, Scan, ScanCall
 from smelt.ops.registry import only_result, register
 
 aten = torch.ops.aten
@@ -61,20 +59,5 @@ def from_the_end(node: fx.Node) -> ScanCall | None:
     return ScanCall(source, found.fold, found.dim, found.dtype, backwards=True)
 
 
-def _along(dtype: torch.dtype) -> Iterator[Sample]:
-    for dim in (0, 1, -1):
-        yield Sample((samples.finite(dtype, (3, 2, 20)), dim))
-    yield Sample((samples.tensor(dtype, (3, 16)), 1))
-    yield Sample((samples.finite(dtype, (3, 4)).t(), 0))
-    yield Sample((samples.finite(dtype, (1, 6)).expand(5, 6), 0))
-    yield Sample((samples.finite(dtype, (3, 1)), 1))
-
-
-def _converted(dtype: torch.dtype) -> Iterator[Sample]:
-    yield from _along(dtype)
-    yield Sample((samples.finite(dtype, (3, 5)), 1), {"dtype": torch.float64})
-
-
 for _op in _FOLDS:
-    _takes_dtype = any(argument.name == "dtype" for argument in _op._schema.arguments)
-    register(OpRecord(_op, Scan(read_scan), ROOT, _converted if _takes_dtype else _along))
+    register(OpRecord(_op, Scan(read_scan), ROOT))

@@ -6,7 +6,7 @@
 Points that meet take turns in the order that eager takes on one thread, so that sums come out as they do there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,22 +14,8 @@ from torch import fx
 
 from smelt.ir.kernel import Reduction
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops import samples
 from smelt.ops.lookups import along_all_but, as_given, from_either_end, read_indices, why_not_index
-from smelt.ops.record import (
-    ROOT,
-    Demand,
-    Emitter,
-    Fetch,
-    LibraryCall,
-    LookupIndex,
-    OpRecord,
-    Sample,
-    Samples,
-    Scalar,
-    Scatter,
-    ScatterCall,
-)
+from smelt.ops.record import ROOT, Demand, Emitter, Fetch, LookupIndex, OpRecord, Scalar, Scatter, ScatterCall
 from smelt.ops.registry import register
 
 aten = torch.ops.aten
@@ -180,104 +166,20 @@ def _embedding_backward(node: fx.Node) -> ScatterCall | str:
     return ScatterCall(None, points, grad, (None, len(points) - 1), emit, (LookupIndex(index, 0),), fold="sum")
 
 
-# Sample calls.
+_READ: dict[torch._ops.OpOverload, Read] = {
+    aten.index_add.default: _by_rows("sum"),
+    aten.index_copy.default: _by_rows(None),
+    aten.index_fill.int_Scalar: _by_rows(None, from_end=True),
+    aten.scatter.src: _one_by_one(),
+    aten.scatter.value: _one_by_one(),
+    aten.scatter_add.default: _one_by_one("sum"),
+    aten.scatter_reduce.two: _one_by_one(),
+    aten.index_put.default: _index_put,
+    aten._index_put_impl.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten.embedding_dense_backward.default: _embedding_backward,
+}
+_RAISES = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)  # left in the graph for that alone
 
-
-def _put(*calls: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]], **named: Any) -> Samples:
-    """Calls on a tensor of 5 × 6 and one that lies the other way round."""
-
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for tensor in (samples.tensor(dtype, (5, 6)), samples.tensor(dtype, (6, 5)).t()):
-            for call in calls:
-                yield Sample(call(tensor, dtype), named)
-
-    return generate
-
-
-def _i(*numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype)
-
-
-_t = samples.tensor
-_ROWS, _COLS = _i(4, 0, 4, 1), _i(5, 1, 1, dtype=torch.int32)
-_ONE_BY_ONE = _i([4, 0, 4], [1, 0, 4])
-
-register(
-    OpRecord(
-        aten.index_add.default,
-        Scatter(_by_rows("sum")),
-        ROOT,
-        _put(lambda x, d: (x, 0, _ROWS, _t(d, (4, 6))), lambda x, d: (x, -1, _COLS, _t(d, (5, 3)))),
-    )
-)
-register(
-    OpRecord(
-        aten.index_copy.default,
-        Scatter(_by_rows(None)),
-        ROOT,
-        _put(lambda x, d: (x, 0, _i(4, 0, 1), _t(d, (3, 6))), lambda x, d: (x, 1, _i(5, 1), _t(d, (5, 2)))),
-    )
-)
-register(
-    OpRecord(
-        aten.index_fill.int_Scalar,
-        Scatter(_by_rows(None, from_end=True)),
-        ROOT,
-        _put(lambda x, d: (x, 0, _i(4, -5, 4), 1), lambda x, d: (x, 1, _i(5, -1), 0)),
-    )
-)
-for _op, _fold in ((aten.scatter.src, None), (aten.scatter_add.default, "sum")):
-    register(
-        OpRecord(
-            _op,
-            Scatter(_one_by_one(_fold)),  # type: ignore[arg-type]
-            ROOT,
-            _put(
-                lambda x, d: (x, 0, _ONE_BY_ONE, _t(d, (3, 4))),
-                lambda x, d: (x, 1, _i([4, 0, 4, 5, 5, 5], [1, 0, 4, 2, 1, 1]), _t(d, (2, 6))),
-            ),
-            demands=_is_place,
-        )
-    )
-register(
-    OpRecord(
-        aten.scatter.value,
-        Scatter(_one_by_one()),
-        ROOT,
-        _put(lambda x, d: (x, 0, _ONE_BY_ONE, 1), lambda x, d: (x, 1, _ONE_BY_ONE, 0)),
-        demands=_is_place,
-    )
-)
-register(
-    OpRecord(
-        aten.scatter_reduce.two,
-        Scatter(_one_by_one()),
-        ROOT,
-        _put(*(lambda x, d, how=how: (x, 0, _ONE_BY_ONE, _t(d, (2, 3)), how) for how in _FOLDS)),
-    )
-)
-for _op in (aten.index_put.default, aten._index_put_impl.default, aten._unsafe_index_put.default):
-    register(
-        OpRecord(
-            _op,
-            Scatter(_index_put, LibraryCall()),
-            ROOT,
-            _put(
-                lambda x, d: (x, [_i(4, -1, 0, 4)], _t(d, (4, 6)), True),
-                lambda x, d: (x, [None, _i([5, -5], [0, 2])], _t(d, (5, 2, 2))),
-                lambda x, d: (x, [_i([4], [0]), _i(1, -2, 3)], _t(d, (3,)), True),
-                lambda x, d: (x, [_i(1, -1, 2), _i(0, 4, 5)], _t(d, ()), True),
-            ),
-        )
-    )
-register(
-    OpRecord(
-        aten.embedding_dense_backward.default,
-        Scatter(_embedding_backward),
-        ROOT,
-        _put(
-            lambda x, d: (x, _i(4, 0, 0, 3, 2), 7, -1, False),
-            lambda x, d: (_t(d, (2, 3, 8)), _i([1, 2, 3], [4, 4, 0], dtype=torch.int32), 5, 4, False),
-        ),
-    )
-)
+for _op, _read in _READ.items():
+    register(OpRecord(_op, Scatter(_read), ROOT, demands=_is_place if _op in _RAISES else None))

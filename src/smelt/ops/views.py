@@ -5,15 +5,13 @@
 A rule returns None where no strides describe the result (a `reshape` that must copy); the fuser then copies.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from smelt.base.sizes import Shape, Size, product
 from smelt.base.varying import known_equal, same_sizes
-from smelt.ops import samples
-from smelt.ops.record import Layout, OpRecord, Sample, Samples, View, Views
+from smelt.ops.record import Layout, OpRecord, View, Views
 from smelt.ops.registry import register
 
 aten = torch.ops.aten
@@ -173,35 +171,29 @@ def unbind(layout: Layout, dim: int = 0) -> list[Layout]:
     return [select(layout, dim, index) for index in range(layout.shape[dim])]
 
 
-def _on(shape: tuple[int, ...], *calls: tuple[Any, ...]) -> Samples:
-    def generate(dtype: torch.dtype) -> Iterator[Sample]:
-        for args in calls:
-            yield Sample((samples.finite(dtype, shape), *args))
+_MOVES: dict[torch._ops.OpOverload, Callable[..., Layout | None]] = {
+    aten.view.default: reshape,
+    aten._unsafe_view.default: reshape,
+    aten.reshape.default: reshape,
+    aten.permute.default: permute,
+    aten.t.default: turn,
+    aten.transpose.int: transpose,
+    aten.expand.default: expand,
+    aten.unsqueeze.default: unsqueeze,
+    aten.squeeze.default: squeeze,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
+    aten.select.int: select,
+    aten.slice.Tensor: cut,
+    aten.diagonal.default: diagonal,
+    aten.unfold.default: unfold,
+    aten.as_strided.default: restride,
+    aten.alias.default: unchanged,
+    aten.detach.default: unchanged,
+}
 
-    return generate
-
-
-def _view(op: torch._ops.OpOverload, move: Callable[..., Layout | None], shape: tuple[int, ...], *calls: Any) -> None:
-    register(OpRecord(op, View(move), 0, _on(shape, *calls)))
-
-
-for _op in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
-    _view(_op, reshape, (2, 3, 4), ([6, 4],), ([2, -1],), ([3, 2, 2, 2],), ([2, 1, 12],), ([24],))
-_view(aten.permute.default, permute, (2, 3, 4), ([2, 0, 1],), ([0, -1, 1],))
-_view(aten.t.default, turn, (2, 3), ())
-_view(aten.transpose.int, transpose, (2, 3, 4), (0, 1), (-1, 1))
-_view(aten.expand.default, expand, (3, 1), ([3, 4],), ([2, -1, 4],), ([2, 3, 1],))
-_view(aten.unsqueeze.default, unsqueeze, (2, 3), (0,), (1,), (-1,))
-_view(aten.squeeze.default, squeeze, (1, 3, 1), ())
-_view(aten.squeeze.dim, squeeze, (1, 3, 1), (0,), (1,), (-1,))
-_view(aten.squeeze.dims, squeeze, (1, 3, 1), ([0, 2],), ([1],))
-_view(aten.select.int, select, (2, 3), (0, 1), (1, -1))
-_view(aten.slice.Tensor, cut, (6, 3), (0, 1, 5), (0, 0, 9223372036854775807, 2), (1, -2))
-_view(aten.diagonal.default, diagonal, (3, 4), (), (1,), (-1, 1, 0))
-_view(aten.unfold.default, unfold, (3, 8), (1, 3, 1), (-1, 2, 3), (0, 3, 1), (1, 8, 2))
-_view(aten.as_strided.default, restride, (3, 4), ([2, 2], [1, 3]), ([5], [2], 1))
-_view(aten.alias.default, unchanged, (2, 3), ())
-_view(aten.detach.default, unchanged, (2, 3), ())
-register(OpRecord(aten.split.Tensor, Views(split), 0, _on((6, 3), (2,), (4,), (1, 1))))
-register(OpRecord(aten.split_with_sizes.default, Views(split), 0, _on((6, 3), ([2, 4],), ([1, 2], 1))))
-register(OpRecord(aten.unbind.int, Views(unbind), 0, _on((2, 3), (), (1,))))
+for _op, _move in _MOVES.items():
+    register(OpRecord(_op, View(_move), 0))
+register(OpRecord(aten.split.Tensor, Views(split), 0))
+register(OpRecord(aten.split_with_sizes.default, Views(split), 0))
+register(OpRecord(aten.unbind.int, Views(unbind), 0))
