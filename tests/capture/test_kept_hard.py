@@ -2,6 +2,7 @@
 """Attacks on kept captures: what a capture relied on that no guard, digest or key tells of, told from eager's answer."""
 
 import builtins
+import math
 import os
 import subprocess
 import sys
@@ -439,6 +440,46 @@ STALE = {
         "#",
         "del sys.modules['kept_p.q']",
     ),
+    "the class that is a member's value": (
+        "import enum\nclass P:\n    k = 2\nclass Q:\n    k = 3\nW = P\nclass E(enum.Enum):\n    A = (W,)\ne = E.A\n"
+        "def program(x):\n    return x * e.value[0].k",
+        "W = P",
+        "W = Q",
+    ),
+    "the class that is the value of a member by its name": (
+        "import enum\nclass P:\n    k = 2\nclass Q:\n    k = 3\nW = P\nclass E(enum.Enum):\n    A = (W,)\n"
+        "def program(x):\n    return x * E['A'].value[0].k",
+        "W = P",
+        "W = Q",
+    ),
+    "what a class of PyTorch's between comes to have": (
+        "from torch.nn.modules.conv import _ConvNd\n_ConvNd.kept_m = lambda self, x: x * 2\n"
+        "vars(nn.Conv2d).get('kept_m') and delattr(nn.Conv2d, 'kept_m')\nclass Net(nn.Conv2d):\n"
+        "    def kept_m(self, x):\n        return super().kept_m(x)\n#\nnet = Net(1, 1, 1)\n"
+        "def program(x):\n    return net.kept_m(x)",
+        "#",
+        "nn.Conv2d.kept_m = lambda self, x: x * 3",
+    ),
+    "a signature": (
+        "import inspect\ndef f(x):\n    return x\n#\ns = t = inspect.signature(f)\n"
+        "def program(x):\n    return x * len(s.parameters) if s is t else x",
+        "#",
+        "def f(x, y=2):\n    return x",
+    ),
+    "a truth value in a set": ("S = {1}\ndef program(x):\n    return x * 2, [str(k) for k in S]", "{1}", "{True}"),
+    "a sign of zero in a set": ("S = {0.0}\ndef program(x):\n    return x * 2, [str(k) for k in S]", "0.0", "-0.0"),
+    "the end of a range": ("R = range(0, 3, 2)\ndef program(x):\n    return x * R.stop", "0, 3, 2", "0, 4, 2"),
+    "two equal strings": (
+        "A = 'abc'\nB = A\ndef program(x):\n    return x * 2 if A is B else x + 1",
+        "B = A",
+        "B = ''.join(['a', 'bc'])",
+    ),
+    "a tensor that says it is a parameter": (
+        "class T(torch.Tensor):\n    pass\nt = torch.ones(2).as_subclass(T)\n#\n"
+        "def program(x):\n    return x * 2 if isinstance(t, nn.Parameter) else x + 1",
+        "#",
+        "t._is_param = True",
+    ),
     "what the process says of itself": (
         "torch.set_warn_always(False)\n#\ndef program(x):\n    return x * 2, torch.is_warn_always_enabled()",
         "#",
@@ -452,6 +493,9 @@ def _as_before() -> Iterator[None]:
     yield
     torch.set_warn_always(False)
     vars(builtins).pop("kept_name", None)
+    for kind in (torch.nn.Conv2d, torch.nn.modules.conv._ConvNd):
+        if "kept_m" in vars(kind):
+            delattr(kind, "kept_m")
     for name in ("kept_one", "kept_two", "kept_p", "kept_p.q"):
         sys.modules.pop(name, None)
 
@@ -479,6 +523,17 @@ def test_a_class_that_changes_between_two_captures(worlds: Worlds) -> None:
     smelt.reset()
     got = CompiledRegion(Plainly()).call(module.program, torch.ones(2, 3))
     assert torch.equal(got, torch.full((2, 3), 3.0))
+
+
+def test_a_function_of_a_library_that_is_replaced(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found under the name is another function, and so is what the names of the program lead to."""
+    text = HEAD + "import math\ndef program(x):\n    return torch.sin(x) * math.sqrt(4)"
+    for module, name, other in ((math, "sqrt", lambda x: x * 7), (math, "sqrt", math.cos), (torch, "sin", torch.cos)):
+        worlds.run(text, given)
+        assert worlds.run(text, given).recalled == 1
+        with monkeypatch.context() as alone:
+            alone.setattr(module, name, other)
+            assert worlds.run(text, given).recalled == 0
 
 
 # What the first process raised, or left to Python with a warning, because it could not be written down.

@@ -108,6 +108,67 @@ dicts_strictly_equal(PyObject *left, PyObject *right)
     return equal;
 }
 
+static bool
+plain_items(PyObject *items)
+{
+    /* Equal strings and integers are alike in every respect; True, 1 and 1.0 are not. */
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        PyObject *item = PyList_GET_ITEM(items, i);
+        if (!PyUnicode_CheckExact(item) && !PyLong_CheckExact(item)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int
+item_is_among(PyObject *item, PyObject *items)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items); i++) {
+        int equal = strictly_equal(item, PyList_GET_ITEM(items, i));
+        if (equal != 0) {
+            return equal;
+        }
+    }
+    return 0;
+}
+
+static int
+sets_strictly_equal(PyObject *left, PyObject *right)
+{
+    int equal = PyObject_RichCompareBool(left, right, Py_EQ);
+    if (equal != 1) {
+        return equal;
+    }
+    PyObject *ours = PySequence_List(left); /* lists of our own: comparing may run code that changes the sets */
+    PyObject *theirs = ours ? PySequence_List(right) : NULL;
+    equal = theirs ? 1 : -1;
+    if (theirs && !(plain_items(ours) && plain_items(theirs))) {
+        for (Py_ssize_t i = 0; equal == 1 && i < PyList_GET_SIZE(ours); i++) {
+            equal = item_is_among(PyList_GET_ITEM(ours, i), theirs);
+        }
+    }
+    Py_XDECREF(ours);
+    Py_XDECREF(theirs);
+    return equal;
+}
+
+static int
+ranges_strictly_equal(PyObject *left, PyObject *right)
+{
+    /* range(0, 3, 2) == range(0, 4, 2), and they end elsewhere. */
+    static const char *const parts[] = {"start", "stop", "step"};
+    int equal = 1;
+    for (int i = 0; equal == 1 && i < 3; i++) {
+        PyObject *a = PyObject_GetAttrString(left, parts[i]);
+        PyObject *b = a ? PyObject_GetAttrString(right, parts[i]) : NULL;
+        equal = b ? strictly_equal(a, b) : -1;
+        Py_XDECREF(a);
+        Py_XDECREF(b);
+    }
+    return equal;
+}
+
 int
 strictly_equal(PyObject *left, PyObject *right)
 {
@@ -124,6 +185,12 @@ strictly_equal(PyObject *left, PyObject *right)
     if (PyComplex_CheckExact(left)) {
         Py_complex a = PyComplex_AsCComplex(left), b = PyComplex_AsCComplex(right);
         return memcmp(&a, &b, sizeof a) == 0;
+    }
+    if (PyAnySet_CheckExact(left)) {
+        return sets_strictly_equal(left, right);
+    }
+    if (Py_IS_TYPE(left, &PyRange_Type)) {
+        return ranges_strictly_equal(left, right);
     }
     bool sequence = PyTuple_CheckExact(left) || PyList_CheckExact(left);
     if (!sequence && !PyDict_CheckExact(left)) {

@@ -113,7 +113,7 @@ def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     wanted = _classes(interp, classes)
     if kind is None:
         raise Unsupported("B008", f"isinstance of {describe(value)}")
-    if (isinstance(value, Object) and not isinstance(value.value, torch.Tensor)) or type(value) is Constant:
+    if isinstance(value, Object) or type(value) is Constant:
         return Constant(any(interp.tree.is_instance(value.value, each) for each in wanted))
     return Constant(any(interp.tree.is_subclass(kind, each) for each in wanted))
 

@@ -77,7 +77,7 @@ class GuardTree:
         """The same for an object. A class that looks at more than the object's class is not asked again."""
         check = static_lookup(type(wanted), "__instancecheck__")
         if check is not type.__instancecheck__ and check is not abc.ABCMeta.__instancecheck__:
-            if not wanted.__module__.startswith("torch."):
+            if isinstance(real, torch.Tensor) or not wanted.__module__.startswith("torch."):
                 self.transient = f"what {wanted.__qualname__} says of its instances"
             return isinstance(real, wanted)
         if real.__class__ is not type(real):

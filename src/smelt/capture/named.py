@@ -14,6 +14,7 @@ unless this module knows all that is in them: `Transient` says so, and what depe
 import enum
 import functools
 import hashlib
+import inspect
 import os
 import sys
 import types
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from smelt.capture.guards import ABSENT
-from smelt.ir.plain import decode, encode
+from smelt.ir.plain import encode
 
 Form = list[Any]
 
@@ -39,8 +40,11 @@ _DESCRIPTORS = (
     types.MemberDescriptorType,
     types.ClassMethodDescriptorType,
 )
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 # Of these, an equal one is as good: nothing can be told of one that cannot be told of the other.
 EQUAL = (*_PLAIN, list, dict, set, torch.finfo, torch.iinfo, types.UnionType)
+# Made in Python, but capture takes one that it knows by identity for what it is, and asks for nothing in it.
+_ON_TRUST = (inspect.Signature, inspect.Parameter)
 # Types of Python's own that have a name where they are not found.
 _NAMELESS = {
     each.__qualname__: each for each in vars(types).values() if isinstance(each, type) and each.__module__ == "builtins"
@@ -109,7 +113,7 @@ def _form(real: Any, names: Names) -> Form:
     if kind in _DESCRIPTORS:
         if real.__objclass__.__dict__.get(real.__name__) is not real:
             raise Transient(f"{real.__qualname__} is not found under its name")
-        return ["descriptor", names.number(real.__objclass__), real.__name__]
+        return ["descriptor", names.number(real.__objclass__), real.__name__, *_title(real)]
     if kind is types.BuiltinFunctionType:
         return _builtin(real, names)
     if kind is dict and (owner := _module_of(real)) is not None:
@@ -124,9 +128,9 @@ def _form(real: Any, names: Names) -> Form:
         return ["info", kind.__name__, str(real.dtype).removeprefix("torch.")]
     if kind is types.UnionType:
         return ["union", *map(names.number, real.__args__)]
-    if kind is torch._ops.OpOverload or kind is torch._ops.OpOverloadPacket:
+    if kind in _OPERATORS:
         return _operator(real)
-    if kind is object or _is_made_in_python(kind):
+    if kind is object or (_is_made_in_python(kind) and kind not in _ON_TRUST):
         return ["object", names.number(kind)]
     raise Transient(f"a {kind.__module__}.{kind.__qualname__} is told by no name")
 
@@ -135,8 +139,13 @@ def _builtin(real: Any, names: Names) -> Form:
     name: str = real.__name__
     for owner in (real.__self__, sys.modules.get(real.__module__ or "")):
         if isinstance(owner, types.ModuleType | type) and vars(owner).get(name) is real:
-            return ["builtin", names.number(owner), name]
+            return ["builtin", names.number(owner), name, *_title(real)]
     raise Transient(f"{real.__qualname__} is not found under its name")
+
+
+def _title(real: Any) -> list[Any]:
+    """What a function or descriptor of C's says of itself: the program may have put another in its place."""
+    return [type(real).__name__, real.__qualname__, getattr(real, "__module__", None)]
 
 
 def _operator(real: Any) -> Form:
@@ -230,8 +239,11 @@ def _print_of(kind: type) -> str:
     if known is None:
         text = f"{kind.__module__}.{kind.__qualname__}"
         file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
-        if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE and not is_library(file or ""):
-            text += " ".join(f"{name}={_entry_text(name, found)}" for name, found in sorted(vars(kind).items()))
+        if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
+            if is_library(file or ""):  # but for what the program adds to it
+                text += " ".join(sorted(vars(kind)))
+            else:
+                text += " ".join(f"{name}={_entry_text(name, found)}" for name, found in sorted(vars(kind).items()))
         known = _prints[id(kind)] = kind, text
     return known[1]
 
@@ -249,7 +261,16 @@ def _entry_text(name: str, found: Any) -> str:
 
 
 def _plainly(found: Any) -> str:
-    return str(encode(found, lambda other: ["#", f"{type(other).__module__}.{type(other).__qualname__}"]))
+    return str(encode(found, lambda other: ["#", _kind_text(other)]))
+
+
+def _kind_text(real: Any) -> str:
+    """Classes, and what is written with them, by name, as they can be read; else only of which kind it is."""
+    if isinstance(real, types.GenericAlias | types.UnionType):
+        return repr(real)
+    if isinstance(real, type) and not _is_there(real):
+        raise Transient(f"{real.__qualname__} is not found under its name")
+    return f"class {real.__module__}.{real.__qualname__}" if isinstance(real, type) else type(real).__qualname__
 
 
 @functools.lru_cache(maxsize=4096)
@@ -291,12 +312,12 @@ def find(form: Form, reals: list[Any]) -> Any:
     if kind == "names":
         return sys.modules if form[1] == "sys.modules" else vars(_there(sys.modules.get(form[1]), form[1]))
     if kind == "descriptor" or kind == "builtin":
-        owner = reals[form[1]]
-        return ABSENT if owner is ABSENT else _there(vars(owner).get(form[2]), form[2])
+        return ABSENT if reals[form[1]] is ABSENT else _in_place(form, vars(reals[form[1]]).get(form[2]))
     if kind == "member":
-        return ABSENT if reals[form[1]] is ABSENT else _member(form, reals)
+        return ABSENT if reals[form[1]] is ABSENT else _there(reals[form[1]].__members__.get(form[2]), form[2])
     if kind == "operator":
-        return _there(_operator_at(form[1:]), form[-1])
+        found = _there(_operator_at(form[1:]), form[-1])
+        return found if type(found) in _OPERATORS and _operator(found) == form else _there(None, form[-1])
     if kind == "info":
         return getattr(torch, form[1])(getattr(torch, form[2]))
     if kind == "union":
@@ -305,13 +326,10 @@ def find(form: Form, reals: list[Any]) -> Any:
     return ABSENT
 
 
-def _member(form: Form, reals: list[Any]) -> Any:
-    def known(part: Any) -> Any:
-        return reals[part[1]]
-
-    found = _there(reals[form[1]].__members__.get(form[2]), form[2])
-    if encode(found.value, lambda real: ["#"]) != encode(decode(form[3], known), lambda real: ["#"]):
-        raise Transient(f"{found} is another")
+def _in_place(form: Form, found: Any) -> Any:
+    """A function or descriptor of C's, unless the program has put another in its place."""
+    if type(found) not in (types.BuiltinFunctionType, *_DESCRIPTORS) or _title(found) != form[3:]:
+        raise Transient(f"{form[2]} is another")
     return found
 
 

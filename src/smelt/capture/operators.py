@@ -344,6 +344,7 @@ def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
 
 
 _SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented))
+_REPEATABLE = (int, str, bytes, range, torch.device)  # of these there may be two that are equal
 
 
 def identical(interp: Interpreter, left: Value, right: Value) -> bool:
@@ -353,11 +354,11 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if isinstance(left, Constant) and isinstance(right, Constant):
         if python_type(left) is not python_type(right) or left.value != right.value:
             return False
-        if left.value is right.value and (
-            isinstance(left.value, _SINGLETONS) or not isinstance(left.value, float | complex)
-        ):
-            return True
-        raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
+        if left.value is not right.value or isinstance(left.value, float | complex):
+            raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
+        if isinstance(left.value, _REPEATABLE) and type(left.value) is not bool:
+            _rely_on_identity(interp, left, right)
+        return True
     if (isinstance(left, Text) or isinstance(right, Text)) and not any(_is_singleton(each) for each in (left, right)):
         raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
@@ -377,6 +378,14 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
         return same
     raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+
+
+def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
+    """That equal values are one object, here and at each call; another process may have two."""
+    interp.tree.transient = "two equal values being one object"
+    for value in values:
+        if value.source is not None:
+            value.source.check(("is", value.value))  # type: ignore[attr-defined]
 
 
 def _is_singleton(value: Value) -> bool:

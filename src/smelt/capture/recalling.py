@@ -173,6 +173,8 @@ class Loading:
         self.reals[number] = real
         if self.forms[number][0] == "function":
             self._bind(["#", self.forms[number][5]], real.__globals__)
+        elif self.forms[number][0] == "member":
+            self._bind(self.forms[number][3], real.value)
         if self.forms[number][0] != "plain" and self._numbers.setdefault(id(real), number) != number:
             raise Transient("what were two objects is one")
 
