@@ -401,9 +401,6 @@ SAMPLES: dict[Any, Samples] = {
     **_each("unfold", _on((3, 8), (1, 3, 1), (-1, 2, 3), (0, 3, 1), (1, 8, 2))),
     **_each("as_strided", _on((3, 4), ([2, 2], [1, 3]), ([5], [2], 1))),
     **_each("alias detach", _on((2, 3), ())),
-    **_each("split.Tensor", _on((6, 3), (2,), (4,), (1, 1))),
-    **_each("split_with_sizes", _on((6, 3), ([2, 4],), ([1, 2], 1))),
-    **_each("unbind.int", _on((2, 3), (), (1,))),
     # Tensors side by side.
     **_each("cat", _joins),
     **_each(

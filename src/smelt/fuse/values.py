@@ -49,7 +49,6 @@ from smelt.ops.record import (
     Scatter,
     ScatterCall,
     View,
-    Views,
 )
 from smelt.ops.registry import is_dense, only_result, record_of, why_not_lower
 from smelt.ops.views import expand, squeeze
@@ -333,10 +332,6 @@ class _Lowerer:
             self._library(node, record, why)
         elif isinstance(record.lowering, View):
             self._view(node, record.lowering)
-        elif isinstance(record.lowering, Views):
-            base: Ref = self.refs[node.args[0]]  # type: ignore[index]
-            layouts = record.lowering.move(base.layout, *node.args[1:], **node.kwargs)
-            self.refs[node] = [Ref(base.value, layout) for layout in layouts]
         elif isinstance(record.lowering, Pointwise):
             self._pointwise(node, record)
         elif isinstance(record.lowering, Reduce):

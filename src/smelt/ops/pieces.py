@@ -15,7 +15,7 @@ from torch import fx
 
 from smelt.base.varying import is_varying, known_equal, same_sizes
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Scan, View, Views
+from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Scan, View
 from smelt.ops.registry import record_of, register, why_not_lower
 from smelt.ops.views import bound
 
@@ -35,7 +35,7 @@ def is_computed(node: fx.Node) -> bool:
     """Whether a node is computed point by point, whatever is looked at of it."""
     while node.op == "call_function" and node.target is not operator.getitem:
         lowering = record_of(node.target).lowering
-        if not isinstance(lowering, View | Views):
+        if not isinstance(lowering, View):
             return isinstance(lowering, Pointwise | Pieces) and why_not_lower(node) is None
         source = node.args[0]
         assert isinstance(source, fx.Node)
@@ -54,7 +54,7 @@ def why_not_read_in_kernels(node: fx.Node) -> str | None:
                 if why_not_lower(user) is not None:
                     return "is wanted in memory"
                 continue
-            if not isinstance(lowering, View | Views):
+            if not isinstance(lowering, View):
                 return "is wanted in memory"
         if (why := why_not_read_in_kernels(user)) is not None:
             return why

@@ -128,13 +128,6 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
-    """Several views of one tensor (`split`, `unbind`): as `View`, with a list of layouts."""
-
-    move: Callable[..., Sequence[Layout]]
-
-
-@dataclass(frozen=True, slots=True)
 class LibraryCall:
     """Left to ATen. `out` is the variant that writes into given memory, `into` the names of its out arguments; `why`
     says what speaks against a kernel, after "it". With `template`, the first tensor only lends its shape and dtype:
@@ -272,7 +265,7 @@ class Pieces:
     otherwise: LibraryCall = LibraryCall()
 
 
-Lowering = Pointwise | Reduce | Scan | View | Views | Pieces | Lookup | Scatter | LibraryCall
+Lowering = Pointwise | Reduce | Scan | View | Pieces | Lookup | Scatter | LibraryCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import fx
 
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
 from smelt.ops.promote import KERNEL_DTYPES
-from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View, Views
+from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
@@ -83,7 +83,7 @@ def why_not_lower(node: fx.Node) -> str | None:
     record = record_of(node.target)
     if isinstance(record.lowering, LibraryCall):
         return record.lowering.why
-    if isinstance(record.lowering, View | Views):
+    if isinstance(record.lowering, View):
         return record.why_not(node) if record.why_not else None
     result = only_result(node)
     if result is None:

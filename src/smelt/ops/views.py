@@ -11,7 +11,7 @@ import torch
 
 from smelt.base.sizes import Shape, Size, product
 from smelt.base.varying import known_equal, same_sizes
-from smelt.ops.record import Layout, OpRecord, View, Views
+from smelt.ops.record import Layout, OpRecord, View
 from smelt.ops.registry import register
 
 aten = torch.ops.aten
@@ -154,23 +154,6 @@ def unchanged(layout: Layout) -> Layout:
     return layout
 
 
-def split(layout: Layout, size: int | Sequence[int], dim: int = 0) -> list[Layout]:
-    dim %= len(layout.shape)
-    extent = layout.shape[dim]
-    if isinstance(size, int):
-        count = int((extent + size - 1) // size)  # as many as the graph has
-        size = [min(size, extent - number * size) for number in range(count)] or [0]
-    pieces, at = [], 0
-    for length in size:
-        pieces.append(cut(layout, dim, at, at + length))
-        at += length
-    return pieces
-
-
-def unbind(layout: Layout, dim: int = 0) -> list[Layout]:
-    return [select(layout, dim, index) for index in range(layout.shape[dim])]
-
-
 _MOVES: dict[torch._ops.OpOverload, Callable[..., Layout | None]] = {
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
@@ -194,6 +177,3 @@ _MOVES: dict[torch._ops.OpOverload, Callable[..., Layout | None]] = {
 
 for _op, _move in _MOVES.items():
     register(OpRecord(_op, View(_move), 0))
-register(OpRecord(aten.split.Tensor, Views(split), 0))
-register(OpRecord(aten.split_with_sizes.default, Views(split), 0))
-register(OpRecord(aten.unbind.int, Views(unbind), 0))
