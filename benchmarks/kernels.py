@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.ir.text import parse_kernel
+from tests.kernel_text import parse_kernel
 
 HEAD = "kernel {name} rows(i:{rows}) cols(j:{cols})\n in x: f32[{total}]\n"
 

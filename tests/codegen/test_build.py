@@ -19,10 +19,10 @@ from smelt.device import Target, find, names, register
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
 from tests.codegen.test_scalars import CASES, kernel_of
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 KERNEL = parse_kernel(sized(SOFTMAX, 6, 13))
 

@@ -9,9 +9,9 @@ from smelt.codegen import build, cpu, schedule
 from smelt.codegen.layout import Layout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen.test_kernels import same_as_reference
 from tests.ir.kernels import SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "shared out"])

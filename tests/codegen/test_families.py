@@ -12,9 +12,9 @@ from smelt.codegen import build, compile_kernels
 from smelt.codegen.families import families
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 UPDATE = """kernel update rows() cols(j:{n})
   in rate: f64[1]

@@ -33,9 +33,9 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 
 def filled(buffer: Buffer, seed: int) -> torch.Tensor:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from smelt.base.sizes import contiguous_stride, product
 from smelt.codegen import schedule
 from smelt.ir.kernel import Axis, Buffer, Cast, Compute, Index, Instruction, Kernel, Load, Role, Stage, Store
-from smelt.ir.text import parse_kernel
 from tests.codegen.test_kernels import same_as_reference
+from tests.kernel_text import parse_kernel
 
 DTYPES = [
     torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16,

@@ -15,9 +15,9 @@ from smelt.codegen.layout import Layout
 from smelt.codegen.online import BLOCK, REFERENCES, WORTH
 from smelt.codegen.schedule import Plan
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen import test_kernels, test_sizes
 from tests.ir.kernels import SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 INF, NAN = float("inf"), float("nan")
 LOWEST = torch.finfo(torch.float32).min

@@ -11,9 +11,10 @@ from smelt.codegen.pairs import paired
 from smelt.device import find
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel, Load
-from smelt.ir.text import format_kernel, parse_kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.test_kernels import filled, kernels, same_as_reference
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_text import parse_kernel
 
 
 def same_meaning(kernel: Kernel, other: Kernel) -> None:

@@ -11,8 +11,8 @@ from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS, ScalarOp, kind_of
 from smelt.ir.tensorspec import short_name
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
+from tests.kernel_text import parse_kernel
 
 FLOATS = (torch.float32, torch.float64)
 NARROW = (torch.bfloat16, torch.float16)

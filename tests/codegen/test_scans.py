@@ -9,8 +9,9 @@ from smelt.ir.check import check_kernel
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
-from smelt.ir.text import format_kernel, parse_kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.running import run
+from tests.kernel_text import parse_kernel
 
 ALONG_ROWS = """
 kernel along rows(i:{rows}) cols(j:{cols})

@@ -10,8 +10,9 @@ from smelt.codegen import compile_kernels, schedule
 from smelt.device import find
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import format_kernel, parse_kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.running import call
+from tests.kernel_text import parse_kernel
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import torch
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.codegen.signs import never_positive
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
 from tests.codegen.test_math import sample
 from tests.codegen.ulps import bounds, errors
+from tests.kernel_text import parse_kernel
 
 HEAD = "kernel k rows(i:3) cols(j:40)\n in x: f32[120]\n in z: f32[120]\n out y: f32[120]\n scratch s: f32[40]\n"
 FIRST = " loop:\n v = load x[40*i + j]\n"

@@ -14,9 +14,10 @@ from smelt.ir.check import check_kernel
 from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel, Role
 from smelt.ir.resize import resized
-from smelt.ir.text import format_kernel, parse_kernel
+from smelt.ir.text import format_kernel
 from tests.codegen.running import call, run
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX
+from tests.kernel_text import parse_kernel
 
 TURNED = """
 kernel turned rows(i:s0) cols(j:s1)

@@ -9,8 +9,8 @@ from smelt.codegen import build, cpu, schedule
 from smelt.codegen.schedule import Split
 from smelt.device import Target, find, register
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen.test_kernels import same_as_reference
+from tests.kernel_text import parse_kernel
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import torch
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.ir.kernel import Kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import call
+from tests.kernel_text import parse_kernel
 
 Tensor = torch.Tensor
 WRONG = float("inf")

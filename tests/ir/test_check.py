@@ -12,7 +12,7 @@ from smelt.ir.check import check_program as check_whole
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.ir.text import parse_kernel
+from tests.kernel_text import parse_kernel
 
 GOOD = """
 kernel good rows(i:4) cols(j:8)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from smelt.base.errors import SpecError
 from smelt.ir.kernel import (
-    REDUCTIONS,
     Accumulate,
     Axis,
     Buffer,
@@ -23,10 +22,11 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
-from smelt.ir.text import format_constant, format_index, format_kernel, format_program, parse_index, parse_kernel
+from smelt.ir.text import format_constant, format_index, format_kernel, format_program
 from tests.golden import golden
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.ir.test_check import GOOD, PROGRAM
+from tests.kernel_text import REDUCTIONS, parse_index, parse_kernel
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 SIZES = st.integers(-(2**40), 2**40)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.ir.interpret import run_kernel
-from smelt.ir.text import parse_kernel
 from tests.codegen.running import run
 from tests.fuse.running import fused
+from tests.kernel_text import parse_kernel
 
 ROWS, APART = 130, 1 << 24
 

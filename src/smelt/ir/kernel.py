@@ -39,7 +39,6 @@ import torch
 from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too
 

@@ -1,4 +1,4 @@
-"""Kernels and programs as text, and kernels back from it.
+"""Kernels and programs as text.
 
     kernel add rows() cols(j:8)
       in x: f32[8]
@@ -9,28 +9,19 @@
         b = add a, one : f32
         store y[j] = b
 
-`parse_kernel(format_kernel(kernel)) == kernel`. An index is written `1024*i + j - 3`; a stage is `loop:` or `row:`.
-Where sizes vary they are expressions over named ones, `rows(i:s0)`, `x[(4*s0 + 1)*i + j]`, and whoever reads such a
-text says what the names are in the example: `parse_kernel(text, {"s0": 7})`.
+An index is written `1024*i + j - 3`; a stage is `loop:` or `row:`. Where sizes vary they are expressions over named
+ones: `rows(i:s0)`, `x[(4*s0 + 1)*i + j]`. Nothing of a kernel is left out: tests read it back (`tests/kernel_text.py`).
 Golden tests, `SMELT_LOGS=kernels` and the messages of `ir.check` all use this form.
 """
 
-import ast
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-import torch
-
-from smelt.base.errors import SpecError
 from smelt.base.sizes import Size
-from smelt.base.symbols import ZERO, Expression, Symbol, World
-from smelt.base.varying import is_varying, varying
+from smelt.base.varying import is_varying
 from smelt.ir.kernel import (
-    REDUCTIONS,
     Accumulate,
     Axis,
-    Buffer,
     Cast,
     Compute,
     Const,
@@ -41,12 +32,8 @@ from smelt.ir.kernel import (
     Load,
     Position,
     Reduce,
-    Reduction,
-    Role,
-    Running,
     Scan,
     Scatter,
-    Stage,
     Store,
 )
 from smelt.ir.program import Library, Operand, Output, Place, Program, ProgramBuffer
@@ -134,232 +121,7 @@ def format_kernel(kernel: Kernel) -> str:
     return "\n".join(line for _, line in kernel_lines(kernel))
 
 
-# Reading back. Patterns are compiled when something is read: compiling programs only writes.
-
-_NAME = r"[A-Za-z_][\w.]*"
-_HEADER = rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)"
-_AXIS = rf"({_NAME}):(.+)"
-_BUFFER = rf"(in|out|inout|scratch) ({_NAME}): (\w+)\[(.+)\]"
-_TERM = rf"([+-]?)(?:(\d+)\*)?({_NAME}|\d+)"
-_STORE = rf"store ({_NAME})\[([^\]]*)\] = ({_NAME})"
-_ACCUMULATE = rf"accumulate (\w+) ({_NAME})\[([^\]]*)\] = ({_NAME})"
-_LOAD = rf"load ({_NAME})\[([^\]]*)\]"
-_SCATTER = rf"scatter (\w+) ({_NAME})\[([^\]]*)\] by (.+) = ({_NAME})"
-_GATHER = rf"gather ({_NAME})\[([^\]]*)\] by (.+)"
-_REACH = rf"(-?\d+|\(.+\))\*({_NAME}) below (.+)"
-_REDUCE = rf"reduce (\w+) ({_NAME})"
-_SCAN = rf"scan (\w+) ({_NAME}) along ({_NAME})( backwards)?"
-_TYPED = r"(\w+) (.*) : (\w+)"
-
-_DTYPES: dict[str, torch.dtype] = {
-    short_name(dtype): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-    )
-}  # fmt: skip
-
-
-def parse_kernel(text: str, sizes: Mapping[str, int] | None = None) -> Kernel:
-    """The kernel that `text` describes; `SpecError` names the line that is no part of the form.
-
-    `sizes` are those that vary by name, with their values in the example.
-    """
-    world = World() if sizes else None
-    for name, example in (sizes or {}).items():
-        assert world is not None
-        world.symbol(name, example)
-    return _Parser(world).kernel(text)
-
-
-class _Parser:
-    """Reads sizes as expressions over the symbols of a world, or as plain numbers where there is none."""
-
-    def __init__(self, world: World | None) -> None:
-        self.world = world
-        self.symbols = {symbol.text: symbol for symbol in world.symbols} if world is not None else {}
-
-    def kernel(self, text: str) -> Kernel:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        header = re.fullmatch(_HEADER, lines[0]) if lines else None
-        if header is None:
-            raise SpecError("SM022", f"not a kernel: {lines[0] if lines else 'empty text'!r}")
-        buffers: list[Buffer] = []
-        stages: list[tuple[bool, list[Instruction]]] = []
-        for line in lines[1:]:
-            if line in ("loop:", "row:"):
-                stages.append((line == "loop:", []))
-            elif not stages:
-                buffers.append(self._buffer(line))
-            else:
-                stages[-1][1].append(self._instruction(line))
-        return Kernel(
-            name=header[1],
-            rows=self._axes(header[2]),
-            cols=self._axes(header[3]),
-            buffers=tuple(buffers),
-            stages=tuple(Stage(loop, tuple(body)) for loop, body in stages),
-        )
-
-    def _axes(self, text: str) -> tuple[Axis, ...]:
-        parts = [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
-        matches = [_need(re.fullmatch(_AXIS, part), "an axis", part) for part in parts]
-        return tuple(Axis(match[1], self.size(match[2], f"{match[1]}:{match[2]}", "an axis")) for match in matches)
-
-    def _buffer(self, text: str) -> Buffer:
-        match = _need(re.fullmatch(_BUFFER, text), "a buffer", text)
-        return Buffer(match[2], _parse_dtype(match[3]), self.size(match[4], text, "a buffer"), Role(match[1]))
-
-    def size(self, text: str, whole: str, what: str) -> Size:
-        """A number, or an expression over sizes that vary."""
-        if text.isdigit():
-            return int(text)
-        if self.world is None:
-            raise SpecError("SM022", f"not {what}: {whole!r}")
-        return cast(Size, varying(self.world, self._expression(text, whole, what)))
-
-    def _expression(self, text: str, whole: str, what: str, axes: Mapping[str, Symbol] | None = None) -> Expression:
-        try:
-            return self._value(ast.parse(text, mode="eval").body, {**self.symbols, **(axes or {})})
-        except (SyntaxError, KeyError):
-            raise SpecError("SM022", f"not {what}: {whole!r}") from None
-
-    def _value(self, node: ast.expr, names: Mapping[str, Symbol]) -> Expression:
-        assert self.world is not None
-        match node:
-            case ast.Constant(value=int(value)):
-                return Expression.of(value)
-            case ast.Name(id=name):
-                return Expression.of(names[name])
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self._value(operand, names)
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATIONS[type(op)](self.world, self._value(left, names), self._value(right, names))
-            case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[left, right]):
-                return self.world.apply(name, self._value(left, names), self._value(right, names))
-        raise KeyError(ast.dump(node))
-
-    def index(self, text: str) -> Index:
-        if self.world is None:
-            return parse_index(text)
-        taken = set(self.symbols)
-        axes = {name: Symbol(name, 2) for name in re.findall(_NAME, text) if name not in {*taken, "max", "min"}}
-        terms = dict.fromkeys(axes, ZERO)
-        offset = ZERO
-        for monomial, factor in self._expression(text, text, "an index", axes).terms.items():
-            named = [atom for atom in monomial if atom.text in axes]
-            rest = tuple(atom for atom in monomial if atom.text not in axes)
-            if len(named) > 1:
-                raise SpecError("SM022", f"not an index: {text!r}")
-            part = Expression({rest: factor})
-            if named:
-                terms[named[0].text] += part
-            else:
-                offset += part
-        sizes = [(name, varying(self.world, stride)) for name, stride in terms.items()]
-        return Index(tuple(sizes), varying(self.world, offset))
-
-    def _reaches(self, text: str, whole: str) -> tuple[tuple[str, Size, Size], ...]:
-        parts = re.split(r", (?=(?:-?\d+|\(.+\))\*)", text)
-        return tuple(self._reach(part, whole) for part in parts)
-
-    def _reach(self, text: str, whole: str) -> tuple[str, Size, Size]:
-        match = _need(re.fullmatch(_REACH, text), "an instruction", whole)
-        stride = int(match[1]) if re.fullmatch(r"-?\d+", match[1]) else self.size(match[1], whole, "an instruction")
-        return match[2], stride, self.size(match[3], whole, "an instruction")
-
-    def _constant(self, text: str) -> float | int | bool:
-        if self.world is not None and set(re.findall(_NAME, text)) & set(self.symbols):
-            return self.size(text, text, "a constant")
-        return _parse_constant(text)
-
-    def _instruction(self, text: str) -> Instruction:
-        if match := re.fullmatch(_STORE, text):
-            return Store(match[1], self.index(match[2]), match[3])
-        if match := re.fullmatch(_ACCUMULATE, text):
-            return Accumulate(match[2], _parse_reduction(match[1]), self.index(match[3]), match[4])
-        if match := re.fullmatch(_SCATTER, text):
-            fold = None if match[1] == "last" else _parse_reduction(match[1])
-            return Scatter(match[2], fold, self.index(match[3]), self._reaches(match[4], text), match[5])
-        out, equals, rest = text.partition(" = ")
-        if not equals or not re.fullmatch(_NAME, out):
-            raise SpecError("SM022", f"not an instruction: {text!r}")
-        if match := re.fullmatch(_LOAD, rest):
-            return Load(out, match[1], self.index(match[2]))
-        if match := re.fullmatch(_GATHER, rest):
-            return Gather(out, match[1], self.index(match[2]), self._reaches(match[3], text))
-        if match := re.fullmatch(_REDUCE, rest):
-            return Reduce(out, _parse_reduction(match[1]), match[2])
-        if match := re.fullmatch(_SCAN, rest):
-            return Scan(out, _parse_running(match[1]), match[2], match[3], match[4] is not None)
-        if rest.startswith("position "):
-            return Position(out, self.index(rest.removeprefix("position ")))
-        match = _need(re.fullmatch(_TYPED, rest), "an instruction", text)
-        dtype = _parse_dtype(match[3])
-        if match[1] == "const":
-            return Const(out, self._constant(match[2]), dtype)
-        if match[1] == "cast":
-            return Cast(out, match[2], dtype)
-        return Compute(out, match[1], tuple(part.strip() for part in match[2].split(",")), dtype)
-
-
-_OPERATIONS: dict[type, Callable[[World, Expression, Expression], Expression]] = {
-    ast.Add: lambda world, left, right: left + right,
-    ast.Sub: lambda world, left, right: left - right,
-    ast.Mult: lambda world, left, right: left * right,
-    ast.FloorDiv: lambda world, left, right: world.apply("//", left, right),
-    ast.Mod: lambda world, left, right: world.apply("%", left, right),
-}
-
-
-def _need(found: re.Match[str] | None, what: str, text: str) -> re.Match[str]:
-    if found is None:
-        raise SpecError("SM022", f"not {what}: {text!r}")
-    return found
-
-
-def _parse_dtype(text: str) -> torch.dtype:
-    if text not in _DTYPES:
-        raise SpecError("SM022", f"not a dtype: {text!r}", hint="choose from " + ", ".join(_DTYPES))
-    return _DTYPES[text]
-
-
-def parse_index(text: str) -> Index:
-    """`"8*i - j + 3"` → `Index((("i", 8), ("j", -1)), 3)`."""
-    terms: list[tuple[str, int]] = []
-    offset = 0
-    rest = text.replace(" ", "")
-    while rest:
-        match = _need(re.match(_TERM, rest), "an index", text)
-        rest = rest[match.end() :]
-        sign = -1 if match[1] == "-" else 1
-        if match[3].isdigit():
-            offset += sign * int(match[2] or 1) * int(match[3])
-        else:
-            terms.append((match[3], sign * int(match[2] or 1)))
-    return Index(tuple(terms), offset)
-
-
-def _parse_constant(text: str) -> float | int | bool:
-    if text in ("true", "false"):
-        return text == "true"
-    try:
-        return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
-    except ValueError:
-        raise SpecError("SM022", f"not a constant: {text!r}") from None
-
-
-def _parse_reduction(text: str) -> Reduction:
-    if text not in REDUCTIONS:
-        raise SpecError("SM022", f"not a reduction: {text!r}", hint="choose from " + ", ".join(REDUCTIONS))
-    return cast(Reduction, text)
-
-
-def _parse_running(text: str) -> Running:
-    return "logaddexp" if text == "logaddexp" else _parse_reduction(text)
-
-
-# Programs. They hold operators and tensors, so they are shown and not read back.
+# Programs.
 
 
 def format_program(program: Program) -> str:
@@ -408,5 +170,3 @@ def _format_value(value: Output | Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_format_value(item) for item in value)}]"
     return str(value)
-
-
