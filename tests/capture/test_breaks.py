@@ -71,21 +71,17 @@ def test_while_on_a_tensor() -> None:
     assert len(runner.graphs) <= 3
 
 
-@pytest.mark.parametrize("name", ["item", "tolist", "bool", "int", "float", "numpy", "grad", "nonzero", "mask"])
+@pytest.mark.parametrize("name", ["tolist", "bool", "int", "numpy", "grad", "nonzero", "mask"])
 def test_data_of_a_tensor(name: str) -> None:
     def f(x):
         y = x * 2
         z: Any = y.sum()
-        if name == "item":
-            z = z.item()
-        elif name == "tolist":
+        if name == "tolist":
             z = y.tolist()
         elif name == "bool":
             z = bool(z)
         elif name == "int":
             z = int(z)
-        elif name == "float":
-            z = float(z)
         elif name == "numpy":
             z = y.numpy().sum().item()
         elif name == "grad":

@@ -23,6 +23,7 @@ from smelt.capture.attributes import (
     plain_store,
     store_attribute,
 )
+from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.function_calls import FUNCTION_CALLS
 from smelt.capture.guards import ABSENT, static_lookup
@@ -49,6 +50,7 @@ from smelt.capture.operators import (
 )
 from smelt.capture.polyfills import greatest, least, logs, reversed_
 from smelt.capture.values import (
+    Awaited,
     Cell,
     Constant,
     Deque,
@@ -266,6 +268,8 @@ def _set(kind: type) -> Builtin:
 def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], Tensor):
         return interp.tensor_call("call_function", operator.abs, args)
+    if isinstance(args[0], Awaited):
+        return arithmetic(abs, args[0])
     if holds_symbols(args[0]):
         if python_type(args[0]) is float:
             return float_of(interp, abs, args[0])
@@ -364,6 +368,8 @@ def _any_all(wanted: bool) -> Builtin:
 def _min_max(function: Any, polyfill: Any) -> Builtin:
     def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
+        if any(isinstance(item, Awaited) for item in items):
+            raise needed()
         if len(items) == 2 and not kwargs and any(map(is_computed, items)):
             return float_of(interp, function, *items)
         if kwargs or not all(map(interp.is_plain, items)) or any(map(holds_symbols, items)):

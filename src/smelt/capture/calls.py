@@ -20,6 +20,7 @@ from smelt import _native
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
+from smelt.capture.awaited import item_of_tensor
 from smelt.capture.backward_calls import BACKWARD_CALLS, require_grad
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
@@ -291,6 +292,8 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
             return receiver
         if real.__name__ == "item" and _keeps_count(interp, receiver):
             return interp.tape.item(receiver, interp.outside.sizes.world)
+        if real.__name__ == "item" and len(args) == 1 and not kwargs:
+            return item_of_tensor(interp, receiver)
         if real.__name__ in TENSOR_BREAKS and not (real.__name__ == "cpu" and receiver.ghost.device.type == "cpu"):
             raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
         if "out" in kwargs:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.awaited import converted, item_of_tensor
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.deque_calls import make_deque
@@ -23,7 +24,18 @@ from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
-from smelt.capture.values import Constant, Instance, Mapping, Method, Object, Partial, Sequence, Value, is_constant
+from smelt.capture.values import (
+    Constant,
+    Instance,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Tensor,
+    Value,
+    is_constant,
+)
 
 _HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
@@ -65,6 +77,11 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
             return in_symbols
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
+    if kind in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return item_of_tensor(interp, args[0], kind)
+    awaited = converted(kind, args)
+    if awaited is not None:
+        return awaited
     if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.outside.fixed(kind(*[interp.plain(value) for value in args], **named))

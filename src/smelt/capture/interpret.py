@@ -22,6 +22,7 @@ from smelt.capture.policy import is_polyfill
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
     HANDLED_OUTSIDE,
+    Awaited,
     Cell,
     Constant,
     Deque,
@@ -424,7 +425,7 @@ class Interpreter:
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
         if isinstance(value, Object) and is_plain_type(value.value):
             return self.outside.pin(value)
-        raise Unsupported("B017", describe(value))
+        raise Unsupported("B004" if isinstance(value, Awaited) else "B017", describe(value))
 
     def is_plain(self, value: Any) -> bool:
         """Whether `plain` would succeed, without guarding anything new."""

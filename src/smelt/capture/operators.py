@@ -12,6 +12,7 @@ import torch
 
 from smelt.base.symint import Formula, apply, meaning
 from smelt.capture.attributes import Missing, attribute_now
+from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, static_lookup
@@ -22,6 +23,7 @@ from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.policy import acts_as_in_eager
 from smelt.capture.values import (
+    Awaited,
     Constant,
     Deque,
     DictView,
@@ -83,6 +85,8 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left symbol right`, in-place forms (`+=`) included."""
     function = BINARY.get(symbol) or INPLACE[symbol]
+    if isinstance(left, Awaited) or isinstance(right, Awaited):
+        return arithmetic(BINARY[symbol.rstrip("=")], left, right)
     if isinstance(left, Number) or isinstance(right, Number):
         if _in_symbols(left, right) and symbol.rstrip("=") in _OF_SIZES:
             return _on_numbers(interp, BINARY[symbol.rstrip("=")], left, right)
@@ -265,6 +269,8 @@ def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value)
 
 def unary(interp: Interpreter, name: str, value: Value) -> Value:
     """`-value`, `+value`, `~value`."""
+    if isinstance(value, Awaited):
+        return arithmetic(UNARY[name], value)
     if isinstance(value, Tensor):
         return interp.tensor_call("call_function", UNARY[name], [value])
     if isinstance(value, Object | Instance):
@@ -278,6 +284,8 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
 
 def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left < right` and its kin."""
+    if isinstance(left, Awaited) or isinstance(right, Awaited):
+        raise needed()
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         if symbol in ("==", "!=") and any(isinstance(v, Constant) and v.value is None for v in (left, right)):
             return Constant(symbol == "!=")
@@ -359,7 +367,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         if isinstance(left.value, _REPEATABLE) and type(left.value) is not bool:
             _rely_on_identity(interp, left, right)
         return True
-    if (isinstance(left, Text) or isinstance(right, Text)) and not any(_is_singleton(each) for each in (left, right)):
+    made_later = isinstance(left, Text | Awaited) or isinstance(right, Text | Awaited)
+    if made_later and not any(_is_singleton(each) for each in (left, right)):
         raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
@@ -396,6 +405,8 @@ def truth(interp: Interpreter, value: Value) -> bool:
     """`bool(value)`."""
     if _in_symbols(value):
         return truth(interp, _on_numbers(interp, operator.ne, value, Constant(0)))
+    if isinstance(value, Awaited):
+        raise needed()
     if isinstance(value, Constant):
         return bool(value.value)
     if isinstance(value, Tensor):

@@ -30,6 +30,7 @@ from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.sizes import computed_from, read_size
 from smelt.capture.source import Source
 from smelt.capture.values import (
+    Awaited,
     Cell,
     Constant,
     Deque,
@@ -503,7 +504,7 @@ def _partial(build: Rebuilder, value: Partial) -> Operand:
     return build.step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
 
 
-def _text(build: Rebuilder, value: Text) -> Operand:
+def _made_of(build: Rebuilder, value: Text | Awaited) -> Operand:
     return build.step(value.make, *map(build.operand, value.parts))
 
 
@@ -528,7 +529,8 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     Super: _super,
     Partial: _partial,
     Object: _object,
-    Text: _text,
+    Text: _made_of,
+    Awaited: _made_of,
     Failure: _failure,
     Trace: _trace,
     Handled: _handled,

@@ -22,6 +22,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.histories import Histories, leaves_of
 from smelt.capture.source import Source
 from smelt.capture.values import (
+    Awaited,
     Constant,
     Mapping,
     Number,
@@ -571,6 +572,8 @@ def _convert(value: Any, of_tensor: Any) -> Any:
         return {key: _convert(item, of_tensor) for key, item in value.items.items()}
     if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
         return value.value
+    if isinstance(value, Awaited):
+        raise Unsupported("B004", "Tensor.item")
     raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
 
 

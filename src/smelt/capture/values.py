@@ -406,6 +406,16 @@ class Text(Value):
 
 
 @dataclass(slots=True, eq=False)
+class Awaited(Value):
+    """A number that a tensor holds, or that Python computes of one: `make` of the real `parts`, once the graph has
+    run."""
+
+    kind: type
+    make: Callable[..., Any]
+    parts: list[Value]
+
+
+@dataclass(slots=True, eq=False)
 class Null(Value):
     """The empty stack slot that PUSH_NULL leaves."""
 
@@ -450,6 +460,8 @@ def describe(value: Any) -> str:
         return repr(value.value)
     if isinstance(value, Tensor):
         return "a tensor"
+    if isinstance(value, Awaited):
+        return "a number that a tensor holds"
     if isinstance(value, Object):
         name = getattr(value.value, "__qualname__", None)
         return str(name) if isinstance(name, str) else f"a {type(value.value).__qualname__}"
@@ -475,7 +487,7 @@ def python_type(value: Value) -> type | None:
         return type(value.known)
     if isinstance(value, Constant | Object):
         return type(value.value)
-    if isinstance(value, Tensor | Sequence | Deque | Mapping | Set | Instance | Joined | Generator):
+    if isinstance(value, Tensor | Awaited | Sequence | Deque | Mapping | Set | Instance | Joined | Generator):
         return value.kind
     if isinstance(value, DictView) and value.mapping.kind is types.MappingProxyType:
         return None

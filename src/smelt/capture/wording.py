@@ -17,6 +17,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
 from smelt.capture.interpret import Interpreter
 from smelt.capture.values import (
+    Awaited,
     Constant,
     Failure,
     Instance,
@@ -44,6 +45,8 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
     if isinstance(value, Text) and how == "__str__":
         return value
+    if isinstance(value, Awaited):
+        return Text(_FUNCTIONS[how], [value])
     if isinstance(value, Tensor) and _words_itself(interp, value):
         return _later(interp, _FUNCTIONS[how], value)
     if isinstance(value, Object) and type(value.value) is type:
@@ -74,6 +77,8 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
         return interp.compute(format, interp.plain(value), spec)
     if isinstance(value, Text) and not spec:
         return value
+    if isinstance(value, Awaited) and (not spec or _REAL_SPEC.fullmatch(spec)):
+        return Text(functools.partial(_format_by, spec), [value])
     if isinstance(value, Tensor) and _words_itself(interp, value) and (not spec or _is_real(value, spec)):
         return _later(interp, functools.partial(_format_by, spec), value)
     kind = python_type(value)
