@@ -96,7 +96,7 @@ def test_import_does_not_load_llvm() -> None:
 
 def test_llvm_errors_are_coded() -> None:
     with pytest.raises(SmeltError, match="SM030: LLVM rejects"):
-        engine.load("define nonsense", find("cpu"))
+        engine.load(["define nonsense"], find("cpu"))
 
 
 def test_unknown_target_names_the_choices() -> None:
@@ -252,3 +252,10 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
         if len(words) > 1 and words[0] in ("bl", "callq", "call", "jmp") and not words[1].startswith((".", "*")):
             called.add(words[1].removesuffix("@PLT"))
     assert {name for name in called if not name.startswith(("k", "smelt."))} <= {"fmodf"}, called
+
+
+def test_a_module_that_llvm_rejects_is_said_also_where_others_are_built_beside_it() -> None:
+    good = "define i64 @seven() {\n ret i64 7\n}"
+    with pytest.raises(SmeltError, match="LLVM rejects"):
+        engine.load([good, "define nonsense", good], find("cpu"))
+    assert len({built.address("seven") for built in engine.load([good, good], find("cpu"))}) == 2

@@ -108,3 +108,15 @@ def test_built_kernels_are_counted_by_bodies() -> None:
     before = events.counters["kernels_built"]
     compile_kernels(_of(UPDATE, (64, 128, 256)), Options())
     assert events.counters["kernels_built"] - before == 1
+
+
+def test_a_family_stays_together_where_modules_are_built_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine bodies in three modules, each in a thread of its own; what they compute is the interpreter's."""
+    monkeypatch.setattr(build, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    others = [replace(parse_kernel(sized(SOFTMAX, 4, n)), name=f"s{n}") for n in range(8, 16)]
+    kernels = [*_of(UPDATE, (64, 100, 1000)), *others]
+    _hold(kernels, 9)
+    compiled = compile_kernels(kernels, Options())
+    assert len({id(each.built) for each in compiled.values()}) == 3
+    assert len({id(compiled[kernel.name].built) for kernel in kernels[:3]}) == 1

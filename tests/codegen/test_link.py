@@ -129,7 +129,7 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch
         raise CannotLink("not today")
 
     monkeypatch.setattr(engine, "link", refuse)
-    built = engine.load("define i64 @seven() {\n ret i64 7\n}", find("cpu"))
+    (built,) = engine.load(["define i64 @seven() {\n ret i64 7\n}"], find("cpu"))
     assert built.image is None
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(built.address("seven"))() == 7
 

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
@@ -49,6 +51,7 @@ class CompiledKernel:
         return module_text([self.kernel], find("cpu"))
 
 
+_WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
 _built: dict[str, list[CompiledKernel]] = {}
 _lock = threading.Lock()
 
@@ -98,37 +101,63 @@ def _key(kernel: Kernel) -> str:
 
 def _build(new: dict[str, Kernel]) -> None:
     target = find("cpu")
-    kernels = list(new.values())
-    bodies, codes = _in_families(kernels, target)
-    alone = [place for place in range(len(kernels)) if place not in codes]
-    events.count("kernels_built", len(bodies) + len(alone))
-    codes |= {place: _code(f"k{place}", kernels[place], target) for place in alone}
-    text = _join([*bodies, *codes.values()])
+    keys, kernels = list(new), list(new.values())
+    units = _units(kernels, target)
+    events.count("kernels_built", len(units))
     if events.wanted("llvm"):
-        events.emit("llvm", text, list(new.values()))
-    built = engine.load(text, target)
+        events.emit("llvm", _text(units), kernels)
+    parts = _divided(units, torch.get_num_threads())
+    for part, built in zip(parts, engine.load([_text(part) for part in parts], target), strict=True):
+        for place, code in (entry for unit in part for entry in unit.entries.items()):
+            kernel, symbol = kernels[place], f"k{place}"
+            buffers = len(kernel.parameters) + bool(code.sizes)
+            address, workspace = built.address(symbol), code.per_thread_workspace
+            made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
+            _built.setdefault(keys[place], []).append(made)
     if events.wanted("asm"):
-        events.emit("asm", lambda: engine.assemble(text, target), list(new.values()))
-    for place, (key, kernel) in enumerate(new.items()):
-        code, symbol = codes[place], f"k{place}"
-        buffers = len(kernel.parameters) + bool(code.sizes)
-        address, workspace = built.address(symbol), code.per_thread_workspace
-        made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
-        _built.setdefault(key, []).append(made)
+        events.emit("asm", lambda: engine.assemble(_text(units), target), kernels)
 
 
-def _in_families(kernels: Sequence[Kernel], target: Target) -> tuple[list[Code], dict[int, Code]]:
-    """The bodies that several of `kernels` share, and by their places the code of those that do."""
-    bodies: list[Code] = []
-    codes: dict[int, Code] = {}
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What has to be in one module: the code of a kernel, or of several by their places and the body they share."""
+
+    entries: dict[int, Code]
+    body: tuple[Code, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
+
+
+def _units(kernels: Sequence[Kernel], target: Target) -> list[_Unit]:
+    units: list[_Unit] = []
     for number, family in enumerate(families(kernels)):
-        bodies.append(_code(f"f{number}", family.body, target))
-        for place, length in family.lengths.items():
-            value, buffers = length - family.more, len(kernels[place].parameters)
-            made = member(f"k{place}", f"f{number}", bodies[-1], value, buffers)
-            if made is not None:
-                codes[place] = made
-    return bodies, codes
+        body = _code(f"f{number}", family.body, target)
+        members = {
+            place: member(f"k{place}", f"f{number}", body, length - family.more, len(kernels[place].parameters))
+            for place, length in family.lengths.items()
+        }
+        units.append(_Unit({place: code for place, code in members.items() if code is not None}, (body,)))
+    shared = {place for unit in units for place in unit.entries}
+    alone = (place for place in range(len(kernels)) if place not in shared)
+    return units + [_Unit({place: _code(f"k{place}", kernels[place], target)}) for place in alone]
+
+
+def _divided(units: Sequence[_Unit], most: int) -> list[list[_Unit]]:
+    """Into parts about as long as each other, `most` at most: one is long enough to be worth a thread of its own."""
+    total = sum(unit.length for unit in units)
+    parts: list[list[_Unit]] = [[] for _ in range(max(1, min(most, total // _WORTH_A_THREAD)))]
+    lengths = [0] * len(parts)
+    for unit in sorted(units, key=lambda unit: -unit.length):
+        shortest = lengths.index(min(lengths))
+        parts[shortest].append(unit)
+        lengths[shortest] += unit.length
+    return parts
+
+
+def _text(units: Sequence[_Unit]) -> str:
+    return _join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
 def _code(symbol: str, kernel: Kernel, target: Target) -> Code:

@@ -1,8 +1,14 @@
-"""LLVM text → machine code in this process, by llvmlite, which is imported when the first kernel is built."""
+"""LLVM text → machine code in this process, by llvmlite, which is imported when the first kernel is built.
 
+Several texts are built side by side, each in a thread and a context of its own, as LLVM allows. llvmlite holds one lock
+round every call, which is left out for the two that take long.
+"""
+
+import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smelt.base import events
@@ -15,6 +21,16 @@ from smelt.runtime.image import Image
 from smelt.runtime.image import load as map_image
 
 _lock = threading.Lock()
+
+
+@functools.cache
+def _unlocked() -> ctypes.CDLL:
+    """llvmlite's library, without its lock."""
+    library = ctypes.CDLL(llvm().ffi.lib._name)
+    for name in ("LLVMPY_TargetMachineEmitToMemory", "LLVMPY_RunNewFunctionPassManager"):
+        function, known = getattr(library, name), getattr(llvm().ffi.lib, name)
+        function.argtypes, function.restype = known.argtypes, known.restype
+    return library
 
 
 @functools.cache
@@ -57,7 +73,7 @@ def machine(target: Target, level: int = 2) -> Any:
 
 def _parsed(text: str, target: Target) -> Any:
     try:
-        module = llvm().parse_assembly(text)
+        module = llvm().parse_assembly(text, llvm().create_context())
     except RuntimeError as error:
         raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
     module.triple = target.triple
@@ -72,26 +88,46 @@ def _optimized(module: Any, generator: Any) -> None:
     builder = llvm().create_pass_builder(generator, llvm().create_pipeline_tuning_options(speed_level=1))
     for function in module.functions:
         if not function.is_declaration:
-            passes.run(function, builder)
+            _unlocked().LLVMPY_RunNewFunctionPassManager(passes, function, builder)
 
 
-def load(text: str, target: Target) -> Built:
-    """Build `text` for the host and keep the result ready to call."""
+def load(texts: Sequence[str], target: Target) -> list[Built]:
+    """Build each text for the host, side by side, and keep the results ready to call."""
     with _lock:
-        try:
-            image = link(_object(text, target))
-        except CannotLink as reason:
-            events.emit("llvm", f"left to LLVM to load: {reason}")
-            return _load_by_llvm(text, target)
-        loaded = map_image(image)
-        return Built(loaded.address, loaded, image)
+        llvm()
+        if len(texts) == 1:
+            return [_load(texts[0], target)]
+        with ThreadPoolExecutor(len(texts)) as threads:
+            return list(threads.map(lambda text: _load(text, target), texts))
+
+
+def _load(text: str, target: Target) -> Built:
+    try:
+        image = link(_object(text, target))
+    except CannotLink as reason:
+        events.emit("llvm", f"left to LLVM to load: {reason}")
+        return _load_by_llvm(text, target)
+    loaded = map_image(image)
+    return Built(loaded.address, loaded, image)
 
 
 def _object(text: str, target: Target) -> bytes:
     generator = machine(target)
     module = _parsed(text, target)
     _optimized(module, generator)
-    return bytes(generator.emit_object(module))
+    return _emitted(module, generator)
+
+
+def _emitted(module: Any, generator: Any) -> bytes:
+    ffi = llvm().ffi
+    with ffi.OutputString() as error:
+        buffer = _unlocked().LLVMPY_TargetMachineEmitToMemory(generator, module, 1, error)
+        if not buffer:
+            raise SmeltError("SM030", f"LLVM cannot write machine code: {error}")
+    try:
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 def _load_by_llvm(text: str, target: Target) -> Built:
