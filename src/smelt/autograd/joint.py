@@ -20,6 +20,7 @@ from torch import fx
 
 from smelt.autograd.aliasing import Arrangement, arrange, views_to_copy
 from smelt.autograd.leaning import Seen, find_leaning, mark_arrivals
+from smelt.autograd.opaque import NeedsData
 from smelt.autograd.ready import pushed_to_pop
 from smelt.autograd.substitutes import Substituting
 from smelt.autograd.trace import (
@@ -163,10 +164,14 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
     With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
     """
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
-    try:
-        joint = _trace_joint(source, decompositions, leaves=True)
-    except _WritesLeaf:
-        joint = _trace_joint(source, decompositions, leaves=False)
+    joint, leaves = None, True
+    while joint is None:
+        try:
+            joint = _trace_joint(source, decompositions, leaves=leaves)
+        except _WritesLeaf:
+            leaves = False
+        except NeedsData:  # at most once for each operator of the program
+            continue
     events.count("joint_graphs")
     if events.wanted("joint"):
         events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from smelt.autograd.coins import toss
+from smelt.autograd.opaque import watch
 from smelt.base.errors import SmeltError
 from smelt.base.symbols import COMPUTED
 from smelt.base.symint import Formula, apply, is_symbolic
@@ -307,6 +308,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 made = node.target(*args, **kwargs)
+                watch(node.target, made)
             spread.after(node, made, values)
             if node.users:
                 values[node] = made

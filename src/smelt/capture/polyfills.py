@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from smelt.capture.stepping import STAND_INS
@@ -418,8 +419,13 @@ def is_tensor_like(value: Any) -> bool:
     return type(value) is torch.Tensor or hasattr(value, "__torch_function__")
 
 
+def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    return operator._opoverload(*args, **kwargs)
+
+
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
+    CustomOpDef.__call__: custom_operator,
     torch.overrides.is_tensor_like: is_tensor_like,
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
