@@ -6,13 +6,14 @@ class that shares its `__dict__`: parameters, `state_dict()`, `train()`/`eval()`
 """
 
 import contextlib
+import copy
 import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -21,7 +22,7 @@ from smelt import _native
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
-from smelt.capture import CompiledRegion, entered_by, mark_entered
+from smelt.capture import CompiledRegion, mark_entered
 from smelt.ir import ghost
 from smelt.ir.graph import GraphCompiler
 from smelt.pipeline.backends import CustomBackend, resolve_backend
@@ -148,8 +149,10 @@ def _original(model: Callable[..., Any]) -> Callable[..., Any]:
     Looked up by identity: a wrapper that copied a compiled function's attributes is a function of its own.
     """
     if isinstance(model, torch.nn.Module):
-        found: Callable[..., Any] = vars(type(model)).get("_smelt_model", model)
-        return found
+        known: Any = getattr(type(model), "_smelt_model", None)
+        return model if known is None else known.fget(model)
+    if isinstance(model, MethodType):
+        return MethodType(_original(model.__func__), model.__self__)
     return _originals.get(model, model) if isinstance(model, FunctionType) else model
 
 
@@ -164,6 +167,10 @@ def _check_flags(fullgraph: object, dynamic: object, mode: object, disable: obje
 
 
 def _compiled_function(function: Callable[..., Any], region: CompiledRegion) -> Callable[..., Any]:
+    """A function that enters the region; of a bound method a bound method, so that a copy of its object has its own."""
+    if isinstance(function, MethodType):
+        bound: Callable[..., Any] = MethodType(_compiled_function(function.__func__, region), function.__self__)
+        return bound
     compiled = region.entering(function)
     functools.update_wrapper(compiled, function, updated=("__dict__",) if hasattr(function, "__dict__") else ())
     compiled._smelt_region = region  # type: ignore[attr-defined]
@@ -176,45 +183,89 @@ def _compiled_module(model: torch.nn.Module, region: CompiledRegion, settings: d
 
     Hooks stay where they are: `nn.Module.__call__` runs them round `forward` as ever. The original object is what the
     user's `forward` sees as `self`, so that `type(self)` and identity hold inside.
+
+    Classes live until they are collected, a model is to go when nobody has it: so the class has it in a list, which is
+    emptied when the compiled one goes.
     """
-    compiled: torch.nn.Module = object.__new__(_compiled_class(type(model), model, region, settings))
+    original: list[Any] = [model]
+    compiled: torch.nn.Module = object.__new__(_compiled_class(type(model), original, region, settings))
     object.__setattr__(compiled, "__dict__", model.__dict__)
+    original.append(weakref.ref(compiled, lambda gone: original.clear()))
     return compiled
 
 
-def _compiled_class(cls: type, model: torch.nn.Module, region: CompiledRegion, settings: dict[str, Any]) -> type:
-    """The class of a compiled `model` of class `cls`."""
-    enter = region.entering(model.forward)
+def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, settings: dict[str, Any]) -> type:
+    """The class of what `original` begins with, of class `cls`, is compiled to.
+
+    Other objects may come to be of it, or of classes made of it: copies, replicas, parametrizations. Each is its own
+    model.
+    """
+
+    def model_of(self: torch.nn.Module) -> torch.nn.Module:
+        return original[0] if original and original[0].__dict__ is self.__dict__ else self
+
+    known: tuple[Any, Callable[..., Any]] = (None, model_of)
 
     def compiled_forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return enter(*args, **kwargs)
+        nonlocal known
+        model = model_of(self)
+        forward: Any = _forward_behind(made, type(model)) if isinstance(model, made) else type(model).forward
+        seen, enter = known
+        if seen is not forward:  # the first call, or the class has been given another
+            enter = _entering(_forward_behind(made, type(model)), region)
+            known = forward, enter
+        return enter(model, *args, **kwargs)
 
-    functools.update_wrapper(compiled_forward, cls.forward)  # type: ignore[attr-defined]
-    known = entered_by(enter)
-    if known is not None:
-        mark_entered(compiled_forward, known.function, known.settings, known.fullgraph, skipped=1)
+    functools.update_wrapper(compiled_forward, cls.forward)
+    mark_entered(compiled_forward, model_of, region.settings, region.fullgraph, of_method=True)
 
     def reduce(self: torch.nn.Module, protocol: Any) -> Any:
-        return _rebuild_module, (model, settings)
+        model = model_of(self)
+        return cls.__reduce_ex__(self, protocol) if model is self else (_rebuild_module, (model, settings))
+
+    def copied(self: torch.nn.Module) -> Any:
+        model = model_of(self)
+        if model is not self:
+            return _rebuild_module(copy.copy(model), settings)
+        alike = object.__new__(type(self))
+        alike.__dict__.update(self.__dict__)
+        return alike
 
     def set_attribute(self: torch.nn.Module, name: str, value: Any) -> None:
-        if name == "__class__":  # a lazy module has found its sizes, or a parametrization came or went
+        model = model_of(self)
+        if name == "__class__" and model is not self:  # a lazy module has its sizes, a parametrization came or went
             object.__setattr__(model, "__class__", value.__base__ if "_smelt_model" in vars(value) else value)
             if not hasattr(value, "_smelt_model"):
-                value = _compiled_class(value, model, region, settings)
-        cls.__setattr__(self, name, value)  # type: ignore[call-arg, arg-type]
+                value = _compiled_class(value, original, region, settings)
+        cls.__setattr__(self, name, value)
 
     members = {
         "forward": compiled_forward,
         "__setattr__": set_attribute,
         "__reduce_ex__": reduce,
+        "__copy__": copied,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_smelt_region": region,
-        "_smelt_model": model,
+        "_smelt_model": property(model_of),
     }
-    return type(cls.__name__, (cls,), members)
+    made = type(cls.__name__, (cls,), members)
+    return made
+
+
+def _forward_behind(made: type, kind: type) -> Any:
+    """The `forward` of a class as it is written there, and not that of a compiled class it may be made of."""
+    classes = kind.__mro__[kind.__mro__.index(made) + 1 :] if made in kind.__mro__ else kind.__mro__
+    return next(vars(base)["forward"] for base in classes if "forward" in vars(base))
+
+
+def _entering(forward: Any, region: CompiledRegion) -> Callable[..., Any]:
+    """What calls a `forward`, as it is written in a class, with an object and its arguments."""
+    if isinstance(forward, FunctionType):
+        return region.entering(forward)
+    bind = getattr(forward, "__get__", lambda model, kind: forward)
+    return lambda model, *args, **kwargs: region.call(bind(model, type(model)), *args, **kwargs)
 
 
 def _rebuild_module(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
@@ -248,6 +299,8 @@ def disable(function: Callable[..., Any] | None = None) -> Callable[..., Any] | 
         return _Disabled()
     if not callable(function):
         raise SmeltError("SM001", f"smelt.disable takes a callable, not {type(function).__name__}")
+    if isinstance(function, MethodType):  # a copy of its object has its own
+        return MethodType(disable(function.__func__), function.__self__)
 
     @functools.wraps(function)
     def disabled(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Capture: Python functions as they run become torch-level graphs, guards, and points to go on from."""
 
 from smelt.capture.breaks import REASONS
-from smelt.capture.marks import DISABLED, entered_by, graph_break, mark_dynamic, mark_entered
+from smelt.capture.marks import DISABLED, graph_break, mark_dynamic, mark_entered
 from smelt.capture.recompiles import RecompileRecord
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.region import CompiledRegion
@@ -13,7 +13,6 @@ __all__ = [
     "CompiledRegion",
     "GraphRecord",
     "RecompileRecord",
-    "entered_by",
     "graph_break",
     "mark_dynamic",
     "mark_entered",

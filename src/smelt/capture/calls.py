@@ -113,7 +113,11 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     entered = entered_by(real) if isinstance(real, types.FunctionType) else None
     if entered is not None and interp.outside.follows(entered):
         interp.outside.pin(function)
-        return call(interp, _bound(interp, entered.function), args[entered.skipped :], kwargs)
+        if not entered.of_method:
+            return call(interp, _bound(interp, entered.function), args, kwargs)
+        model = entered.function(interp.outside.pin(args[0])) if isinstance(args[0], Object) else args[0]
+        if isinstance(args[0], Object) and model is not args[0].value:
+            return call(interp, attribute_now(interp, interp.outside.fixed(model), real.__name__), args[1:], kwargs)
     if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:

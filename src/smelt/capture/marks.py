@@ -18,20 +18,21 @@ DYNAMIC = "_smelt_dynamic"
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What a compiled function calls, and how that is compiled; `skipped`: so many arguments it does not pass on."""
+    """What a compiled function calls, and how that is compiled. A compiled method calls the same of another object:
+    which one, given its own, `function` says."""
 
     by: "ref[Any]"  # wrappers copy the mark, and are functions of their own
     function: Callable[..., Any]
     settings: Hashable
     fullgraph: bool
-    skipped: int = 0
+    of_method: bool = False
 
 
 def mark_entered(
-    compiled: Any, function: Callable[..., Any], settings: Hashable, fullgraph: bool, skipped: int = 0
+    compiled: Any, function: Callable[..., Any], settings: Hashable, fullgraph: bool, of_method: bool = False
 ) -> None:
     """Mark a compiled function: one compiled alike that calls it goes on inside it."""
-    compiled.__dict__[_ENTERED] = Entered(ref(compiled), function, settings, fullgraph, skipped)
+    compiled.__dict__[_ENTERED] = Entered(ref(compiled), function, settings, fullgraph, of_method)
 
 
 def entered_by(function: Any) -> Entered | None:

@@ -25,6 +25,7 @@ class CompiledRegion:
     ) -> None:
         engine = Engine(compile_graph, fullgraph=fullgraph, dynamic=dynamic, fallback=fallback, settings=settings)
         self.native = engine.native
+        self.settings, self.fullgraph = settings, fullgraph
         self.call: Callable[..., Any] = engine.call
         self.entering: Callable[[Callable[..., Any]], Callable[..., Any]] = engine.entering
         self.reset: Callable[[], None] = engine.reset
