@@ -50,7 +50,7 @@ PROGRAM = Program(
 )
 
 
-@pytest.mark.parametrize("value", [PLAN, PROGRAM, (PLAN, PROGRAM, None), [SPEC, SPEC], torch.Size([2, 3])])
+@pytest.mark.parametrize("value", [PLAN, PROGRAM, (PLAN, PROGRAM, None), [SPEC, SPEC], torch.Size([2, 3]), {1: b"x"}])
 def test_there_and_back(value: Any) -> None:
     assert parse(dump(value)) == value
 
@@ -86,7 +86,7 @@ def mine(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), torch.ones(2), {1: 2}, print, torch.ops.smelt_stored.mine.default, ViewStep, b"bytes"]
+    "value", [object(), torch.ones(2), print, torch.ops.smelt_stored.mine.default, ViewStep]
 )
 def test_what_has_no_form_is_refused(value: Any) -> None:
     with pytest.raises(CannotStore):
@@ -106,9 +106,9 @@ def test_a_changed_text_is_a_value_or_refused_and_runs_nothing(data: st.DataObje
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "[]", "[[],[]]", '[[],["d","nn"]]', '[[],["d","ones"]]', '[[],["o","os","system","default"]]',
-             '[[],["#",0]]', '[[],["e","Role","MISSING"]]', '[[["Popen","ls"]],["#",0]]', '[[["Axis"]],["#",0]]',
-             "[" * 100_000],
+    "text", ["", "null", "[]", "[[],[]]", '[[],["d","nn"]]', '[[],["d","ones"]]', '[[],["#o","os","system","default"]]',
+             '[[],["#r",0]]', '[[],["#e","Role","MISSING"]]', '[[["Popen","ls"]],["#r",0]]', '[[["Axis"]],["#r",0]]',
+             '[[],["",0]]', '[[],["#x"]]', "[" * 100_000],
 )  # fmt: skip
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(BadText):

@@ -27,7 +27,7 @@ def dump(graph: fx.Graph) -> list[Any]:
         if isinstance(value, fx.Node):
             return ["#%", places[value]]
         if isinstance(value, torch._ops.OpOverload):
-            return ["#o", stored.dump(value)]
+            return stored.operator_form(value)
         return ["#f", *function_place(value)]
 
     rows = []
@@ -53,7 +53,7 @@ def load(rows: list[Any]) -> Traced:
         kind, *rest = form
         if kind == "#%":
             return nodes[rest[0]]
-        return stored.parse(rest[0]) if kind == "#o" else _found(*rest)
+        return stored.operator(form) if kind == "#o" else _found(*rest)
 
     for op, name, target, args, kwargs, spec in rows:
         called = other(target) if op == "call_function" else target
