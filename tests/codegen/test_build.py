@@ -145,7 +145,7 @@ VARIANTS = [
     {"narrows_well": True},
     {"loads_early": True},
     {"vector_bits": 256, "vector_registers": 16, "fma_overwrites": False, "has_nan_minimum": False},
-    {"vector_bits": 512, "has_masks": True},
+    {"vector_bits": 512},
 ]
 
 

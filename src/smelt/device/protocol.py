@@ -33,14 +33,12 @@ class Target:
     levels: tuple[Level, ...]
     has_fma: bool
     fma_overwrites: bool  # a fused multiply-add puts its result where the addend was
-    has_masks: bool  # loads and stores of part of a vector cost no more than whole ones
     fetches_ahead: bool  # asking for memory before it is read pays where a loop leaves it idle
     fetch_distance: int  # bytes ahead of where a loop that only reads asks for memory; 0 where that does not pay
     pairs_rows: bool  # two places of an array, far apart, are read faster side by side than one after the other
     interleaves_well: bool  # two vectors lane by lane into one, at no more cost than a shift
     narrows_well: bool  # one instruction adds and keeps the upper or lower half of each lane
     has_nan_minimum: bool  # one instruction for a minimum that keeps NaN
-    scratch_limit: int  # bytes of a row's scratch that stay close to the core
     tile_bytes: tuple[int, int]  # of tiles in which reads are turned round: along those reads, and along the others
     turned_bits: int = 128  # registers in which they are turned
     streams_from: int = 0  # bytes that whole lines are written of past the cache, from so many on; 0 for never

@@ -8,7 +8,6 @@ element-wise is computed again, and only where what it is computed from is kept 
 comes `after` the library call before its first reader, or the fuser would compute it with the old one.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +50,7 @@ class _Turn:
         self.calls: dict[Value, list[Call]] = {}
         for item in lowered.items:
             if isinstance(item, Call):
-                for value in _read(item):
+                for value in item.reads:
                     self.calls.setdefault(value, []).append(item)
         self.returned = {ref.value for ref in references(lowered.returns)}
         self.kept = {value for value in lowered.values if self._is_early(value) and self._late_readers(value)}
@@ -173,12 +172,6 @@ def _bytes(value: Value) -> int:
     return typical(value.spec.nbytes)
 
 
-def _read(call: Call) -> Iterator[Value]:
-    """What a call reads, each once."""
-    found = [ref.value for ref in references((call.args, call.kwargs))]
-    yield from dict.fromkeys(found if call.unless is None else [*found, call.unless])
-
-
 def _read_instead(item: Value | Call, copies: dict[Value, Value]) -> None:
     if isinstance(item, Value):
         item.readings = tuple(_moved(reading, copies) for reading in item.readings)
@@ -214,7 +207,7 @@ def _connect(lowered: Lowered) -> None:
                 reading.value.users.append(item)
                 reading.value.needed |= reading.anywhere
         else:
-            for value in _read(item):
+            for value in item.reads:
                 value.needed = True
     for ref in references(lowered.returns):
         ref.value.needed = True

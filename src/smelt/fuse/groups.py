@@ -21,7 +21,7 @@ from smelt.base.data import dataclass
 from smelt.base.sizes import Size, product
 from smelt.base.varying import known_equal, typical
 from smelt.fuse.limits import Limits
-from smelt.fuse.values import Call, FoldRule, Kind, Reading, Ref, ScanRule, ScatterRule, Value, references
+from smelt.fuse.values import Call, FoldRule, Kind, Reading, ScanRule, ScatterRule, Value
 
 
 class Level(Enum):
@@ -105,10 +105,7 @@ class Groups:
     def add_call(self, call: Call) -> Group:
         group = Group(call.id, call=call, bit=1 << call.id, mask=1 << call.id)
         self.by_id[call.id] = group
-        refs: list[Ref] = [*references(call.args), *references(call.kwargs)]
-        before = [self.group_of(ref.value) for ref in refs if ref.value not in self.inlined]
-        if call.unless is not None:
-            before.append(self.group_of(call.unless))
+        before = [self.group_of(value) for value in call.reads if value not in self.inlined]
         if call.after is not None:
             before.append(self.by_id[call.after.id])
         self._depend(group, before)

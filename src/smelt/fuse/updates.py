@@ -89,8 +89,7 @@ def _operator(call: Call) -> torch._ops.OpOverload:
 def _read(groups: Groups, group: Group) -> Iterable[Value]:
     if group.call is None:
         return [source for value in group.members for source in groups.sources(value)]
-    found = [ref.value for ref in references((group.call.args, group.call.kwargs))]
-    return found if group.call.unless is None else [*found, group.call.unless]
+    return group.call.reads
 
 
 def _is_small(group: Group) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size, contiguous_stride, product
+from smelt.base.sizes import Shape, Size, contiguous_stride, is_dense, product
 from smelt.base.varying import same_sizes
 from smelt.fuse import elements
 from smelt.fuse.inplace import may_fail
@@ -50,7 +50,7 @@ from smelt.ops.record import (
     ScatterCall,
     View,
 )
-from smelt.ops.registry import is_dense, only_result, record_of, why_not_lower
+from smelt.ops.registry import only_result, record_of, why_not_lower
 from smelt.ops.views import expand, squeeze
 
 
@@ -214,6 +214,12 @@ class Call:
     unless: Value | None = None  # one bool: the call is there to raise, and made only if it is false
     after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
 
+    @property
+    def reads(self) -> "list[Value]":
+        """The values it reads, each once."""
+        found = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
+        return [*found] if self.unless is None else [*{**found, self.unless: None}]
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -274,10 +280,10 @@ class _Lowerer:
             if node is self.overwriting.turn:
                 self._check_early()
             if node.op == "placeholder":
-                self._leaf(node, str(node.name))
+                self._leaf(node)
             elif node in live and node.op == "get_attr":
                 self.lowered.constants.append((str(node.name), self.traced.constants[str(node.target)]))
-                self._leaf(node, str(node.name))
+                self._leaf(node)
             elif node in live and node.op == "call_function":
                 self._call_function(node)
         for returned in outputs(graph):
@@ -303,16 +309,15 @@ class _Lowerer:
             return type(argument)(self._resolve(item, instead) for item in argument)
         return argument
 
-    def _new(self, node: fx.Node, name: str, kind: Kind, spec: TensorSpec, **rest: Any) -> Value:
+    def _new(self, name: str, kind: Kind, spec: TensorSpec, **rest: Any) -> Value:
         value = Value(len(self.lowered.items), name, kind, spec, spec.numel, **rest)
         self.lowered.items.append(value)
         for reading in value.readings:
             reading.value.users.append(value)
         return value
 
-    def _leaf(self, node: fx.Node, name: str) -> None:
-        spec = tensor_spec(node)
-        self.refs[node] = _whole(self._new(node, name, Kind.LEAF, spec))
+    def _leaf(self, node: fx.Node) -> None:
+        self.refs[node] = _whole(self._new(node.name, Kind.LEAF, tensor_spec(node)))
 
     def _call_function(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
@@ -392,9 +397,7 @@ class _Lowerer:
         args = tuple(None if lowering.template and i == 0 else place(argument) for i, argument in enumerate(node.args))
         kwargs = {name: place(argument) for name, argument in node.kwargs.items()}
         rule = PointRule(lowering, args, kwargs, promoted(_operand_specs(node)))
-        value = self._new(
-            node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost
-        )
+        value = self._new(node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
     def _pieces(self, node: fx.Node, record: OpRecord, lowering: Pieces) -> None:
@@ -419,7 +422,6 @@ class _Lowerer:
             readings.append(Reading.of(ref.value, layout, stride))
         args = (dim, call.count, tuple(number for number, _ in call.parts), *map(Slot, range(len(readings))))
         value = self._new(
-            node,
             node.name,
             Kind.POINTWISE,
             TensorSpec(shape, stride, spec.dtype, spec.device),
@@ -457,7 +459,7 @@ class _Lowerer:
         )
         args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
         rule = PointRule(Pointwise(elements.looked_up), args, {}, spec.dtype)
-        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
+        value = self._new(node.name, Kind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
         self.refs[node] = _whole(value)
 
     def _take(self, node: fx.Node, source: Value, layout: Layout) -> None:
@@ -466,7 +468,7 @@ class _Lowerer:
         assert spec is not None
         reading = Reading.of(source, layout, spec.stride)
         rule = PointRule(Pointwise(elements.itself), (Slot(0),), {}, spec.dtype)
-        self._gives(node, self._new(node, node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+        self._gives(node, self._new(node.name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
 
     def _gives(self, node: fx.Node, value: Value) -> None:
         """What a call yields, or the first of that."""
@@ -481,7 +483,7 @@ class _Lowerer:
             return
         rule = ScanRule(call, spec.shape[call.dim], spec.stride[call.dim])
         reading = Reading.of(base.value, base.layout, spec.stride)
-        self._gives(node, self._new(node, node.name, Kind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT))
+        self._gives(node, self._new(node.name, Kind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT))
 
     def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
         """A copy of what is changed, and a value that puts elements there, in its memory."""
@@ -512,7 +514,7 @@ class _Lowerer:
         by = tuple((step, size) for step, size, dim in free if dim is None)
         rule = ScatterRule(call, call.shape, dense, tuple(result), by, fixed if fixed != 1 else last)
         name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
-        value = self._new(node, name, Kind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
+        value = self._new(name, Kind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
         if node in self.overwriting.homes:
             value.after = tuple(self.failing)
         self.refs[node] = _whole(value)
@@ -532,7 +534,7 @@ class _Lowerer:
         rule = ScatterRule(call, layout.shape, dense, layout.stride, (), last, layout.offset)
         after = tuple(self.failing)
         spec = tensor_spec(node)
-        value = self._new(node, node.name, Kind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
+        value = self._new(node.name, Kind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
         self.refs[node] = _whole(value)
 
     def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> Value:
@@ -540,7 +542,7 @@ class _Lowerer:
         name = self._name(f"{node.name}_home")
         if base is None:
             rule = PointRule(Pointwise(elements.zero), (), {}, spec.dtype)
-            home = self._new(node, name, Kind.POINTWISE, spec, rule=rule, cost=0)
+            home = self._new(name, Kind.POINTWISE, spec, rule=rule, cost=0)
         else:
             ref: Ref = self.refs[base]
             if node in self.overwriting.homes:
@@ -549,7 +551,7 @@ class _Lowerer:
                 return ref.value
             rule = PointRule(Pointwise(elements.itself), (Slot(0),), {}, spec.dtype)
             reading = Reading.of(ref.value, ref.layout, spec.stride)
-            home = self._new(node, name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
+            home = self._new(name, Kind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
         home.needed = True
         return home
 
@@ -577,7 +579,6 @@ class _Lowerer:
         dense, device = _dense_order(once), ref.value.spec.device
         limits = (-demand.extent if demand.from_end else 0, demand.extent)
         inside = self._new(
-            node,
             self._name(f"{node.name}_inside"),
             Kind.POINTWISE,
             TensorSpec(shape, dense, torch.bool, device),
@@ -585,18 +586,18 @@ class _Lowerer:
             rule=PointRule(Pointwise(elements.is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
             cost=2,
         )
-        holds = self._all(node, self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
+        holds = self._all(self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
         holds.needed = True
         self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
 
-    def _all(self, node: fx.Node, name: str, value: Value) -> Value:
+    def _all(self, name: str, value: Value) -> Value:
         """Whether all elements of a value are true."""
         shape, stride = value.spec.shape, value.spec.stride
         call = FoldCall("all", tuple(range(len(shape))), False, torch.bool)
         rule = FoldRule.of(call, shape, stride, (0,) * len(shape))
         reading = Reading.of(value, Layout(shape, stride), stride)
         spec = TensorSpec((), (), torch.bool, value.spec.device)
-        return self._new(node, name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+        return self._new(name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
 
     def _name(self, wanted: str) -> str:
         """`wanted`, or something like it that nothing else is called."""
@@ -623,7 +624,7 @@ class _Lowerer:
         if call.divide:
             self._mean(node, rule, reading)
             return
-        value = self._new(node, node.name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+        value = self._new(node.name, Kind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
         self.refs[node] = _whole(value)
 
     def _mean(self, node: fx.Node, rule: FoldRule, reading: Reading) -> None:
@@ -631,10 +632,10 @@ class _Lowerer:
         spec = tensor_spec(node)
         wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
         name = self._name(f"{node.name}_total")
-        total = self._new(node, name, Kind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
+        total = self._new(name, Kind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
         divide = PointRule(Pointwise(elements.divided), (Slot(0), rule.count), {}, wide.dtype)
         whole = Reading.of(total, Layout(spec.shape, spec.stride), spec.stride)
-        value = self._new(node, node.name, Kind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
+        value = self._new(node.name, Kind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
         self.refs[node] = _whole(value)
 
     def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
@@ -673,7 +674,7 @@ class _Lowerer:
             call.after, self.last_effect = self.last_effect, call
         spec = spec_of(node)
         if isinstance(spec, TensorSpec):
-            value = self._new(node, node.name, Kind.LIBRARY, spec, call=call)
+            value = self._new(node.name, Kind.LIBRARY, spec, call=call)
             call.results.append(value)
             self.refs[node] = _whole(value)
         elif isinstance(spec, tuple):
@@ -687,7 +688,7 @@ class _Lowerer:
                 call.results.append(None)
                 found.append(None)
                 continue
-            value = self._new(node, used[position].name, Kind.LIBRARY, spec, call=call)
+            value = self._new(used[position].name, Kind.LIBRARY, spec, call=call)
             call.results.append(value)
             found.append(_whole(value))
         return found
@@ -731,7 +732,7 @@ def _operand_specs(node: fx.Node) -> Iterator[Any]:
 
 def _dense_order(layout: Layout) -> Shape:
     """Dense strides that visit the elements in the order they lie in memory; the layout's own where it is dense."""
-    if is_dense(layout):
+    if is_dense(layout.shape, layout.stride):
         return layout.stride
     order = sorted(range(len(layout.shape)), key=lambda dim: (layout.stride[dim], -dim))
     strides, step = [0] * len(order), 1

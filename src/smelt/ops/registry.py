@@ -10,9 +10,10 @@ from operator import getitem
 import torch
 from torch import fx
 
+from smelt.base.sizes import is_dense
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
 from smelt.ops.promote import KERNEL_DTYPES
-from smelt.ops.record import LIBRARY_COST, Layout, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View
+from smelt.ops.record import LIBRARY_COST, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
@@ -95,19 +96,9 @@ def why_not_lower(node: fx.Node) -> str | None:
             return "has no elements"
         if spec.device != result.device:
             return f"moves between {spec.device} and {result.device}"
-    if not is_dense(result):
+    if not is_dense(result.shape, result.stride):
         return "yields a tensor with gaps"
     if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):
         found = record.lowering.read(node)
         return found if isinstance(found, str) else None
     return record.why_not(node) if record.why_not else None
-
-
-def is_dense(spec: TensorSpec | Layout) -> bool:
-    """Every element of the span is used exactly once, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted((st, si) for si, st in zip(spec.shape, spec.stride, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True

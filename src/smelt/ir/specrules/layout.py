@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from smelt.base import sizes
 from smelt.base.sizes import Shape, contiguous_stride
 
 # (shape, stride) of an input that takes part in laying out the output.
@@ -95,15 +96,8 @@ def channels_last_stride(shape: Shape) -> Shape:
 
 
 def is_dense(shape: Shape, stride: Shape) -> bool:
-    """Every element of the span is used exactly once, in whatever order of dimensions."""
-    if 0 in shape:
-        return True
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
+    """Every element of the span is used exactly once, in whatever order of dimensions; or there are none."""
+    return 0 in shape or sizes.is_dense(shape, stride)
 
 
 def like_stride(shape: Shape, stride: Shape) -> Shape:
