@@ -72,6 +72,19 @@ def test_backward_of_losses_and_pools() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_bags_of_rows(dtype: torch.dtype, kind: torch.dtype) -> None:
+    indices, ends = torch.tensor([1, 2, 3, 4], dtype=kind), torch.tensor([0, 2, 4], dtype=kind)
+    weights = torch.ones(4, dtype=dtype), torch.ones(8, dtype=dtype)[::2]
+    tables = torch.randn(6, 3, dtype=dtype), torch.randn(3, 6, dtype=dtype).t(), torch.randn(6, 1, dtype=dtype)
+    for table, mode, last, padding in itertools.product(tables, (0, 1, 2), (False, True), (-1, 2)):
+        for weight in (None, *weights) if mode == 0 else (None,):
+            args = (table, indices, ends if last else ends[:2], False, mode, False, weight, last, padding)
+            assert_described(aten._embedding_bag.default, *args)
+            assert_described(aten._embedding_bag_forward_only.default, *args)
+
+
 def test_places_of_what_is_not_zero() -> None:
     for value in (torch.randn(4), torch.randn(4, 5), torch.randn(2, 3, 4)):
         for size in (1, 3, 50):
@@ -102,7 +115,7 @@ def test_distances_of_dtypes_that_their_kernel_does_not_know(dtype: torch.dtype)
 
 
 def test_every_rule_is_tried_here() -> None:
-    assert len(RULES) == 16
+    assert len(RULES) == 18
 
 
 def test_transforms_can_be_asked_themselves() -> None:

@@ -118,6 +118,8 @@ def _pictures(x: torch.Tensor) -> Calls:
     columns = aten.im2col.default(x, [2, 2], [1, 1], [0, 1], [1, 2])
     yield aten.col2im.default, (columns, list(x.shape[2:]), [2, 2], [1, 1], [0, 1], [1, 2])
     yield aten.pixel_shuffle.default, (x, 2)
+    yield aten.channel_shuffle.default, (x, 2)
+    yield aten.native_channel_shuffle.default, (x, 2)
     yield aten.grid_sampler_2d.default, (x, torch.zeros(x.shape[0], 3, 5, 2, dtype=x.dtype), 0, 0, False)
 
 

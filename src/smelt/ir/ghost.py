@@ -29,6 +29,7 @@ from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.sparse import yields_sparse
 from smelt.ir.specrules import describe
+from smelt.ir.specrules.trial import tried
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
 
 # Operators that change nothing but the sizes and strides of their argument. PyTorch uses them within others: a vector
@@ -152,22 +153,29 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dev
     try:
         key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
     except _Symbolic:
-        return _ask_in_symbols(func, args, kwargs)
+        return _ask_in_symbols(func, args, kwargs, device)
     template = _known.get(key)
     if template is None:
-        template = _ask_meta_kernel(func, args, kwargs)
+        template = _ask(func, args, kwargs, device)
         if len(_known) >= _KNOWN_LIMIT:
             _known.clear()
         _known[key] = template
     return template
 
 
-def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The meta kernel's answer in terms of symbols. One that cannot do that is told the sizes, which settles them."""
-    try:
-        return _ask_meta_kernel(func, args, kwargs)
-    except (RuntimeError, TypeError, ImportError):
-        return _ask_meta_kernel(func, _settled(args), {name: _settled(value) for name, value in kwargs.items()})
+def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The meta kernel's answer, on the CPU with the strides of a trial where it may not know them."""
+    said = _ask_meta_kernel(func, args, kwargs)
+    return tried(func, args, kwargs, said) if device.type == "cpu" else said
+
+
+def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The answer in terms of symbols. A meta kernel that cannot do that is told the sizes, which settles them."""
+    with contextlib.suppress(RuntimeError, TypeError, ImportError):
+        said = _ask(func, args, kwargs, device)
+        if said is not NotImplemented:
+            return said
+    return _ask(func, _settled(args), {name: _settled(value) for name, value in kwargs.items()}, device)
 
 
 def _settled(value: Any) -> Any:

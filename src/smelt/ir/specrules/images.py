@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import product
-from smelt.ir.specrules.layout import suggests_channels_last
 from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.rearranging import suggested
 from smelt.ir.specrules.reduction import row_major
@@ -97,12 +96,10 @@ def _resized_backward(rank: int, heeds_layout: bool = True) -> Any:
 
 
 def _repeated_edge(rank: int, reflect: bool) -> Any:
-    """`reflection_pad…`, `replication_pad…`; of channels-last images PyTorch is asked."""
+    """`reflection_pad…`, `replication_pad…`."""
 
     def rule(value: Any, padding: Sequence[int]) -> Any:
         if not _is_image(value, rank) or len(padding) != 2 * rank or any(each < 0 for each in padding):
-            return NotImplemented
-        if suggests_channels_last(tuple(value.shape), value.stride()):
             return NotImplemented
         shape = list(value.shape)
         for place in range(rank):
@@ -111,7 +108,7 @@ def _repeated_edge(rank: int, reflect: bool) -> Any:
             if reflect and (low >= size or high >= size):
                 return NotImplemented
             shape[-1 - place] = size + low + high
-        return row_major(tuple(shape), value.dtype)
+        return suggested(tuple(shape), value)
 
     return rule
 
@@ -161,6 +158,13 @@ def _pixel_shuffle(value: Any, factor: int) -> Any:
     return suggested((batch, channels // (factor * factor), height * factor, width * factor), value)
 
 
+def _channel_shuffle(value: Any, groups: int) -> Any:
+    """PyTorch's own description overlooks channels-last."""
+    if value.dim() < 3 or 0 in value.shape or groups < 1 or value.shape[1] % groups != 0:
+        return NotImplemented
+    return suggested(tuple(value.shape), value)
+
+
 def _grid_sampler(value: Any, grid: Any, *rest: Any) -> Any:
     if not _is_image(value, 2) or grid.dim() != 4 or grid.dtype is not value.dtype or 0 in grid.shape:
         return NotImplemented
@@ -192,5 +196,7 @@ RULES: dict[str, Any] = {
     "im2col.default": _windows,
     "col2im.default": _from_windows,
     "pixel_shuffle.default": _pixel_shuffle,
+    "channel_shuffle.default": _channel_shuffle,
+    "native_channel_shuffle.default": _channel_shuffle,
     "grid_sampler_2d.default": _grid_sampler,
 }

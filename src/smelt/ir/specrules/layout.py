@@ -91,7 +91,7 @@ def channels_last_stride(shape: Shape) -> Shape:
     step = 1
     for dim in (1, *range(len(shape) - 1, 1, -1), 0):
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        step *= shape[dim]  # a zero extent makes the outer strides zero
     return tuple(strides)
 
 

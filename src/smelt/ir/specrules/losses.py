@@ -6,6 +6,7 @@ aten.mse_loss_backward(f32[], f32[4, 8]:(1, 4), f32[4, 8], 1)   → f32[4, 8]
 Some are row by row whatever they are given, of which PyTorch's meta kernels say that they keep the order of dimensions.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ def _cross_entropy(value: Any, target: Any, weight: Any = None, reduction: int =
 def _cross_entropy_backward(grad: Any, value: Any, target: Any, weight: Any = None, reduction: int = 1) -> Any:
     if not _alike(value, target, weight) or not grad.is_contiguous():
         return NotImplemented
-    return _loss_backward(grad, value, target, reduction)
+    found = _loss_backward(grad, value, target, reduction)
+    return found if found is NotImplemented else replace(found, stride=like_stride(found.shape, value.stride()))
 
 
 def _cross_entropy_with_logits(

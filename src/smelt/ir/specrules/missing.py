@@ -2,6 +2,7 @@
 
     aten._linalg_svd(f32[5, 3])                              → U and Vh column by column; PyTorch says Vh row by row
     aten.multi_margin_loss_backward(f32[], f32[4, 5], …)     → f32[4, 5]
+    aten._embedding_bag(f32[9, 4], i64[6], i64[2], …)        → f32[2, 4], i64[0], i64[2], i64[2]
     aten._cdist_forward(f16[5, 3], f16[4, 3], …)             → what PyTorch raises; its description yields f16[5, 4]
 """
 
@@ -12,6 +13,7 @@ import torch
 
 from smelt.base.sizes import Shape, contiguous_stride
 from smelt.ir.specrules.layout import like_stride
+from smelt.ir.specrules.promotion import FLOATS
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
 
@@ -86,7 +88,42 @@ def _distances(one: Any, other: Any, p: float, mode: int | None) -> Any:
     return NotImplemented
 
 
+def _embedding_bag(counts_all: bool) -> Any:
+    """The sums, and what a backward needs. Of plain sums the table is read straight through, and no index is told its
+    bag; `counts_all`: nor are sizes of bags counted, so that room for one more is left. PyTorch says other shapes."""
+
+    def rule(
+        table: Any,
+        indices: Any,
+        offsets: Any,
+        by_frequency: bool = False,
+        mode: int = 0,
+        sparse: bool = False,
+        weights: Any = None,
+        last: bool = False,
+        padding: int = -1,
+    ) -> Any:
+        fits = table.dim() == 2 and indices.dim() == offsets.dim() == 1 and indices.dtype is offsets.dtype
+        if not fits or table.dtype not in FLOATS or mode not in (0, 1, 2) or (last and offsets.shape[0] == 0):
+            return NotImplemented
+        if weights is not None and (weights.dtype is not table.dtype or weights.shape != indices.shape):
+            return NotImplemented
+        bags = offsets.shape[0] - 1 if last else offsets.shape[0]
+        counted = offsets.shape if counts_all and mode == 0 else (bags,)
+        straight = mode == 0 and table.stride(1) == 1 and table.dtype is not torch.float64 and padding < 0
+        straight = straight and (weights is None or weights.stride(0) == 1)
+        largest = (bags, table.shape[1]) if mode == 2 else counted
+        return (
+            row_major((bags, table.shape[1]), table.dtype),
+            *(row_major(tuple(s), indices.dtype) for s in ((0,) if straight else indices.shape, counted, largest)),
+        )
+
+    return rule
+
+
 RULES: dict[str, Any] = {
+    "_embedding_bag.default": _embedding_bag(False),
+    "_embedding_bag_forward_only.default": _embedding_bag(True),
     "isin.Tensor_Tensor": _is_in,
     "isin.Tensor_Scalar": _is_in,
     "isin.Scalar_Tensor": _is_in,
