@@ -1,4 +1,4 @@
-"""Numbers that a program takes out of tensors and only keeps: they break no graph."""
+"""Numbers that a program takes out of tensors and only keeps, or layers compute with: they break no graph."""
 
 import copy
 import math
@@ -199,3 +199,21 @@ def test_a_number_of_more_than_one_element_raises_what_eager_raises() -> None:
         f(torch.ones(3))
     with pytest.raises(RuntimeError, match=str(expected.value)):
         smelt.compile(f)(torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_norm_that_averages_all_batches_is_one_graph(backend: str, dtype: torch.dtype) -> None:
+    layer = torch.nn.BatchNorm2d(3, momentum=None, dtype=dtype)
+    eager = copy.deepcopy(layer)
+    compiled = smelt.compile(layer, backend=backend, fullgraph=True)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x = torch.randn(4, 3, 5, 5, dtype=dtype)
+        for module in (compiled, eager):
+            module.zero_grad()
+            module(x).pow(3).sum().backward()
+        assert layer.weight.grad is not None and eager.weight.grad is not None
+        torch.testing.assert_close(layer.weight.grad, eager.weight.grad, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(layer.state_dict(), eager.state_dict(), rtol=1e-6, atol=1e-7)
+    assert smelt.counters["graphs"] == 1 and not smelt.counters["eager_graphs"]

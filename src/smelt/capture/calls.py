@@ -37,7 +37,7 @@ from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
 from smelt.capture.number_calls import number_call, tensor_of
-from smelt.capture.operators import contains, hashable, subscript
+from smelt.capture.operators import contains, hashable, is_computed, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
@@ -56,7 +56,7 @@ from smelt.capture.policy import (
 )
 from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
 from smelt.capture.resizing import resized
-from smelt.capture.stepping import STEPPING
+from smelt.capture.stepping import STEPPING, averaging_batch_norm
 from smelt.capture.values import (
     Cell,
     Constant,
@@ -162,6 +162,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
         if made is not None:
             return made
+        if real is torch.nn.functional.batch_norm and any(map(is_computed, (*args, *kwargs.values()))):
+            return call(interp, interp.outside.fixed(averaging_batch_norm), args, kwargs)
         if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
@@ -294,8 +296,6 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if real.__name__ == "requires_grad_":
             require_grad(interp, receiver, args[1:], kwargs)
             return receiver
-        if real.__name__ == "item" and _keeps_count(interp, receiver):
-            return interp.tape.item(receiver, interp.outside.sizes.world)
         if real.__name__ == "item" and len(args) == 1 and not kwargs:
             return item_of_tensor(interp, receiver)
         if real.__name__ in TENSOR_BREAKS and not (real.__name__ == "cpu" and receiver.ghost.device.type == "cpu"):
@@ -328,13 +328,6 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         if answer is not None:
             return answer
     raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
-
-
-def _keeps_count(interp: Interpreter, tensor: Tensor) -> bool:
-    """Whether an optimizer asks for the number of its steps, or the like: something to compute with."""
-    ghost = tensor.ghost
-    in_optimizer = acts_as_in_eager(interp.frames[-1].info.code)
-    return in_optimizer and ghost.numel() == 1 and ghost.dtype.is_floating_point and ghost.device.type == "cpu"
 
 
 def _kind_of(value: Value) -> type:

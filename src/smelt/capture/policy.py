@@ -265,6 +265,11 @@ def acts_as_in_eager(code: types.CodeType) -> bool:
     return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
 
 
+def is_layer(code: types.CodeType) -> bool:
+    """Whether the code is of `torch.nn.modules`."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "nn", "modules", ""))
+
+
 def is_transform(code: types.CodeType) -> bool:
     """Whether the code is of `torch.func`: `grad`, `vmap`, and the functions they yield."""
     return code.co_filename.startswith(os.path.join(_TORCH, "_functorch"))

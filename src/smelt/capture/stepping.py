@@ -152,6 +152,26 @@ def unscaled(grads: Any, found_inf: Any, inv_scale: Any) -> None:
         grad.mul_(inv_scale)
 
 
+def averaging_batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """`batch_norm` with a momentum that is computed (of a layer with `momentum=None`): PyTorch's takes none that is not
+    known. By a momentum of 1 statistics are those of the batch."""
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    result = torch.nn.functional.batch_norm(input, mean, var, weight, bias, training, 1.0, eps)
+    with torch.no_grad():
+        running_mean.copy_(momentum * mean + (1 - momentum) * running_mean)
+        running_var.copy_(momentum * var + (1 - momentum) * running_var)
+    return result
+
+
 def deliver(gradients: Any) -> None:
     """Let gradients arrive at leaves with hooks, as PyTorch's engine does: each is hooked, then added to `.grad`."""
     with torch.no_grad():
