@@ -16,12 +16,12 @@ from smelt.base.options import Options
 from smelt.codegen import assembly, build, compile_kernels, cpu, engine
 from smelt.codegen.schedule import plan
 from smelt.device import Target, find, names, register
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS
 from tests.codegen.running import call
 from tests.codegen.test_scalars import CASES, kernel_of
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 KERNEL = parse_kernel(sized(SOFTMAX, 6, 13))

@@ -10,10 +10,10 @@ from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
 from smelt.codegen.families import families
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, SOFTMAX, sized
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 UPDATE = """kernel update rows() cols(j:{n})

@@ -14,7 +14,6 @@ from smelt.base.options import Options
 from smelt.base.sizes import contiguous_stride, product
 from smelt.codegen import compile_kernels, schedule
 from smelt.device import find
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
@@ -35,6 +34,7 @@ from smelt.ir.kernel import (
 )
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from smelt.codegen import schedule
 from smelt.codegen.pairs import paired
 from smelt.device import find
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel, Load
 from smelt.ir.text import format_kernel
 from tests.codegen.test_kernels import filled, kernels, same_as_reference
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 

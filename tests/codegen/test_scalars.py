@@ -7,11 +7,11 @@ import torch
 
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS, ScalarOp, kind_of
 from smelt.ir.tensorspec import short_name
 from tests.codegen.running import call
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 FLOATS = (torch.float32, torch.float64)

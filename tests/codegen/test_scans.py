@@ -6,11 +6,11 @@ import torch
 from smelt.codegen.cpu import describe_host
 from smelt.codegen.schedule import plan
 from smelt.ir.check import check_kernel
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from smelt.ir.text import format_kernel
 from tests.codegen.running import run
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 ALONG_ROWS = """

@@ -8,10 +8,10 @@ import torch
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels, schedule
 from smelt.device import find
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel
 from tests.codegen.running import call
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 

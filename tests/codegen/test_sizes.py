@@ -11,12 +11,12 @@ from smelt.base.symbols import Symbol
 from smelt.codegen import compile_kernels, schedule
 from smelt.codegen.build import CompiledKernel, forget
 from smelt.ir.check import check_kernel
-from smelt.ir.interpret import run_kernel
 from smelt.ir.kernel import Kernel, Role
 from smelt.ir.resize import resized
 from smelt.ir.text import format_kernel
 from tests.codegen.running import call, run
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 TURNED = """

@@ -13,10 +13,10 @@ from smelt.fuse import build_program, why_not_fuse
 from smelt.fuse.grouping import form_groups
 from smelt.fuse.limits import Limits
 from smelt.fuse.values import lower
-from smelt.ir.interpret import run_program
 from smelt.ir.program import Library, Operand, Place
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused, traced
+from tests.kernel_reference import run_program
 
 
 def fold_and_spread(x: torch.Tensor) -> Any:

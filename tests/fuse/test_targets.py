@@ -3,13 +3,13 @@
 import torch
 import torch.nn.functional as F
 
-from smelt.ir.interpret import run_program
 from smelt.ir.kernel import Accumulate, Compute, Role
 from smelt.ir.program import Library, Program
 from smelt.ir.text import format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused
 from tests.golden import golden
+from tests.kernel_reference import run_program
 
 aten = torch.ops.aten
 

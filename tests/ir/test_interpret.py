@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from smelt.ir.interpret import run_kernel, run_program
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.ir.test_check import PROGRAM
+from tests.kernel_reference import run_kernel, run_program
 from tests.kernel_text import parse_kernel
 
 

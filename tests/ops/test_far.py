@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.ir.interpret import run_kernel
 from tests.codegen.running import run
 from tests.fuse.running import fused
+from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel
 
 ROWS, APART = 130, 1 << 24

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.ir.interpret import run_program
 from smelt.ir.program import Library
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import compare, fused
+from tests.kernel_reference import run_program
 from tests.ops_db.accuracy import off
 
 Function = Callable[[torch.Tensor], torch.Tensor]

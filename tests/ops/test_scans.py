@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import smelt
-from smelt.ir.interpret import run_program
 from smelt.ir.program import Library, Program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import compare, fused
+from tests.kernel_reference import run_program
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.ir.interpret import run_program
 from smelt.ir.program import Launch, Library
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused
+from tests.kernel_reference import run_program
 
 aten = torch.ops.aten
 Case = tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]

@@ -9,8 +9,7 @@ import torch
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math import FLOAT64, OF_NEGATIVE
 from smelt.codegen.scalars import VALUE_KINDS, compute
-from smelt.ir.interpret import neutral
-from smelt.ir.kernel import Reduction, Running
+from smelt.ir.kernel import Reduction, Running, neutral
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 

@@ -19,7 +19,6 @@ from smelt.base.sizes import Size
 from smelt.base.varying import is_varying
 from smelt.codegen import folds
 from smelt.codegen.builder import Builder, Value
-from smelt.ir.interpret import neutral
 from smelt.ir.kernel import (
     Access,
     Accumulate,
@@ -33,6 +32,7 @@ from smelt.ir.kernel import (
     Running,
     Scan,
     Stage,
+    neutral,
 )
 
 _BLOCK = (64, 512)  # columns of a block: enough for vectors, few enough for their sums to stay in the nearest cache

@@ -43,6 +43,18 @@ Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too
 
 
+def neutral(op: Running, dtype: torch.dtype) -> float | bool:
+    """What a fold of nothing gives."""
+    if op in ("any", "all"):
+        return op == "all"
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if dtype.is_floating_point:
+        return float("inf") if op == "min" else float("-inf")
+    limits = torch.iinfo(dtype)
+    return limits.min if op == "max" else limits.max
+
+
 class Role(Enum):
     """How a kernel uses a buffer."""
 

@@ -1,8 +1,8 @@
 """The operations a kernel may compute, one record each: arity, what dtype comes out, and a reference.
 
-The reference works on whole tensors and defines the meaning; `ir.interpret` runs it and every target is held against
-it. Operands have equal dtypes (`where` takes a bool first); the compiler inserts casts. `bf16` and `f16` values exist
-only to be loaded, cast and stored: arithmetic on them is done in f32.
+The reference works on whole tensors and defines the meaning: every target is held against it, whole kernels by an
+interpreter (`tests/kernel_reference.py`). Operands have equal dtypes (`where` takes a bool first); the compiler inserts
+casts. `bf16` and `f16` values exist only to be loaded, cast and stored: arithmetic on them is done in f32.
 """
 
 from collections.abc import Callable

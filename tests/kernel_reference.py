@@ -35,6 +35,7 @@ from smelt.ir.kernel import (
     Scan,
     Scatter,
     Store,
+    neutral,
 )
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.scalar import SCALAR_OPS
@@ -144,18 +145,6 @@ def _ramp(axis: Axis, number: int, rank: int) -> Tensor:
     shape = [1] * rank
     shape[number] = axis.size
     return torch.arange(axis.size, dtype=torch.int64).reshape(shape)
-
-
-def neutral(op: Running, dtype: torch.dtype) -> float | bool:
-    """What a fold of nothing gives."""
-    if op in ("any", "all"):
-        return op == "all"
-    if op in ("sum", "prod"):
-        return 0 if op == "sum" else 1
-    if dtype.is_floating_point:
-        return float("inf") if op == "min" else float("-inf")
-    limits = torch.iinfo(dtype)
-    return limits.min if op == "max" else limits.max
 
 
 def fold(op: Reduction, value: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
