@@ -76,8 +76,13 @@ def test_as_eager(function: Any, backend: str) -> None:
     same(function, X, weight(), backend=backend)
 
 
+def views_of_what_an_operator_makes_inside(x: Any, w: Any) -> Any:
+    pooled = torch.nn.functional.avg_pool1d(x[None], 2)  # a squeezed average over images
+    return pooled, x * w
+
+
 @every_backend
-@pytest.mark.parametrize("function", [block, decorated, nested])
+@pytest.mark.parametrize("function", [block, decorated, nested, views_of_what_an_operator_makes_inside])
 def test_inside_inference_mode(function: Any, backend: str) -> None:
     with torch.inference_mode():
         same(function, X, weight(), backend=backend)

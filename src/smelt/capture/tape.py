@@ -413,11 +413,10 @@ class Tape:
 
     def _is_inferred(self, ghost: GhostTensor) -> bool:
         """Whether a new tensor is one of inference mode: made in it, and no view of one that was not."""
-        base = ghost._base
-        if base is None:
+        known = self._by_ghost.get(id(ghost._base))  # there may be one that only an operator has seen
+        if known is None:
             return self.ambient.inference and not self._entry.inference
-        known = self._by_ghost.get(id(base))
-        return known.node in self.inferred if known is not None else self.ambient.inference
+        return known.node in self.inferred
 
     def _keep_apart(self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any) -> None:
         """Outside inference mode, tensors made in it may neither be written nor be part of what autograd records."""
