@@ -127,15 +127,8 @@ def _is_inf(e: Emitter, x: Scalar) -> Scalar:
     return e.op("eq", e.op("abs", x), e.const(math.inf, x.dtype))
 
 
-def _is_finite(e: Emitter, x: Scalar) -> Scalar:
-    if not x.dtype.is_floating_point:
-        return e.const(True, torch.bool)
-    return e.op("lt", e.op("abs", x), e.const(math.inf, x.dtype))
-
-
 declare(aten.isnan.default, emit=_is_nan)
 declare(aten.isinf.default, emit=lambda e, x: _is_inf(e, rounded(e, x, e.common)), cost=2)
-declare(aten.isfinite.default, emit=lambda e, x: _is_finite(e, rounded(e, x, e.common)), cost=2)
 
 
 # Bits and logic.

@@ -58,8 +58,6 @@ _WHY = {
 }
 
 
-
-
 def _is_class(node: fx.Node) -> tuple[Demand, ...]:
     """Of a loss by classes: each target is one of them, or the one that is ignored."""
     x, target, _, _, ignored = node.args

@@ -157,7 +157,6 @@ def unchanged(layout: Layout) -> Layout:
 _MOVES: dict[torch._ops.OpOverload, Callable[..., Layout | None]] = {
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
-    aten.reshape.default: reshape,
     aten.permute.default: permute,
     aten.t.default: turn,
     aten.transpose.int: transpose,
