@@ -22,7 +22,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.outside import may_pin
 from smelt.capture.stepping import deliver
 from smelt.capture.values import Constant, Sequence, Slots, Tensor, Value, describe
-from smelt.ir.gradients import accumulable, gradients, unhooked
+from smelt.ir.gradients import accumulable, accumulable_again, gradients, unhooked
 from smelt.ir.history import behind
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -85,8 +85,7 @@ def _of_tensors(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
 
 
 def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given: dict[str, Value]) -> Value:
-    if _plain(given, "create_graph"):
-        raise Unsupported("B015", "backward(create_graph=True)")
+    create = bool(_plain(given, "create_graph"))
     outputs = _outputs(interp, tensors)
     only = given.get("inputs")
     wanted = _tensors(interp, only) if only is not None and not _is_none(only) else None
@@ -94,21 +93,25 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
         wanted = _leaves(interp, outputs)
     else:
         _refuse_leading_out(interp, outputs, wanted)
+    if create:
+        _refuse_two_names(interp, outputs)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [_slots(interp, leaf) for leaf in wanted]
-    retain = bool(_plain(given, "retain_graph"))
+    retain = create if _plain(given, "retain_graph") is None else bool(_plain(given, "retain_graph"))
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in wanted])
     given_tangents = _tangents(interp, outputs, tangents)
+    if create and any(hooks):
+        raise Unsupported("B026", "with create_graph=True to a tensor with hooks")
     if any(hooks):
         return _with_hooks(interp, outputs, given_tangents, wanted, hooks, retain)
     operands = [Sequence(tuple, list(outputs)), given_tangents, Sequence(tuple, list(wanted)), Constant(retain)]
-    found = interp.tensor_call("call_function", accumulable, operands)
-    assert isinstance(found, Sequence)
     before = interp.tape.ambient
-    interp.tape.become(replace(before, grad=False))
+    interp.tape.become(replace(before, grad=create))
+    found = interp.tensor_call("call_function", accumulable_again if create else accumulable, operands)
+    assert isinstance(found, Sequence)
     for slot, gradient in zip(slots, found.items, strict=True):
-        _accumulate(interp, slot, gradient)
+        _accumulate(interp, slot, gradient, create)
     interp.tape.become(before)
     return Constant(None)
 
@@ -167,11 +170,13 @@ def _noting(order: list[int], place: int) -> Callable[[torch.Tensor], None]:
     return lambda gradient: order.append(place)
 
 
-def _accumulate(interp: Interpreter, slots: Slots, gradient: Value) -> None:
+def _accumulate(interp: Interpreter, slots: Slots, gradient: Value, create: bool) -> None:
     if not isinstance(gradient, Tensor):
         return
     old = interp.outside.force(slots.items["grad"])
-    if isinstance(old, Tensor):
+    if isinstance(old, Tensor) and create:
+        gradient = interp.tensor_call("call_function", operator.add, [old, gradient])
+    elif isinstance(old, Tensor):
         if old.ghost.requires_grad:
             raise Unsupported("B015", "backward into a gradient that requires grad itself")
         interp.tensor_call("call_method", "add_", [old, gradient])

@@ -489,6 +489,11 @@ def may_pin(value: Any) -> bool:
     return value.source.accessor[0] != "slot" or value.kind is not torch.Tensor
 
 
+def is_gradient(value: Any) -> bool:
+    """Whether a tensor is the `.grad` of another, which is a new one at each step."""
+    return bool(value.source.accessor == ("attr", "grad"))
+
+
 def pin_tensor(value: Any) -> bool:
     """Rely on this very tensor, if it is one that stays."""
     if may_pin(value):

@@ -26,7 +26,7 @@ from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.kept import Keep
-from smelt.capture.outside import Outside, may_pin, pin_tensor
+from smelt.capture.outside import Outside, is_gradient, may_pin, pin_tensor
 from smelt.capture.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop, lie_apart
 from smelt.capture.policy import is_polyfill
 from smelt.capture.rebuild import Operand, Rebuilder
@@ -431,7 +431,7 @@ class _Closing:
             written = any(each.ghost._version for _, each in places) and all(may_pin(each) for _, each in places)
             if id(value.real) in singled_out or (others and written):
                 self._join(first, value, others)
-            elif singled_out and value.ghost.requires_grad and not pin_tensor(value):
+            elif singled_out and value.ghost.requires_grad and (is_gradient(value) or not pin_tensor(value)):
                 for each in singled_out.values():
                     self.interp.outside.relate(each.source, value.source, False)
         self._keep_apart()

@@ -81,6 +81,17 @@ def accumulable(
         )
 
 
+def accumulable_again(
+    outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """The same with `create_graph=True`: gradients have a history themselves."""
+    found = gradients(outputs, tangents, inputs, retain, True)
+    with torch.enable_grad():
+        return tuple(
+            None if gradient is None else _kept(gradient, leaf) for gradient, leaf in zip(found, inputs, strict=True)
+        )
+
+
 def _accumulated(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
