@@ -79,3 +79,16 @@ def test_a_branch_that_leads_on_both_ways_breaks() -> None:
 
     with pytest.raises(GraphBreakError, match="B003"):
         smelt.compile(both, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+@pytest.mark.parametrize("cond", ["x > 0", "x", "1"])
+def test_checks_of_pytorchs_own(cond: str) -> None:
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all({"x > 0": x > 0, "x": x, "1": 1}[cond], lambda: "no")
+        return x + 1
+
+    compiled = smelt.compile(checked, backend="eager", fullgraph=True)
+    for sign in (1, -1, 1):
+        x = torch.ones(3) * sign
+        assert _same(_outcome(compiled, x), _outcome(checked, x))
+    assert cond != "x > 0" or smelt.counters["graph_breaks"] == 0

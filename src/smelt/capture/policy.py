@@ -63,12 +63,18 @@ _STDLIB_INLINE = (
     "typing.py",
 )
 
-_SIGNATURES = ("Signature.", "BoundArguments.", "Parameter.")  # what else is in `inspect` looks at frames and files
+# Of some files a few functions alone: what else is in `inspect` looks at frames and files, in `os` at the system.
+_STDLIB_PARTS: dict[str, tuple[str, ...]] = {
+    "inspect.py": ("Signature.", "BoundArguments.", "Parameter."),
+    "os.py": ("getenv", "_Environ.__getitem__", "_createenviron.<locals>."),
+}
 
 # Code that tensors may pass through on their way, and that never starts anything.
 _FOLLOWED_ONLY = (
     "<frozen _collections_abc>",
-    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", "inspect.py")),
+    "<frozen os>",
+    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", "inspect.py", "os.py")),
+    _STDLIB + "contextlib.py",
     _STDLIB + os.path.join("collections", ""),
 )
 
@@ -205,13 +211,15 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         return Treatment.INLINE
     if file in _POLYFILLS:
         return Treatment.INLINE
+    if file == "<frozen os>":
+        file = _STDLIB + "os.py"
     if file.startswith((_SMELT, "<smelt ", "<frozen")):
         return Treatment.BREAK
     if _is_numpy(file):
         return Treatment.BREAK  # its Python leads to C at once
     if file.startswith(_STDLIB) and "site-packages" not in file:
         inside = file[len(_STDLIB) :].replace(os.sep, "/")
-        followed = inside in _STDLIB_INLINE or (inside == "inspect.py" and code.co_qualname.startswith(_SIGNATURES))
+        followed = inside in _STDLIB_INLINE or code.co_qualname.startswith(_STDLIB_PARTS.get(inside, ()))
         return Treatment.INLINE if followed else Treatment.BREAK
     return Treatment.INLINE
 

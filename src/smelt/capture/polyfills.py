@@ -419,6 +419,19 @@ def is_tensor_like(value: Any) -> bool:
     return type(value) is torch.Tensor or hasattr(value, "__torch_function__")
 
 
+def check_tensor_all(cond: Any, message: Any = None) -> None:
+    check_tensor_all_with(RuntimeError, cond, message)
+
+
+def check_tensor_all_with(error_type: type[Exception], cond: Any, message: Any = None) -> None:
+    if not isinstance(cond, torch.Tensor):
+        raise TypeError(f"cond must be a tensor, but got {type(cond)}")
+    if cond.dtype != torch.bool:
+        raise TypeError(f"cond tensor must have dtype torch.bool, but got {cond.dtype}")
+    if not cond._is_all_true():
+        raise error_type  # by PyTorch's own, with its words: the graph fails, and Python runs the call
+
+
 def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._opoverload(*args, **kwargs)
 
@@ -426,6 +439,8 @@ def custom_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
 POLYFILLS: dict[Any, Callable[..., Any]] = {
     **STAND_INS,
     CustomOpDef.__call__: custom_operator,
+    torch._check_tensor_all: check_tensor_all,
+    torch._check_tensor_all_with: check_tensor_all_with,
     torch.overrides.is_tensor_like: is_tensor_like,
     checkpoint_sequential: checkpointed_sequence,
     itertools.chain: chain,
