@@ -125,6 +125,49 @@ def arguments():
     holder.a = holder.b = torch.ones(2)
     return (holder,)
 """,
+    "answers that are cached": """
+import functools
+class Thing:
+    v = 2
+@functools.lru_cache
+def flag(name, times=1):
+    return name == "a"
+@functools.cache
+def thing(kind):
+    return kind()
+@functools.cache
+def table(n):
+    return torch.arange(float(n))
+class Holder:
+    @functools.lru_cache
+    def level(self, k):
+        return k * 2
+holder = Holder()
+def program(x):
+    for _ in range(3):
+        x = x + table(3) if flag("a", times=2) else x
+    return x * thing(Thing).v * holder.level(3)
+""",
+    "what the machine says": """
+def program(x):
+    return x * 2 if torch.cuda.is_available() else x * torch.get_num_threads()
+""",
+    "autocast inside": """
+torch.manual_seed(0)
+net = nn.Linear(3, 3)
+def program(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return net(x)
+""",
+    "keys of an ordered dict": """
+from collections import OrderedDict
+table = OrderedDict(a=2, b=3)
+def program(x):
+    for k in table.values():
+        x = x * k + 1
+    return x
+""",
+    "a recurrent network": "torch.manual_seed(0)\nnet = nn.LSTM(3, 3)\ndef program(x):\n    return net(x)[0]",
     "a class made in a function": """
 def maker():
     class Inner:
@@ -146,6 +189,8 @@ def test_recalled(worlds: Worlds, name: str) -> None:
     second = worlds.run(HEAD + RECALLED[name], given)
     assert (second.recalled, second.graphs) == (1, 1)
 
+
+CACHED = "import functools\nK = 2\n@functools.cache\ndef k(a):\n    return K\n#\ndef program(x):\n    return x * k(1)"
 
 # What another process may have otherwise: (program, what is replaced in it, by what).
 STALE = {
@@ -301,6 +346,53 @@ STALE = {
         "{'a': 1, 'b': 2}",
         "{'b': 2, 'a': 1}",
     ),
+    "an answer that is cached": (
+        CACHED,
+        "K = 2",
+        "K = 3",
+    ),
+    "the type of an answer that is cached": (
+        CACHED,
+        "K = 2",
+        "K = 2.0",
+    ),
+    "another cached function": (
+        CACHED,
+        "#",
+        "k = functools.cache(lambda a: 5)",
+    ),
+    "a function that is cached no more": (
+        CACHED,
+        "#",
+        "def k(a):\n    return 5",
+    ),
+    "what a cached function has for the answer of another": (
+        CACHED.replace("x * k(1)", "x * l(k(1))").replace("#", "L = 3\nl = functools.cache(lambda a: a + L)\n"),
+        "L = 3",
+        "L = 4",
+    ),
+    "what an object holds that is a cached answer": (
+        CACHED.replace("K = 2", "class A:\n    pass\nK = A()\nK.v = 2").replace("k(1)", "k(1).v"),
+        "v = 2",
+        "v = 3",
+    ),
+    "what a cached function writes, the first time that it is called": (
+        "import functools\nG = 1\nk = functools.cache(lambda: globals().update(G=5) or 2)\nk()\nG = 1\n#\n"
+        "def program(x):\n    return x * k() * G",
+        "#",
+        "k.cache_clear()",
+    ),
+    "the types of keys of an ordered dict": (
+        "from collections import OrderedDict\nD = OrderedDict({1: 2})\n"
+        "def program(x):\n    for k in D:\n        x = x.long() * k\n    return x",
+        "{1",
+        "{1.0",
+    ),
+    "how many threads there are": (
+        "torch.set_num_threads(2)\n#\ndef program(x):\n    return x * torch.get_num_threads()",
+        "#",
+        "torch.set_num_threads(1)",
+    ),
     "what a registry holds": (
         "R = {}\ndef f(x):\n    return x * 2\ndef g(x):\n    return x * 3\nR['f'] = f\n"
         "def program(x):\n    return R['f'](x)",
@@ -342,10 +434,9 @@ def test_each_mode_has_its_own(worlds: Worlds, name: str) -> None:
 # What is looked at and is another in another process without any guard's telling.
 TRANSIENT = {
     "where an object lies": "class A:\n    pass\ndef program(x):\n    return x * (id(A) * 0 + 2)",
-    "whether there is a GPU": "def program(x):\n    return x * 2 if torch.cuda.is_available() else x + 1",
-    "how many threads there are": "def program(x):\n    return x * torch.get_num_threads()",
-    "an answer that is cached": (
-        "import functools\n@functools.lru_cache\ndef k():\n    return 2\ndef program(x):\n    return x * k()"
+    "an answer that is cached, asked for inside a block": (
+        "import functools\n@functools.lru_cache\ndef k():\n    return torch.is_grad_enabled()\n"
+        "def program(x):\n    with torch.no_grad():\n        return x * 2 if k() else x + 1"
     ),
     "a break": "def program(x):\n    print('')\n    return x * 2",
 }
@@ -355,6 +446,28 @@ TRANSIENT = {
 def test_not_kept(worlds: Worlds, name: str) -> None:
     worlds.run(HEAD + TRANSIENT[name], given)
     assert worlds.run(HEAD + TRANSIENT[name], given).recalled == 0
+
+
+def test_another_machine(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD + "def program(x):\n    return x * 2 if torch.cuda.is_available() else x + 1"
+    worlds.run(text, given)
+    with monkeypatch.context() as alone:
+        alone.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)
+        alone.setattr(torch.cuda, "_is_compiled", lambda: True)
+        alone.setattr(torch.cuda, "_nvml_based_avail", lambda: False)
+        assert torch.cuda.is_available()
+        assert worlds.run(text, given).recalled == 0
+    worlds.run(text, given)
+    assert worlds.run(text, given).recalled == 1
+
+
+def test_no_cached_function_is_called_that_the_program_would_not_call(worlds: Worlds) -> None:
+    text = "import functools\nK, calls = 2, []\n@functools.cache\ndef k(a):\n    calls.append(a)\n    return a\n"
+    text += "def program(x):\n    return x * k(K) if K < 5 else x"
+    worlds.run(HEAD + text, given)
+    assert worlds.run(HEAD + text, given).recalled == 1
+    worlds.run(HEAD + text.replace("K, calls = 2", "K, calls = 7"), given)
+    assert sys.modules["kept_world"].calls == []
 
 
 def test_other_compiled_functions_are_not_kept(worlds: Worlds) -> None:

@@ -535,6 +535,28 @@ def test_a_cached_function_sees_what_was_written_before() -> None:
     assert torch.equal(runner(program, torch.ones(2)), torch.full((2,), 5.0))
 
 
+def test_a_cached_function_makes_tensors_of_the_programs_own() -> None:
+    @functools.cache
+    def table(n: int) -> torch.Tensor:
+        return torch.arange(float(n)) + (1.0 if torch.is_grad_enabled() else 2.0)
+
+    def program(x: torch.Tensor, n: int) -> Any:
+        with torch.no_grad():
+            first = table(n)
+        return x * first + table(n + 1)[1:]
+
+    runner = Captured()
+    for _ in range(2):
+        assert torch.equal(runner(program, torch.ones(2), 2), torch.tensor([4.0, 6.0]))
+    assert type(table(2)) is torch.Tensor and torch.equal(table(2), torch.tensor([2.0, 3.0]))
+    with torch.inference_mode():
+        runner(program, torch.ones(4), 4)
+    assert table(4).is_inference() and not table(2).is_inference()
+    with torch.device("meta"):
+        assert runner(lambda n: table(n) * 2, 7).is_meta
+    assert table(7).is_meta
+
+
 def test_copies() -> None:
     def program(x: torch.Tensor, box: Box) -> Any:
         box.table["n"] = [1, (2, box.log)]

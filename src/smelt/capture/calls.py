@@ -11,12 +11,10 @@ import operator
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from smelt import _native
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
@@ -37,7 +35,7 @@ from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
 from smelt.capture.number_calls import number_call, tensor_of
-from smelt.capture.operators import contains, hashable, is_computed, subscript
+from smelt.capture.operators import contains, is_computed, subscript
 from smelt.capture.policy import (
     ANSWERED_FALSE,
     ANSWERED_TRUE,
@@ -55,6 +53,7 @@ from smelt.capture.policy import (
     treatment_of_code,
 )
 from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
+from smelt.capture.remembered import WRAPPER, call_cached
 from smelt.capture.resizing import resized
 from smelt.capture.stepping import STEPPING, averaging_batch_norm
 from smelt.capture.values import (
@@ -142,9 +141,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(None)
     if name in EVALUATED:
         interp.outside.pin(function)
+        answer = _evaluate(interp, real, args, kwargs)
         if name in OF_THE_MACHINE:
-            interp.tree.transient = f"{name}()"
-        return _evaluate(interp, real, args, kwargs)
+            interp.tree.rely_on_machine(real, None if args or kwargs else answer)
+        return answer
     block: Builtin | None = _hashable_get(CONTEXT_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
@@ -462,44 +462,6 @@ def _wrong_call(code: types.CodeType) -> Unsupported:
     return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
 
 
-def _call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A function under `functools.lru_cache`: called now, as it is called once for the same arguments.
-
-    What it would see must be real: no write of the captured code may be outstanding.
-    """
-    real = function.value
-    if interp.outside.differs():
-        raise Unsupported("B002", f"{real.__qualname__}, which is cached, between writes")
-    plain = [hashable(interp, value) for value in args]
-    named = {name: hashable(interp, value) for name, value in kwargs.items()}
-    try:
-        result = real(*plain, **named)
-    except Exception as error:
-        raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
-    interp.outside.pin(function)
-    if function.source is not None:
-        function.source.check(("predicate", _cached_answer(result, real.cache_info().misses, plain, named)))
-    return interp.outside.value(result, interp.tree.fixed(result, f"{real.__qualname__}()"))
-
-
-def _cached_answer(result: Any, misses: int, args: list[Any], kwargs: dict[str, Any]) -> Callable[[Any], bool]:
-    """Whether a cached function still has this very answer: its cache may have been cleared, and filled by others.
-
-    Where it was cleared, it is the program's to call it: the arguments may be others by now.
-    """
-
-    def same(function: Any) -> bool:
-        try:
-            if function.cache_info().misses < misses:
-                return False
-            return _native.suspended(function, *args, **kwargs) is result
-        except Exception:
-            return False  # for the program to see, where it calls it
-
-    same.__qualname__ = "the answer remembered"
-    return same
-
-
 def _refer(interp: Interpreter, function: Object) -> Value:
     """What a weak reference leads to: an object that is known already, or one that stays."""
     target = function.value()
@@ -534,8 +496,8 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
         return call(interp, inner, [*interp.outside.items(before), *args], merged)
     if type(real) is weakref.ref and not args and not kwargs:
         return _refer(interp, function)
-    if isinstance(real, functools._lru_cache_wrapper):
-        return _call_cached(interp, function, args, kwargs)
+    if isinstance(real, WRAPPER):
+        return call_cached(interp, function, args, kwargs)
     if type(real) in GETTERS and len(args) == 1 and not kwargs:
         return _get(interp, interp.outside.pin(function), args[0])
     found = interp.tree.class_attribute(type(real), "__call__")

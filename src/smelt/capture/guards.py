@@ -50,6 +50,8 @@ class GuardTree:
         self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `Entrance`
         self.transient = ""  # what was looked at that is another in another process, and that no guard asks for
         self.asked: dict[tuple[int, int], tuple[type, type, bool]] = {}  # see `is_subclass`
+        self.machine: dict[Callable[[], Any], Any] = {}  # see `rely_on_machine`
+        self.remembered: dict[Any, Any] = {}  # calls of cached functions, in their order
         self.inference_mode = torch.is_inference_mode_enabled()
         self.nesting = autocast_nesting()
         self._settings = autocast_settings()
@@ -84,6 +86,15 @@ class GuardTree:
             self.transient = "an object that says it is of another class"
         self.is_subclass(type(real), wanted)
         return isinstance(real, wanted)
+
+    def rely_on_machine(self, function: Callable[[], Any], answer: Any) -> None:
+        """What a function says of the machine, a value without a source: another process asks it once."""
+        if answer is None:
+            self.transient = f"what {function.__qualname__} says of the machine"
+        elif function is torch.get_num_threads:
+            self.process("number of threads", function, answer.value)
+        else:
+            self.machine[function] = answer.value
 
     def process(self, text: str, function: Callable[[], Any], answer: Any) -> None:
         """The process was in a state in which `function` answers so."""

@@ -17,9 +17,11 @@ from dataclasses import astuple
 from typing import Any
 
 from smelt.base.data import dataclass
+from smelt.capture.guards import GuardTree
 from smelt.capture.marks import entered_by
 from smelt.capture.named import Names, Transient, is_library, own_folders
 from smelt.capture.plan import Entrance, Return
+from smelt.capture.remembered import Remembered
 from smelt.capture.sizes import History
 from smelt.capture.undo import Care
 from smelt.ir.plain import encode
@@ -39,22 +41,27 @@ class Kept:
     entrance: Entrance
     history: History
     care: Care
-    asked: tuple[tuple[type, type, bool], ...]
+    tree: GuardTree
 
 
 def record_of(capture: Kept, graph: Any) -> dict[str, Any]:
     """All of it."""
     names = Names()
-    tree = _Tree(names)
+    remembered = [_call(each, names) for each in capture.tree.remembered.values()]
+    tree = _Tree(names, [each.guard for each in capture.tree.remembered.values()])
     roots = [tree.node(root) for root in capture.roots]
     computation, entrance = capture.plan.computation, capture.entrance
     (frame,) = entrance.frames
     _refuse_compiled(names)
-    asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in capture.asked]
+    found = capture.tree.asked.values()
+    asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in found]
+    machine = [[names.other(function), encode(answer, refuse)] for function, answer in capture.tree.machine.items()]
     steps = [[_step(function, names), list(operands)] for function, operands in computation.recipe.steps]
     return {
         "accessors": tree.accessors,
         "asked": asked,
+        "machine": machine,
+        "remembered": remembered,
         "checks": tree.checks,
         "roots": roots,
         "arguments": list(computation.arguments),
@@ -77,8 +84,9 @@ def record_of(capture: Kept, graph: Any) -> dict[str, Any]:
 class _Tree:
     """Guards as numbers of accessors and checks, each of which is written once."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, remembered: list[Any]) -> None:
         self.names = names
+        self.remembered = remembered
         self.accessors: list[Any] = []
         self.checks: list[Any] = []
         self._known: dict[str, int] = {}
@@ -96,7 +104,7 @@ class _Tree:
     def _check(self, check: Any) -> list[Any]:
         kind, *parts = check
         if kind == "predicate":
-            raise Transient(f"a guard is a function: {getattr(parts[0], '__qualname__', '')}")
+            return self._predicate(parts[0])
         place = _IDENTIFIED.get(kind, 0)
         return [
             kind,
@@ -106,12 +114,29 @@ class _Tree:
             ],
         ]
 
+    def _predicate(self, function: Any) -> list[Any]:
+        """A guard that is a function: of smelt's own, or one with its first arguments given."""
+        for number, guard in enumerate(self.remembered):
+            if function is guard:
+                return ["remembered", number]
+        inner = function.func if type(function) is functools.partial else function
+        if getattr(inner, "__closure__", None) is not None:
+            raise Transient(f"a guard is a function: {function.__qualname__}")
+        return ["predicate", _step(function, self.names)]
+
     def _number(self, table: list[Any], form: Any) -> int:
         text = f"{id(table)} {json.dumps(form)}"
         if text not in self._known:
             self._known[text] = len(table)
             table.append(form)
         return self._known[text]
+
+
+def _call(call: Remembered, names: Names) -> list[Any]:
+    """A call of a cached function: with what, and what it answered."""
+    args = [encode(each, names.other) for each in call.args]
+    named = [[name, encode(each, names.other)] for name, each in call.kwargs.items()]
+    return [names.other(call.function), args, named, names.answer(call.answer)]
 
 
 def _constant(real: Any, names: Names) -> Any:

@@ -14,7 +14,7 @@ they are.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ import torch
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.base.options import config
+from smelt.capture.guards import GuardTree
 from smelt.capture.keeping import Kept, record_of, refuse
 from smelt.capture.marks import DYNAMIC
 from smelt.capture.named import Transient, digest, forget_classes
@@ -35,10 +36,9 @@ from smelt.ir.plain import decode
 from smelt.runtime.cache import Store, open_store
 
 _WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
-Asked = Iterable[tuple[type, type, bool]]
-Keep = Callable[[Any, Plan, Entrance, "tuple[Traced, Care] | None", Asked], None]
-"""What a capture is handed to: its guards, its plan, the way back, its graph and the care for it, and which classes
-were found to be others'."""
+Keep = Callable[[Any, Plan, Entrance, "tuple[Traced, Care] | None", GuardTree], None]
+"""What a capture is handed to: its guards, its plan, the way back, its graph and the care for it, and what else it
+relied on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Shelf:
             return None
 
         def keep(
-            roots: Any, plan: Plan, entrance: Entrance, compiled: tuple[Traced, Care] | None, asked: Asked
+            roots: Any, plan: Plan, entrance: Entrance, compiled: tuple[Traced, Care] | None, tree: GuardTree
         ) -> None:
             assert isinstance(plan, Return) and compiled is not None
             traced, care = compiled
-            self._keep(place, frame, Kept(roots, plan, entrance, history, care, tuple(asked)), traced)
+            self._keep(place, frame, Kept(roots, plan, entrance, history, care, tree), traced)
 
         return keep
 

@@ -88,11 +88,18 @@ class Names:
         """An object that is meant itself. Of a plain one another may be equal, here or there, so each stands alone."""
         if type(real) in _SINGLE:
             return encode(real, self.other)
-        if type(real) not in _PLAIN:
+        if type(real) not in _PLAIN or id(real) in self._numbers:
             return self.other(real)
         self.forms.append(["plain", encode(real, self.other)])
         self.reals.append(real)
         return ["#", len(self.forms) - 1]
+
+    def answer(self, real: Any) -> Any:
+        """An object that a call has yielded: it is met there."""
+        form = self.itself(real)
+        if type(real) in _PLAIN:
+            self._numbers.setdefault(id(real), form[1])
+        return form
 
 
 def _form(real: Any, names: Names) -> Form:
@@ -102,7 +109,8 @@ def _form(real: Any, names: Names) -> Form:
     if isinstance(real, types.ModuleType):
         if sys.modules.get(real.__name__) is not real:
             raise Transient(f"module {real.__name__} is not found under its name")
-        return ["module", real.__name__]
+        own = [names.number(kind)] if kind is not types.ModuleType else []  # as `torch._VF` has, found nowhere else
+        return ["module", real.__name__, *own]
     if kind is types.FunctionType:
         names_of = names.number(real.__globals__)
         return ["function", real.__module__, real.__qualname__, *_of_function(real), names_of, _is_there(real)]
@@ -130,6 +138,8 @@ def _form(real: Any, names: Names) -> Form:
         return ["union", *map(names.number, real.__args__)]
     if kind in _OPERATORS:
         return _operator(real)
+    if kind is functools._lru_cache_wrapper:
+        return ["cached"]  # whatever it caches: what is relied on is its answers
     if kind is object or (_is_made_in_python(kind) and kind not in _ON_TRUST):
         return ["object", names.number(kind)]
     raise Transient(f"a {kind.__module__}.{kind.__qualname__} is told by no name")
@@ -359,6 +369,8 @@ def is_like(form: Form, real: Any, reals: list[Any]) -> bool:
         return type(real) in (torch.Tensor, torch.nn.Parameter) and type(real).__name__ == form[1]
     if kind == "container":
         return type(real) in _CONTAINERS and type(real).__name__ == form[1]
+    if kind == "cached":
+        return type(real) is functools._lru_cache_wrapper
     return kind == "object" and type(real) is reals[form[1]]
 
 

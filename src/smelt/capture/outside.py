@@ -6,6 +6,8 @@ outside.value(3, source of "n")          →   Constant(3), guarded by equality
 
 import contextlib
 import enum
+import functools
+import math
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -513,22 +515,29 @@ def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
-    def same(real: Any) -> bool:
-        return same_keys(tuple(kind.__iter__(real)), keys)
-
-    if any(isinstance(key, torch.Tensor) for key in keys):
-        same.__qualname__ = f"having the {len(keys)} keys it had"
-    else:
-        same.__qualname__ = f"having the keys {keys!r}"  # as it reads where a recompile is explained
+    same = functools.partial(_has_keys, kind, keys)
+    tensors = any(isinstance(key, torch.Tensor) for key in keys)
+    # As it reads where a recompile is explained.
+    same.__qualname__ = f"having the {len(keys)} keys it had" if tensors else f"having the keys {keys!r}"  # type: ignore[attr-defined]
     return same
 
 
+def _has_keys(kind: Any, keys: tuple[Any, ...], real: Any) -> bool:
+    return same_keys(tuple(kind.__iter__(real)), keys)
+
+
 def same_keys(keys: Many[Any], others: Many[Any]) -> bool:
-    """Whether keys are equal and in the same order; tensors are by being the same, as a dict has it."""
-    return len(keys) == len(others) and all(
-        key is other or (not isinstance(key, torch.Tensor) and not isinstance(other, torch.Tensor) and key == other)
-        for key, other in zip(keys, others, strict=True)
-    )
+    """Whether keys are equal, of the same types and in the same order; tensors are by being the same, as a dict has
+    it."""
+    return len(keys) == len(others) and all(map(_same_key, keys, others))
+
+
+def _same_key(key: Any, other: Any) -> bool:
+    if key is other or type(key) is not type(other) or isinstance(key, torch.Tensor):
+        return key is other
+    if type(key) is tuple:
+        return same_keys(key, other)
+    return bool(key == other) and (type(key) is not float or math.copysign(1.0, key) == math.copysign(1.0, other))
 
 
 def unchanged(before: Any, after: Any) -> bool:

@@ -180,14 +180,15 @@ class Entrance:
                 function(*[collected[place] for place in places])
         except Exception:
             return False
-        return all(_related(collected[one], collected[other], same) for one, other, same in self.relations)
+        return all(related(collected[one], collected[other], same) for one, other, same in self.relations)
 
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
         registers = [*collected, _native.NULL]
         return [frame.stand_up(registers) for frame in self.frames]
 
 
-def _related(one: Any, other: Any, same: bool | None) -> bool:
+def related(one: Any, other: Any, same: bool | None) -> bool:
+    """Whether a relation holds, see `Entrance`."""
     return lie_apart(one, other) if same is None else (one is other) == same
 
 

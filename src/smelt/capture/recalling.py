@@ -11,10 +11,12 @@ from smelt import _native
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.capture.guards import ABSENT, static_lookup
-from smelt.capture.keeping import Kept, may_be_step, stamp_of, stamps_of
+from smelt.capture.keeping import Kept, may_be_step, refuse, stamp_of, stamps_of
 from smelt.capture.named import EQUAL, WRAPPERS, Transient, find, forget_classes, is_like
-from smelt.capture.plan import Computation, Entrance, FrameRecipe, Return
+from smelt.capture.plan import Computation, Entrance, FrameRecipe, Return, related
+from smelt.capture.policy import OF_THE_MACHINE, qualified_name
 from smelt.capture.rebuild import Recipe
+from smelt.capture.remembered import WRAPPER, Remembered
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.undo import Care
 from smelt.ir.ambient import Ambient, as_captured, without_default_devices
@@ -46,6 +48,8 @@ def _same(one: Any, other: Any) -> bool:
         return False
     if type(one) is tuple:
         return len(one) == len(other) and all(map(_same, one, other))
+    if type(one) is functools.partial:
+        return _same((one.func, *one.args), (other.func, *other.args)) and one.keywords == other.keywords == {}
     return type(one) in EQUAL and repr(one) == repr(other)
 
 
@@ -62,6 +66,7 @@ class Loading:
         self._numbers: dict[int, int] = {}
         self.accessors: dict[int, Any] = {}
         self.checks: dict[int, Any] = {}
+        self.remembered: list[Remembered] = []
 
     def recalled(self, recaller: Recaller) -> Recalled | None:
         """The capture, if all its guards hold of the state."""
@@ -73,6 +78,9 @@ class Loading:
         for one, other, answer in self.record["asked"]:
             if issubclass(self._real(one), self._real(other)) is not answer:
                 raise Transient("a class is another's by now, or no longer")
+        for function, answer in self.record["machine"]:
+            if encode(_of_machine(self._real(function))(), refuse) != answer:
+                raise Transient("the machine is another")
         guards = _native.Guards(self.roots(), False, None)
         collected = guards.check(self.state)
         if collected is None:
@@ -95,10 +103,68 @@ class Loading:
         """Know every object of the table."""
         self.reals = [ABSENT] * len(self.forms)
         unknown = list(range(len(self.forms)))
-        while unknown := self._find(unknown):
-            self._meet()
-            if all(self.reals[number] is ABSENT for number in unknown):
+        while True:
+            unknown, before = self._find(unknown), len(unknown)
+            if unknown:
+                self._meet()
+                unknown = [number for number in unknown if self.reals[number] is ABSENT]
+            if unknown and len(unknown) < before:
+                continue
+            if len(self.remembered) < len(self.record["remembered"]):
+                self._ask()
+            elif unknown:
                 raise Transient(f"a {self.forms[unknown[0]][0]} is met nowhere")
+            else:
+                return
+
+    def _ask(self) -> None:
+        """Call the next function whose answer a cache remembered. All that is known by now holds, so that the program
+        comes to this call, with these arguments; what the call has changed is seen when all guards are asked."""
+        form, args, named, answer = self.record["remembered"][len(self.remembered)]
+        try:
+            function = self._real(form)
+            given = tuple(decode(each, self._real) for each in args)
+            by_name = {name: decode(each, self._real) for name, each in named}
+        except KeyError:
+            raise Transient("what a cached function is called with is met nowhere") from None
+        self._hold_so_far()
+        if type(function) is not WRAPPER:
+            raise ValueError(f"{function!r} caches nothing")
+        found = _native.suspended(function, *given, **by_name)
+        self._bind(answer, found)
+        self.remembered.append(Remembered.of(function, given, by_name, found))
+
+    def _hold_so_far(self) -> None:
+        """Refuse a state in which something that is known by now does not hold."""
+        places: list[int] = []
+        nodes, count = [], 0
+        for root in self.record["roots"]:
+            node, count = self._known_part(root, count, places)
+            nodes += [node] if node is not None else []
+        met = _native.Guards(tuple(nodes), False, None).check(self.state)
+        if met is None:
+            raise Transient("a guard fails")
+        collected = dict(zip(places, met, strict=True))
+        for one, other, same in self.record["relations"]:
+            if one in collected and other in collected and not related(collected[one], collected[other], same):
+                raise Transient("what was one object is two, or the other way round")
+
+    def _known_part(self, node: Any, count: int, places: list[int], lost: bool = False) -> tuple[Any, int]:
+        """What is known of a node and those below it, and how many are collected up to there; `places` are the numbers
+        of those among them that can be."""
+        accessor, numbers, below, collected, text = node
+        reached = None if lost else self._accessor(accessor)
+        if collected:
+            places += [count] if reached is not None else []
+            count += 1
+        children = []
+        for child in below:
+            found, count = self._known_part(child, count, places, reached is None)
+            children += [found] if found is not None else []
+        if reached is None:
+            return None, count
+        checks = [known for number in numbers if (known := self._check(number)) is not None]
+        return (reached, tuple(checks), tuple(children), bool(collected), text), count
 
     def _find(self, unknown: list[int]) -> list[int]:
         """Find what is found under its name, or in another object that is known by now; which are left."""
@@ -134,7 +200,7 @@ class Loading:
             elif reached[0] == "value" and self.record["checks"][number][0] == "class has":
                 _, name, form = self.record["checks"][number]
                 self._bind(form, static_lookup(reached[1], name))
-            else:
+            elif self.record["checks"][number][0] in ("is", "type"):
                 wanted = number
         if wanted is not None:  # what lies below is looked at once it is known that this is what it was
             asked.append(wanted)
@@ -171,11 +237,14 @@ class Loading:
     def _know(self, number: int, real: Any) -> None:
         """What were two objects are two: that one is not the other may have been relied on."""
         self.reals[number] = real
-        if self.forms[number][0] == "function":
-            self._bind(["#", self.forms[number][5]], real.__globals__)
-        elif self.forms[number][0] == "member":
-            self._bind(self.forms[number][3], real.value)
-        if self.forms[number][0] != "plain" and self._numbers.setdefault(id(real), number) != number:
+        form = self.forms[number]
+        if form[0] == "function":
+            self._bind(["#", form[5]], real.__globals__)
+        elif form[0] == "member":
+            self._bind(form[3], real.value)
+        elif form[0] == "module" and len(form) > 2:
+            self._bind(["#", form[2]], type(real))
+        if form[0] != "plain" and self._numbers.setdefault(id(real), number) != number:
             raise Transient("what were two objects is one")
 
     def _bind_plain(self, form: Any, real: Any) -> None:
@@ -212,9 +281,15 @@ class Loading:
         if known is None:
             kind, *parts = self.record["checks"][number]
             try:
-                known = self.checks[number] = (kind, *[decode(part, self._real) for part in parts])
-            except KeyError:
+                if kind == "remembered":
+                    known = ("predicate", self.remembered[parts[0]].guard)
+                elif kind == "predicate":
+                    known = ("predicate", self._step(parts[0]))
+                else:
+                    known = (kind, *[decode(part, self._real) for part in parts])
+            except (KeyError, IndexError):
                 return None
+            self.checks[number] = known
         return known
 
     def _real(self, form: Any) -> Any:
@@ -247,3 +322,10 @@ class Loading:
         if not may_be_step(found):
             raise ValueError(f"{found!r} is no step")
         return found
+
+
+def _of_machine(function: Any) -> Callable[[], Any]:
+    if qualified_name(function) not in OF_THE_MACHINE:
+        raise ValueError(f"{function!r} is not asked")
+    asked: Callable[[], Any] = function
+    return asked

@@ -402,6 +402,10 @@ class Tape:
         """Inputs that are written with gradients: they have another history than they came with."""
         return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
 
+    def is_as_at_first(self) -> bool:
+        """Whether the state of the process is the one that the captured code was entered in."""
+        return self.ambient == self._entry
+
     def become(self, ambient: Ambient) -> None:
         """The nodes that follow run under this grad mode and this autocast."""
         if ambient != self.ambient:

@@ -288,7 +288,7 @@ class _Closing:
         if keep is not None:
             reason = self._why_not_kept(plan, entrance, facts)
             if reason is None:
-                keep(roots, plan, entrance, self.compiled, self.interp.tree.asked.values())
+                keep(roots, plan, entrance, self.compiled, self.interp.tree)
             else:
                 emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
         return Captured(guards, plan, entrance, saw_tensors)
