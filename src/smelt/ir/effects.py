@@ -6,6 +6,7 @@ why_not_drop(gather(x, 0, i)) → "raises for some values"     why_not_drop(sin(
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,17 +80,17 @@ def raises(target: object, args: Sequence[Any]) -> bool:
     """Whether an operator raises for some values of the tensors it is given, which may be nodes; or only for that."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    name = _names.get(target)
-    if name is None:
-        schema = target._schema
-        checks = (not schema.returns and not schema.is_mutable) or target.namespace not in ("aten", "prims")
-        name = _names[target] = CHECK if checks else schema.name.removeprefix("aten::")
+    name = _name_or_check(target)
     if name in _RAISING or name is CHECK:
         return True
     return name in _DIVISIONS and len(args) > 1 and _is_zero_possible(args[1])
 
 
-_names: dict[torch._ops.OpOverload, str] = {}
+@cache
+def _name_or_check(target: torch._ops.OpOverload) -> str:
+    schema = target._schema
+    checks = (not schema.returns and not schema.is_mutable) or target.namespace not in ("aten", "prims")
+    return CHECK if checks else schema.name.removeprefix("aten::")
 
 
 def _is_zero_possible(divisor: object) -> bool:
@@ -150,15 +151,10 @@ def uses_default_generator(node: fx.Node) -> bool:
     return all(not isinstance(spec, TensorSpec) or spec.device.type == "cpu" for spec in specs)
 
 
+@cache  # reading an operator's tags is slow
 def is_random(target: torch._ops.OpOverload) -> bool:
     """Whether an operator may draw random numbers."""
-    found = _random.get(target)
-    if found is None:
-        found = _random[target] = torch.Tag.nondeterministic_seeded in target.tags
-    return found
-
-
-_random: dict[torch._ops.OpOverload, bool] = {}  # reading an operator's tags is slow
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _draws(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -172,14 +168,11 @@ def _draws(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 def is_view(target: object) -> bool:
     """Whether an operator's result is its first argument's memory, seen otherwise."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    known = _views.get(target)
-    if known is None:
-        returned = target._schema.returns
-        alias = returned[0].alias_info if returned else None
-        known = _views[target] = alias is not None and not alias.is_write
-    return known
+    return isinstance(target, torch._ops.OpOverload) and _shares_memory(target)
 
 
-_views: dict[torch._ops.OpOverload, bool] = {}
+@cache
+def _shares_memory(target: torch._ops.OpOverload) -> bool:
+    returned = target._schema.returns
+    alias = returned[0].alias_info if returned else None
+    return alias is not None and not alias.is_write

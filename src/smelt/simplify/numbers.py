@@ -12,6 +12,7 @@ says which call has no form that takes a tensor there.
 import math
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -171,7 +172,6 @@ _SPELLED_OUT: dict[Any, Callable[[fx.Node, Operand], None]] = {
     aten.addcdiv.default: _scale_first,
     aten.scalar_tensor.default: _as_tensor,
 }
-_forms: dict[tuple[Any, tuple[int, ...]], Any] = {}
 
 
 def _tensor_form(node: fx.Node) -> Any:
@@ -182,16 +182,14 @@ def _tensor_form(node: fx.Node) -> Any:
     if any(isinstance(value, tuple | list) and _has_number(tuple(value)) for value in node.args):
         return None
     places = tuple(place for place, value in enumerate(node.args) if _has_number((value,)))
-    key = (op, places)
-    if key not in _forms:
-        _forms[key] = _find_form(op, places)
-    return _forms[key]
+    return _find_form(op, places)
 
 
 def _has_number(values: tuple[Any, ...]) -> bool:
     return any(isinstance(value, fx.Node) and isinstance(spec_of(value), NumberSpec) for value in values)
 
 
+@cache
 def _find_form(op: torch._ops.OpOverload, places: tuple[int, ...]) -> Any:
     types = [_kind(argument) for argument in op._schema.arguments]
     wanted = ["Tensor" if place in places else kind for place, kind in enumerate(types)]

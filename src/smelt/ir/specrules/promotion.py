@@ -7,6 +7,7 @@ Tensors with dimensions outrank tensors without, which outrank Python numbers; a
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,8 +31,6 @@ KNOWN = frozenset(
     }
 )
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-_promoted: dict[tuple[torch.dtype, torch.dtype], torch.dtype] = {}
 
 
 def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
@@ -74,11 +73,7 @@ def float_result(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
-def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    found = _promoted.get((a, b))
-    if found is None:
-        found = _promoted[(a, b)] = torch.promote_types(a, b)
-    return found
+_promote = cache(torch.promote_types)
 
 
 def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:

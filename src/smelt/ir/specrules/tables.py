@@ -6,6 +6,7 @@ Rules go by the names of operators, "sum.dim_IntList": looking up each that has 
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -27,14 +28,12 @@ class _Known(NamedTuple):
     on_cpu: bool = False  # and nowhere else
 
 
-_known: dict[Any, _Known] = {}
-
-
 def rules_of(family: str) -> Mapping[str, Rule]:
     rules: Mapping[str, Rule] = importlib.import_module(f"smelt.ir.specrules.{family}").RULES
     return rules
 
 
+@cache
 def _find(func: Any) -> _Known:
     functional = _functional_of(func)
     if functional is not None:
@@ -50,9 +49,7 @@ def _find(func: Any) -> _Known:
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers."""
-    known = _known.get(func)
-    if known is None:
-        known = _known[func] = _find(func)
+    known = _find(func)
     if known.functional is not None:
         return _written(known.functional, args, kwargs, device)
     if known.rule is None or (known.on_cpu and device.type != "cpu"):
