@@ -14,8 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from smelt.base.sizes import Size
-from smelt.ir.check_program import span
+from smelt.base.sizes import Size, span
 from smelt.ir.kernel import (
     Accumulate,
     Axis,

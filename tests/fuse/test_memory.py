@@ -9,9 +9,8 @@ from smelt.base.errors import SpecError
 from smelt.fuse.inplace import is_safe
 from smelt.fuse.plan import lifetimes, plan_memory
 from smelt.ir.check import check_program
-from smelt.ir.check_program import arena_bytes
 from smelt.ir.kernel import Role
-from smelt.ir.program import Launch, Place, Program
+from smelt.ir.program import Launch, Place, Program, arena_bytes
 from tests.fuse.running import assert_same
 
 

@@ -8,8 +8,7 @@ import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.ir.check_program import operands_in
-from smelt.ir.program import Place, Program
+from smelt.ir.program import Place, Program, operands_in
 
 Fn = Callable[..., Any]
 

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 from smelt.autograd.coins import toss
 from smelt.autograd.opaque import watch
 from smelt.base.errors import SmeltError
+from smelt.base.sizes import span
 from smelt.base.symbols import COMPUTED
 from smelt.base.symint import Formula, apply, is_symbolic
 from smelt.ir import origin
-from smelt.ir.check_program import span
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
 from smelt.ir.ghost import GhostError, GhostTensor, Recorder

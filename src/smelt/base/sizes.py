@@ -28,6 +28,13 @@ def contiguous_stride(shape: Sequence[Size]) -> Shape:
     return tuple(reversed(strides))
 
 
+def span(shape: Shape, stride: Shape) -> Size:
+    """Elements from the first to the last of a strided view, both counted; 0 for an empty one."""
+    if any(size == 0 for size in shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 def is_dense(shape: Shape, stride: Shape) -> bool:
     """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
     expected: Size = 1

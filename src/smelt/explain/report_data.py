@@ -23,10 +23,9 @@ from smelt.explain.explanation import PLACE, Explanation, GraphStory, from_event
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
 from smelt.fuse.records import Apart, Made
-from smelt.ir.check_program import reads, writes
 from smelt.ir.joint import Phase, phase_of
 from smelt.ir.origin import origin_of
-from smelt.ir.program import Launch, Library, Program
+from smelt.ir.program import Launch, Library, Program, reads, writes
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.runtime.profile import Taken
 

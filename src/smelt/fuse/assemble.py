@@ -8,12 +8,11 @@ Names inside a kernel are positional (`in0`, `out0`, `v3`), so that equal loops 
 from dataclasses import field
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Size
+from smelt.base.sizes import Size, span
 from smelt.fuse.expressions import Expr, Place, Space
 from smelt.fuse.order import Line, Ordered
 from smelt.fuse.pull import Effect
 from smelt.fuse.values import Kind, Value
-from smelt.ir.check_program import span
 from smelt.ir.kernel import (
     Accumulate,
     Axis,

@@ -18,11 +18,22 @@ from typing import Any
 
 import torch
 
+from smelt.base.sizes import span
 from smelt.base.varying import known_equal
 from smelt.fuse.plan import aliases, lifetimes
-from smelt.ir.check_program import operands_in, reads, span, writes
 from smelt.ir.kernel import Accumulate, Buffer, Gather, Index, Kernel, Load, Role, Stage, Store
-from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.ir.program import (
+    Launch,
+    Library,
+    Operand,
+    Place,
+    Program,
+    ProgramBuffer,
+    Step,
+    operands_in,
+    reads,
+    writes,
+)
 
 aten = torch.ops.aten
 

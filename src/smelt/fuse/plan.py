@@ -13,8 +13,7 @@ the arena, whose pages are there already.
 from dataclasses import replace
 
 from smelt.base.sizes import Size
-from smelt.ir.check_program import arena_bytes, operands_in, reads, writes
-from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step
+from smelt.ir.program import Library, Place, Program, ProgramBuffer, Step, arena_bytes, operands_in, reads, touches
 
 ALIGNMENT = 64
 _LARGE = 1 << 16  # bytes; an allocation is nothing beside the work on that many
@@ -111,10 +110,7 @@ def _best_gap(taken: list[tuple[Size, Size, int]], size: Size) -> Size:
 
 def lifetimes(program: Program) -> Lives:
     """First and last step at which each buffer's memory is in use, views that library calls made of it included."""
-    found: dict[str, tuple[int, int]] = {}
-    for number, step in enumerate(program.steps):
-        for name in reads(step) + writes(step):
-            found[name] = (found.get(name, (number, number))[0], number)
+    found = touches(program)
     for step in reversed(program.steps):
         for view in aliases(step):
             for base in reads(step):

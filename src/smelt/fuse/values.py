@@ -18,12 +18,11 @@ import torch
 from torch import fx
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size, contiguous_stride, is_dense, product
+from smelt.base.sizes import Shape, Size, contiguous_stride, is_dense, product, span
 from smelt.base.varying import same_sizes
 from smelt.fuse import elements
 from smelt.fuse.inplace import may_fail
 from smelt.fuse.overwrite import Put, overwriting
-from smelt.ir.check_program import span
 from smelt.ir.effects import why_not_drop, why_not_share
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec

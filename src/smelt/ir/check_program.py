@@ -6,46 +6,22 @@ Used through `ir.check.check_program`. Each rule yields `(place, fault)` pairs.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from smelt.base.sizes import Size
-from smelt.ir.kernel import Role
-from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.base.sizes import span
+from smelt.ir.program import (
+    Launch,
+    Library,
+    Place,
+    Program,
+    ProgramBuffer,
+    arena_bytes,
+    operands_in,
+    reads,
+    touches,
+    writes,
+)
 from smelt.ir.tensorspec import short_name
 
 Fault = tuple[object, str]
-
-
-def span(shape: tuple[Size, ...], stride: tuple[Size, ...]) -> Size:
-    """Elements from the first to the last of a strided view, both counted; 0 for an empty one."""
-    if any(size == 0 for size in shape):
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-def operands_in(value: Any) -> Iterator[Operand]:
-    """Every operand inside arguments, lists included."""
-    if isinstance(value, Operand):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from operands_in(item)
-
-
-def reads(step: Step) -> tuple[str, ...]:
-    """The buffers whose contents a step uses."""
-    if isinstance(step, Library):
-        values = [*step.args, *(value for _, value in step.kwargs)]
-        condition = () if step.unless is None else (step.unless,)
-        return (*condition, *(operand.buffer for operand in operands_in(values)))
-    pairs = zip(step.kernel.parameters, step.args, strict=False)
-    return tuple(name for parameter, name in pairs if parameter.role is not Role.OUTPUT)
-
-
-def writes(step: Step) -> tuple[str, ...]:
-    """The buffers a step fills."""
-    if isinstance(step, Library):
-        return tuple(name for name in step.outs if name is not None)
-    pairs = zip(step.kernel.parameters, step.args, strict=False)
-    return tuple(name for parameter, name in pairs if parameter.role is not Role.INPUT)
 
 
 def _rule_buffers(program: Program) -> Iterator[Fault]:
@@ -138,23 +114,10 @@ def _rule_results(program: Program) -> Iterator[Fault]:
                 yield step, f"{name} is {places[name].value}, which this step cannot fill"
 
 
-def arena_bytes(buffer: ProgramBuffer) -> Size:
-    return span(buffer.spec.shape, buffer.spec.stride) * buffer.spec.dtype.itemsize
-
-
-def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """First and last step that touches each buffer."""
-    found: dict[str, tuple[int, int]] = {}
-    for number, step in enumerate(program.steps):
-        for name in reads(step) + writes(step):
-            found[name] = (found.get(name, (number, number))[0], number)
-    return found
-
-
 def _rule_arena(program: Program) -> Iterator[Fault]:
     """Arena buffers lie inside the arena, aligned, and apart from every other one alive at the same step."""
     planned = [buffer for buffer in program.buffers if buffer.place is Place.ARENA]
-    lives = _lifetimes(program)
+    lives = touches(program)
     for buffer in planned:
         if buffer.offset < 0 or buffer.offset + arena_bytes(buffer) > program.arena_bytes:
             yield buffer, f"{buffer.name} reaches outside the arena"

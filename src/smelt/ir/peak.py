@@ -22,11 +22,10 @@ import torch
 from torch import fx
 
 from smelt.base.data import dataclass
-from smelt.ir.check_program import operands_in, reads, writes
 from smelt.ir.effects import is_view
 from smelt.ir.graph import Traced, outputs, placeholders
 from smelt.ir.joint import Plan
-from smelt.ir.program import Library, Place, Program
+from smelt.ir.program import Library, Place, Program, operands_in, touched
 from smelt.ir.tensorspec import TensorSpec, spec_of
 
 Key = Hashable  # stands for one block of memory
@@ -185,7 +184,7 @@ def program_usage(program: Program, given: Sequence[int] = (), scratch: StepScra
         if buffer.place in (Place.FRESH, Place.LIBRARY)
     }
     for number, step in enumerate(program.steps):
-        for name in (*reads(step), *writes(step)):
+        for name in touched(step):
             if name in sizes:
                 usage.make(name, sizes[name], number)
             usage.use(name, number)

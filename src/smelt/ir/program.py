@@ -5,6 +5,7 @@ arena at a byte offset, or allocated fresh because it leaves the program. Librar
 (strided views), kernels through plain pointers.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size
-from smelt.ir.kernel import Kernel
+from smelt.base.sizes import Shape, Size, span
+from smelt.ir.kernel import Kernel, Role
 from smelt.ir.tensorspec import TensorSpec
 
 
@@ -108,3 +109,48 @@ class Program:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(step.kernel for step in self.steps if isinstance(step, Launch))
+
+
+def arena_bytes(buffer: ProgramBuffer) -> Size:
+    return span(buffer.spec.shape, buffer.spec.stride) * buffer.spec.dtype.itemsize
+
+
+def operands_in(value: Any) -> Iterator[Operand]:
+    """Every operand inside arguments, lists included."""
+    if isinstance(value, Operand):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from operands_in(item)
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """The buffers whose contents a step uses."""
+    if isinstance(step, Library):
+        values = [*step.args, *(value for _, value in step.kwargs)]
+        condition = () if step.unless is None else (step.unless,)
+        return (*condition, *(operand.buffer for operand in operands_in(values)))
+    pairs = zip(step.kernel.parameters, step.args, strict=False)
+    return tuple(name for parameter, name in pairs if parameter.role is not Role.OUTPUT)
+
+
+def writes(step: Step) -> tuple[str, ...]:
+    """The buffers a step fills."""
+    if isinstance(step, Library):
+        return tuple(name for name in step.outs if name is not None)
+    pairs = zip(step.kernel.parameters, step.args, strict=False)
+    return tuple(name for parameter, name in pairs if parameter.role is not Role.INPUT)
+
+
+def touched(step: Step) -> tuple[str, ...]:
+    """The buffers a step reads or fills."""
+    return step.args if isinstance(step, Launch) else reads(step) + writes(step)
+
+
+def touches(program: Program) -> dict[str, tuple[int, int]]:
+    """First and last step that touches each buffer."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(program.steps):
+        for name in touched(step):
+            found[name] = (found.get(name, (number, number))[0], number)
+    return found

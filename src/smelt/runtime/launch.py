@@ -14,7 +14,6 @@ between calls, so that pages are faulted in once, and shared by the halves of a 
 time each take their own.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,9 +22,9 @@ import torch
 
 from smelt import _native
 from smelt.base.errors import UnexpectedResult
-from smelt.base.sizes import Shape, Size
+from smelt.base.sizes import Shape, Size, product, span
 from smelt.ir.kernel import Role
-from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
+from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touches
 from smelt.runtime.interface import connect, dtype_code
 from smelt.runtime.products import as_called, small_product
 from smelt.runtime.profile import note
@@ -274,7 +273,7 @@ class _Table:
         operands = [self.wholes[name] for name in _written(step)]
         if isinstance(step, Library):
             operands += [self.wholes[step.unless]] if step.unless is not None else []
-            operands += _operands_in((step.args, tuple(value for _, value in step.kwargs)))
+            operands += operands_in((step.args, tuple(value for _, value in step.kwargs)))
             operands += self._native_operands(step) or ()
         for operand in operands:
             if self.buffers[operand.buffer].place is Place.ARENA:
@@ -386,8 +385,7 @@ class _Table:
 
 def _extent(shape: Shape, stride: Shape) -> tuple[Size, Size]:
     """How many elements there are, and in how many places they lie."""
-    count = math.prod(shape)
-    return count, 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if count else 0
+    return product(shape), span(shape, stride)
 
 
 def _returns_list(op: torch._ops.OpOverload) -> bool:
@@ -401,28 +399,11 @@ def _written(step: Step) -> list[str]:
     return [name for name in step.outs if name is not None]
 
 
-def _operands_in(value: Any) -> list[Operand]:
-    if isinstance(value, Operand):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [operand for item in value for operand in _operands_in(item)]
-    return []
-
-
 def _last_uses(program: Program) -> dict[int, list[str]]:
     """Step position → buffers nobody needs afterwards; those the program returns are left out."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(program.steps):
-        used = _written(step)
-        if isinstance(step, Library):
-            named = tuple(value for _, value in step.kwargs)
-            used = used + [operand.buffer for operand in _operands_in((step.args, named))]
-            used += [step.unless] if step.unless is not None else []
-        for name in used:
-            last[name] = position
-    for operand in _operands_in(program.outputs):
-        last.pop(operand.buffer, None)
+    returned = {operand.buffer for operand in operands_in(program.outputs)}
     by_position: dict[int, list[str]] = {}
-    for name, position in last.items():
-        by_position.setdefault(position, []).append(name)
+    for name, (_, position) in touches(program).items():
+        if name not in returned:
+            by_position.setdefault(position, []).append(name)
     return by_position
