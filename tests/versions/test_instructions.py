@@ -41,17 +41,21 @@ def handled() -> set[str]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "handles":
                 for argument in node.args:
-                    names |= unary_names() if isinstance(argument, ast.Starred) else {ast.literal_eval(argument)}
+                    starred = isinstance(argument, ast.Starred)
+                    names |= keys_of(argument.value.id, file) if starred else {ast.literal_eval(argument)}  # type: ignore[attr-defined]
     return names
 
 
-def unary_names() -> set[str]:
-    """The keys of the table `UNARY`, which `@handles(*UNARY)` stands for."""
-    for node in ast.walk(ast.parse((CAPTURE / "operators.py").read_text())):
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if any(isinstance(target, ast.Name) and target.id == "UNARY" for target in targets):
-            return {ast.literal_eval(key) for key in node.value.keys}  # type: ignore[attr-defined]
-    raise AssertionError("operators.py has no UNARY")
+def keys_of(table: str, file: pathlib.Path) -> set[str]:
+    """The keys of a table in a file or, as `UNARY`, in operators.py: what `@handles(*table)` is given."""
+    for place in (file, CAPTURE / "operators.py"):
+        for node in ast.walk(ast.parse(place.read_text())):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+            if any(isinstance(target, ast.Name) and target.id == table for target in targets):
+                pairs = zip(node.value.keys, node.value.values, strict=True)  # type: ignore[attr-defined]
+                found = [{ast.literal_eval(key)} if key else keys_of(value.args[0].id, file) for key, value in pairs]
+                return set().union(*found)
+    raise AssertionError(f"there is no table {table}")
 
 
 def of_this_python() -> set[str]:

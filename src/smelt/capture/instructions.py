@@ -4,6 +4,7 @@ One row of `table.HANDLERS` serves every Python version that has the instruction
 `bytecode` has already renamed, and what only one version has is marked.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from smelt.capture.asserts import deciding
@@ -187,11 +188,6 @@ def _load_assertion_error(interp: Interpreter, frame: Frame, instruction: Instru
     frame.stack.append(interp.outside.fixed(AssertionError))
 
 
-@handles("LOAD_ATTR")
-def _load_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    push(frame, attribute(interp, frame.stack.pop(), instruction.value))
-
-
 @handles("LOAD_METHOD")
 def _load_method(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     receiver = frame.stack.pop()
@@ -210,17 +206,6 @@ def _load_super_attr(interp: Interpreter, frame: Frame, instruction: Instruction
     found = interp.now(attribute(interp, parent, instruction.value))
     pair = (found, NULL) if CALLABLE_FIRST else (NULL, found)
     frame.stack.extend(pair if instruction.arg & 1 else (found,))
-
-
-@handles("STORE_ATTR")
-def _store_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value, target = take(frame, 2)
-    store_attribute(interp, target, instruction.value, value)
-
-
-@handles("DELETE_ATTR")
-def _delete_attr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    delete_attribute(interp, frame.stack.pop(), instruction.value)
 
 
 @handles("IMPORT_NAME")
@@ -277,23 +262,67 @@ def _swap(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     stack[-1], stack[other] = stack[other], stack[-1]
 
 
-# operators
+# operators, and all else that works on the stack alone
+
+_CONVERSIONS = ("", "__str__", "__repr__", "__ascii__")
+
+# What takes operands from the stack, the deepest first, and leaves what comes of them: how many, and what that is.
+_YIELDS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "LOAD_ATTR": (1, lambda interp, at, owner: attribute(interp, owner, at.value)),
+    "BINARY_OP": (2, lambda interp, at, *both: binary(interp, at.value, *both)),
+    **dict.fromkeys(UNARY, (1, lambda interp, at, value: unary(interp, at.name, value))),
+    "UNARY_NOT": (1, lambda interp, at, value: Constant(not truth(interp, value))),
+    "IS_OP": (2, lambda interp, at, *both: Constant(identical(interp, *both) != bool(at.arg))),
+    "CONTAINS_OP": (2, lambda interp, at, item, container: Constant(contains(interp, container, item) != bool(at.arg))),
+    "BINARY_SUBSCR": (2, lambda interp, at, container, key: subscript(interp, container, key)),
+    "BINARY_SLICE": (3, lambda interp, at, container, *ends: subscript(interp, container, _slice(*ends))),  # 3.12
+    "GET_ITER": (1, lambda interp, at, value: iterator(interp, value)),
+    "GET_YIELD_FROM_ITER": (1, lambda interp, at, value: iterator(interp, value)),
+    "LIST_TO_TUPLE": (1, lambda interp, at, value: Sequence(tuple, drain(interp, value))),
+    "CONVERT_VALUE": (1, lambda interp, at, value: text_of(interp, value, _CONVERSIONS[at.arg])),  # 3.13
+    "FORMAT_SIMPLE": (1, lambda interp, at, value: formatted(interp, value, "")),  # 3.13
+    "FORMAT_WITH_SPEC": (2, lambda interp, at, value, spec: formatted(interp, value, interp.plain(spec))),  # 3.13
+}
+# The same where nothing comes of them.
+_DOES: dict[str, tuple[int, Callable[..., object]]] = {
+    "STORE_ATTR": (2, lambda interp, at, value, owner: store_attribute(interp, owner, at.value, value)),
+    "DELETE_ATTR": (1, lambda interp, at, owner: delete_attribute(interp, owner, at.value)),
+    "STORE_SUBSCR": (3, lambda interp, at, value, container, key: store_subscript(interp, container, key, value)),
+    "DELETE_SUBSCR": (2, lambda interp, at, container, key: delete_subscript(interp, container, key)),
+    "STORE_SLICE": (  # 3.12
+        4,
+        lambda interp, at, value, container, *ends: store_subscript(interp, container, _slice(*ends), value),
+    ),
+}
+# What is made of as many operands as the instruction says.
+_BUILDS: dict[str, Callable[[Interpreter, list[Value]], Value]] = {
+    "BUILD_TUPLE": lambda interp, items: Sequence(tuple, items),
+    "BUILD_LIST": lambda interp, items: Sequence(list, items),
+    "BUILD_SET": lambda interp, items: Set({item_key(interp, item) for item in items}),
+    "BUILD_SLICE": lambda interp, parts: _slice(*parts),
+    "BUILD_STRING": joined_text,
+}
 
 
-@handles("BINARY_OP")
-def _binary_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    left, right = take(frame, 2)
-    push(frame, binary(interp, instruction.value, left, right))
+@handles(*_YIELDS)
+def _yield(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    count, made = _YIELDS[instruction.name]
+    push(frame, made(interp, instruction, *take(frame, count)))
 
 
-@handles(*UNARY)
-def _unary(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(unary(interp, instruction.name, frame.stack.pop()))
+@handles(*_DOES)
+def _do(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    count, act = _DOES[instruction.name]
+    act(interp, instruction, *take(frame, count))
 
 
-@handles("UNARY_NOT")
-def _unary_not(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Constant(not truth(interp, frame.stack.pop())))
+@handles(*_BUILDS)
+def _build(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    frame.stack.append(_BUILDS[instruction.name](interp, take(frame, instruction.arg)))
+
+
+def _slice(start: Value, stop: Value, step: Value | None = None) -> Slice:
+    return Slice(start, stop, Constant(None) if step is None else step)
 
 
 @handles("TO_BOOL")
@@ -314,65 +343,7 @@ def _compare_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
     push(frame, compare(interp, symbol, left, right))
 
 
-@handles("IS_OP")
-def _is_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    left, right = take(frame, 2)
-    frame.stack.append(Constant(identical(interp, left, right) != bool(instruction.arg)))
-
-
-@handles("CONTAINS_OP")
-def _contains_op(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    item, container = take(frame, 2)
-    frame.stack.append(Constant(contains(interp, container, item) != bool(instruction.arg)))
-
-
-@handles("BINARY_SUBSCR")
-def _binary_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    container, key = take(frame, 2)
-    push(frame, subscript(interp, container, key))
-
-
-@handles("STORE_SUBSCR")
-def _store_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value, container, key = take(frame, 3)
-    store_subscript(interp, container, key, value)
-
-
-@handles("DELETE_SUBSCR")
-def _delete_subscr(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    container, key = take(frame, 2)
-    delete_subscript(interp, container, key)
-
-
-@handles("BINARY_SLICE")
-def _binary_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    container, start, stop = take(frame, 3)
-    push(frame, subscript(interp, container, Slice(start, stop, Constant(None))))
-
-
-@handles("STORE_SLICE")
-def _store_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
-    value, container, start, stop = take(frame, 4)
-    store_subscript(interp, container, Slice(start, stop, Constant(None)), value)
-
-
-@handles("BUILD_SLICE")
-def _build_slice(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    parts = take(frame, instruction.arg)
-    frame.stack.append(Slice(parts[0], parts[1], parts[2] if len(parts) == 3 else Constant(None)))
-
-
 # containers
-
-
-@handles("BUILD_TUPLE", "BUILD_LIST")
-def _build_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Sequence(tuple if instruction.name == "BUILD_TUPLE" else list, take(frame, instruction.arg)))
-
-
-@handles("BUILD_SET")
-def _build_set(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Set({item_key(interp, item) for item in take(frame, instruction.arg)}))
 
 
 @handles("BUILD_MAP")
@@ -385,16 +356,6 @@ def _build_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> N
 def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     keys = interp.plain(frame.stack.pop())
     frame.stack.append(Mapping(dict(zip(keys, take(frame, instruction.arg), strict=True))))
-
-
-@handles("BUILD_STRING")
-def _build_string(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(joined_text(interp, take(frame, instruction.arg)))
-
-
-@handles("LIST_TO_TUPLE")
-def _list_to_tuple(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(Sequence(tuple, drain(interp, frame.stack.pop())))
 
 
 @handles("LIST_APPEND")
@@ -506,11 +467,6 @@ def _jump_or_pop(interp: Interpreter, frame: Frame, instruction: Instruction) ->
         frame.jump(instruction.target)
     else:
         frame.stack.pop()
-
-
-@handles("GET_ITER", "GET_YIELD_FROM_ITER")
-def _get_iter(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    push(frame, iterator(interp, frame.stack.pop()))
 
 
 @handles("FOR_ITER")
@@ -650,9 +606,6 @@ def _closure(cells: Value) -> tuple[Cell, ...]:
 # strings
 
 
-_CONVERSIONS = ("", "__str__", "__repr__", "__ascii__")
-
-
 @handles("FORMAT_VALUE")
 def _format_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     spec = interp.plain(frame.stack.pop()) if instruction.arg & 0x04 else ""
@@ -660,19 +613,3 @@ def _format_value(interp: Interpreter, frame: Frame, instruction: Instruction) -
     if instruction.arg & 0x03:
         value = text_of(interp, value, _CONVERSIONS[instruction.arg & 0x03])
     frame.stack.append(formatted(interp, value, spec))
-
-
-@handles("CONVERT_VALUE")
-def _convert_value(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    frame.stack.append(text_of(interp, frame.stack.pop(), _CONVERSIONS[instruction.arg]))
-
-
-@handles("FORMAT_SIMPLE")
-def _format_simple(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    frame.stack.append(formatted(interp, frame.stack.pop(), ""))
-
-
-@handles("FORMAT_WITH_SPEC")
-def _format_with_spec(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.13
-    value, spec = take(frame, 2)
-    frame.stack.append(formatted(interp, value, interp.plain(spec)))
