@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from smelt.capture.backward_calls import gradient_of, require_grad, store_gradient
+from smelt.capture.backward_calls import gradient_of, store_gradient
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import attribute_of, store_in
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import PUSHED, Interpreter
+from smelt.capture.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.policy import TENSOR_BREAKS
 from smelt.capture.source import Source
 from smelt.capture.values import (
@@ -148,6 +149,9 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     if name == "grad" and (value.real is not None or interp.tape.gradient_slots(value) is not None):
         return gradient_of(interp, value)
+    set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
+    if set_to is not None:
+        return set_to
     if name == "grad_fn" and not value.ghost.requires_grad:
         return Constant(None)
     if name in TENSOR_BREAKS and not callable(getattr(torch.Tensor, name, None)):
@@ -491,10 +495,11 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
         store_gradient(interp, target, value)
         return
     if isinstance(target, Tensor) and name == "requires_grad":
-        require_grad(interp, target, [value], {})
+        store_requires_grad(interp, target, [value], {})
         return
-    if isinstance(target, Tensor) and name == "data" and interp.tape.is_data(value, target):
-        return  # `x.data += 1` puts back what it has read
+    if isinstance(target, Tensor) and name == "data":
+        store_data(interp, target, value)
+        return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if isinstance(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))

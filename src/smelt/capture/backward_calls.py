@@ -30,12 +30,12 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def gradient_of(interp: Interpreter, value: Tensor) -> Value:
     """`value.grad`."""
-    return interp.outside.force(_slots(interp, value).items["grad"])
+    return interp.outside.force(slots_of(interp, value).items["grad"])
 
 
 def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
     """`value.grad = gradient`."""
-    slots = _slots(interp, value)
+    slots = slots_of(interp, value)
     if isinstance(gradient, Tensor):
         given, own = gradient.ghost, value.ghost
         if (given.shape, given.dtype, given.device) != (own.shape, own.dtype, own.device):
@@ -60,7 +60,8 @@ def require_grad(interp: Interpreter, value: Tensor, args: list[Value], kwargs: 
     interp.tape.require_grad(value, asked[0].value)
 
 
-def _slots(interp: Interpreter, value: Tensor) -> Slots:
+def slots_of(interp: Interpreter, value: Tensor) -> Slots:
+    """Where the `.grad` of a leaf is kept, and what else the program changes of it."""
     made = interp.tape.gradient_slots(value)
     if made is not None:
         return made
@@ -96,7 +97,7 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     if create:
         _refuse_two_names(interp, outputs)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
-    slots = [_slots(interp, leaf) for leaf in wanted]
+    slots = [slots_of(interp, leaf) for leaf in wanted]
     retain = create if _plain(given, "retain_graph") is None else bool(_plain(given, "retain_graph"))
     if not retain:
         interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in wanted])

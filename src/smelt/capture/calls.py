@@ -19,7 +19,7 @@ from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
 from smelt.capture.attributes import attribute_now
 from smelt.capture.awaited import item_of_tensor
-from smelt.capture.backward_calls import BACKWARD_CALLS, require_grad
+from smelt.capture.backward_calls import BACKWARD_CALLS
 from smelt.capture.breaks import Unsupported
 from smelt.capture.builtin_calls import BUILTIN_CALLS, PURE, Builtin
 from smelt.capture.bytecode import CodeInfo, decode
@@ -33,6 +33,7 @@ from smelt.capture.functions import FUNCTION_CALLS, ONCE
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
+from smelt.capture.leaf_state import store_requires_grad
 from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
 from smelt.capture.number_calls import number_call, tensor_of
 from smelt.capture.operators import contains, is_computed, subscript
@@ -294,7 +295,7 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     real, receiver = function.value, args[0] if args else None
     if isinstance(receiver, Tensor):
         if real.__name__ == "requires_grad_":
-            require_grad(interp, receiver, args[1:], kwargs)
+            store_requires_grad(interp, receiver, args[1:], kwargs)
             return receiver
         if real.__name__ == "item" and len(args) == 1 and not kwargs:
             return item_of_tensor(interp, receiver)

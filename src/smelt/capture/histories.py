@@ -33,6 +33,16 @@ class Histories:
         return any(node in self._freed for node in behind([tensor.grad_fn]))
 
 
+    def lead_to(self, tensors: Iterable[torch.Tensor], leaf: torch.Tensor) -> bool:
+        """Whether a backward from some of these tensors would come to a leaf, and not upon what another has freed."""
+        roots = [tensor.grad_fn for tensor in tensors]
+        live = {torch.autograd.graph.get_gradient_edge(leaf).node}
+        for node in behind(roots):  # each after all it leads to
+            if node not in self._freed and any(after in live for after, _ in node.next_functions):
+                live.add(node)
+        return any(root in live for root in roots)
+
+
 def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that a backward from `outputs` reaches, each once."""
     tensors = list(outputs)

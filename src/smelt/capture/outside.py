@@ -558,7 +558,7 @@ def _changed(value: Any) -> bool:
 
 
 def _holds_gradient(value: Any) -> bool:
-    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor)
+    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor) and not value.is_other
 
 
 def _as_real(before: Any, after: Any) -> bool:

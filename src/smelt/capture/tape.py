@@ -156,8 +156,20 @@ class Tape:
         value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
         self._histories[node] = (ghost, ghost.grad_fn)
-        self._met.setdefault(id(tensor), []).append((node, value))
+        met = self._met.setdefault(id(tensor), [])
+        value.state = met[0][1].state if met else None
+        met.append((node, value))
         return value
+
+    def change(self, leaf: Tensor, slots: Slots) -> None:
+        """A leaf from outside becomes another tensor when the graph has run, by whatever name it is known."""
+        for _, each in self._met[id(leaf.real)]:
+            each.state = slots
+
+    def leads_to(self, leaf: Any) -> bool:
+        """Whether a backward from something that the graph computed comes to a leaf, and is still possible."""
+        made = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
+        return self.histories.lead_to(made, leaf)
 
     def _refuse_two_kinds(self, tensor: torch.Tensor | None, names: int) -> None:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
@@ -325,6 +337,11 @@ class Tape:
         self._by_ghost.setdefault(id(value.ghost), value)
         return value.ghost
 
+    def _operand(self, value: Tensor | Number) -> fx.Node:
+        if isinstance(value, Tensor) and value.state is not None and value.state.is_other:
+            raise Unsupported("B015", "Tensor.data = … or requires_grad_(), before a tensor is used again,")
+        return self._node(value)
+
     def _node(self, value: Tensor | Number) -> fx.Node:
         """The node of this graph that yields it."""
         return self.home(value) if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
@@ -460,8 +477,8 @@ class Tape:
     def _record(
         self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
     ) -> fx.Node:
-        nodes = tuple(_convert(value, self._node) for value in args)
-        named = {name: _convert(value, self._node) for name, value in kwargs.items()}
+        nodes = tuple(_convert(value, self._operand) for value in args)
+        named = {name: _convert(value, self._operand) for name, value in kwargs.items()}
         self.heed(self.ambient)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place

@@ -112,6 +112,7 @@ class Tensor(Value):
     ghost: GhostTensor
     kind: type = torch.Tensor
     real: torch.Tensor | None = None
+    state: "Slots | None" = None  # of a leaf from outside of which the program has changed more than its gradient
 
 
 @dataclass(slots=True, eq=False)
@@ -196,6 +197,11 @@ class Slots(Mapping):
     """The `Object` whose they are."""
     cleared: bool = False
     """Whether they were emptied before the captured code computed anything."""
+
+    @property
+    def is_other(self) -> bool:
+        """Of a leaf: whether it is another tensor by now, by its data or by whether it requires grad."""
+        return len(self.items) > 1
 
 
 class Held:
