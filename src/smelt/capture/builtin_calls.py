@@ -77,20 +77,13 @@ from smelt.capture.wording import formatted, text_of
 
 Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
 
+_PURE_BUILTINS = (
+    "abs all any ascii bin bool bytes chr complex divmod float format frozenset hex int max min oct ord pow range repr "
+    "round set slice sorted str sum"
+)
 PURE: dict[Any, bool] = dict.fromkeys(
     [
-        *(
-            getattr(builtins, name)
-            for name in ("abs", "bin", "bool", "bytes", "chr", "complex", "divmod", "float", "format")
-        ),
-        *(
-            getattr(builtins, name)
-            for name in ("hex", "int", "max", "min", "oct", "ord", "pow", "range", "repr", "round")
-        ),
-        *(
-            getattr(builtins, name)
-            for name in ("slice", "sorted", "str", "sum", "frozenset", "set", "any", "all", "ascii")
-        ),
+        *(getattr(builtins, name) for name in _PURE_BUILTINS.split()),
         *(value for value in vars(math).values() if callable(value)),
         *(
             value
@@ -157,9 +150,14 @@ def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
     return Constant(attribute_or_none(interp, args[0], interp.plain(args[1])) is not None)
 
 
-def _setattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    store_attribute(interp, args[0], interp.plain(args[1]), args[2])
-    return Constant(None)
+def _changes(change: Callable[..., object]) -> Builtin:
+    """`setattr`, `delattr` and their kin."""
+
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        change(interp, args[0], interp.plain(args[1]), *args[2:])
+        return Constant(None)
+
+    return rule
 
 
 def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -461,21 +459,6 @@ def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[st
     raise Unsupported("B002", "object.__getattribute__")
 
 
-def _object_setattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    plain_store(interp, args[0], interp.plain(args[1]), args[2])
-    return Constant(None)
-
-
-def _object_delattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    plain_delete(interp, args[0], interp.plain(args[1]))
-    return Constant(None)
-
-
-def _delattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    delete_attribute(interp, args[0], interp.plain(args[1]))
-    return Constant(None)
-
-
 def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) == 1 and isinstance(args[0], Instance | Object) and not kwargs:
         return Constant(None)
@@ -512,8 +495,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     type: _type,
     getattr: _getattr,
     hasattr: _hasattr,
-    setattr: _setattr,
-    delattr: _delattr,
+    setattr: _changes(store_attribute),
+    delattr: _changes(delete_attribute),
     callable: _callable,
     id: _id,
     len: _len,
@@ -551,8 +534,8 @@ BUILTIN_CALLS: dict[Any, Builtin] = {
     **FUNCTION_CALLS,
     object.__init__: _object_init,
     object.__getattribute__: _object_getattribute,
-    object.__setattr__: _object_setattr,
-    object.__delattr__: _object_delattr,
+    object.__setattr__: _changes(plain_store),
+    object.__delattr__: _changes(plain_delete),
     tuple.__new__: _new_tuple,
     vars: _vars,
     torch.is_tensor: _is_tensor,

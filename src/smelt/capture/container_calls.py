@@ -196,11 +196,19 @@ def _view(part: str) -> Method:
     return lambda interp, receiver, args: DictView(receiver, part)
 
 
-def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = item_key(interp, args[0])
-    interp.touch(receiver)
-    receiver.items.add(item)
-    return _NONE
+def _change_item(name: str) -> Method:
+    """A set method that takes one item."""
+
+    def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+        item = item_key(interp, args[0])
+        interp.touch(receiver)
+        getattr(receiver.items, name)(item)
+        return _NONE
+
+    return change
+
+
+_discard = _change_item("discard")
 
 
 def _plain_set(interp: Interpreter, value: Value) -> set[Any]:
@@ -217,13 +225,6 @@ def _difference(name: str) -> Method:
         return _NONE
 
     return change
-
-
-def _discard(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = item_key(interp, args[0])
-    interp.touch(receiver)
-    receiver.items.discard(item)
-    return _NONE
 
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
@@ -291,7 +292,7 @@ DICT: dict[str, Method] = {
     "__iter__": _iter,
 }
 SET: dict[str, Method] = {
-    "add": _add,
+    "add": _change_item("add"),
     "discard": _discard,
     "remove": _remove_item,
     "clear": _clear,
