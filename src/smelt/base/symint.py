@@ -72,6 +72,26 @@ class Comparison:
 What = Expression | Formula | Comparison | bool
 
 
+Binary = Callable[["Node", "Node"], "Node"]
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Binary:
+    return lambda one, other: one._either(other, function)
+
+
+def _applied(name: str) -> Binary:
+    return lambda one, other: one._apply(other, name)
+
+
+def _told(function: Callable[[int, int], int]) -> Binary:
+    """Of integers that are settled."""
+    return lambda one, other: one.wrap_int(function(one.int_(), other.int_()))
+
+
+def _compared(relation: str) -> Binary:
+    return lambda one, other: one._compare(other, relation)
+
+
 class Node:
     """The object inside a `torch.SymInt`, `SymFloat` or `SymBool`, with the methods PyTorch calls on it."""
 
@@ -189,14 +209,7 @@ class Node:
             return self._float(function, other)
         return self._integer(other, function)
 
-    def add(self, other: "Node") -> "Node":
-        return self._either(other, operator.add)
-
-    def sub(self, other: "Node") -> "Node":
-        return self._either(other, operator.sub)
-
-    def mul(self, other: "Node") -> "Node":
-        return self._either(other, operator.mul)
+    add, sub, mul = map(_arithmetic, (operator.add, operator.sub, operator.mul))
 
     def neg(self) -> "Node":
         return Node(self.world, -self._what) if isinstance(self._what, Expression) else self._float(operator.neg)
@@ -227,11 +240,7 @@ class Node:
     def mod(self, other: "Node") -> "Node":
         return self._divide(other, "%")
 
-    def sym_max(self, other: "Node") -> "Node":
-        return self._apply(other, "max")
-
-    def sym_min(self, other: "Node") -> "Node":
-        return self._apply(other, "min")
+    sym_max, sym_min = map(_applied, ("max", "min"))
 
     def truediv(self, other: "Node") -> "Node":
         return self._float(operator.truediv, other)
@@ -250,20 +259,9 @@ class Node:
 
     pow = pow_by_natural
 
-    def lshift(self, other: "Node") -> "Node":
-        return self.wrap_int(self.int_() << other.int_())
-
-    def rshift(self, other: "Node") -> "Node":
-        return self.wrap_int(self.int_() >> other.int_())
-
-    def bitwise_and(self, other: "Node") -> "Node":
-        return self.wrap_int(self.int_() & other.int_())
-
-    def bitwise_or(self, other: "Node") -> "Node":
-        return self.wrap_int(self.int_() | other.int_())
-
-    def bitwise_xor(self, other: "Node") -> "Node":
-        return self.wrap_int(self.int_() ^ other.int_())
+    lshift, rshift, bitwise_and, bitwise_or, bitwise_xor = map(
+        _told, (operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor)
+    )
 
     def sym_float(self) -> "Node":
         return self if isinstance(self._what, Formula) else self._float(float)
@@ -299,23 +297,7 @@ class Node:
             return Node(self.world, Comparison(relation, left, right) if known is None else known)
         return Node(self.world, RELATIONS[relation](_settled(self), _settled(other)))
 
-    def eq(self, other: "Node") -> "Node":
-        return self._compare(other, "==")
-
-    def ne(self, other: "Node") -> "Node":
-        return self._compare(other, "!=")
-
-    def lt(self, other: "Node") -> "Node":
-        return self._compare(other, "<")
-
-    def le(self, other: "Node") -> "Node":
-        return self._compare(other, "<=")
-
-    def gt(self, other: "Node") -> "Node":
-        return self._compare(other, ">")
-
-    def ge(self, other: "Node") -> "Node":
-        return self._compare(other, ">=")
+    eq, ne, lt, le, gt, ge = map(_compared, RELATIONS)
 
     def sym_not(self) -> "Node":
         return Node(self.world, not self.guard_bool("", 0))
