@@ -11,7 +11,7 @@ values in phi nodes, so the text is in SSA form throughout and needs no pass to 
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from smelt.base.data import dataclass
 from smelt.base.varying import is_varying
@@ -77,6 +77,10 @@ def literal(kind: str, value: Number) -> str:
             number = math.copysign(math.inf, number)
     bits = 0x7FF8000000000000 if math.isnan(number) else struct.unpack("<Q", struct.pack("<d", number))[0]
     return f"0x{bits:016X}"
+
+
+def _instruction(name: str) -> "Callable[[Builder, Term, Term], Value]":
+    return lambda builder, a, b: builder.binary(name, a, b)
 
 
 class Builder:
@@ -239,47 +243,13 @@ class Builder:
         left, right = self.lift(a, b)
         return self.op(f"{name} {left}, {right.name}", left.kind, left.lanes)
 
-    def fadd(self, a: Term, b: Term) -> Value:
-        return self.binary("fadd", a, b)
-
-    def fsub(self, a: Term, b: Term) -> Value:
-        return self.binary("fsub", a, b)
-
-    def fmul(self, a: Term, b: Term) -> Value:
-        return self.binary("fmul", a, b)
-
-    def fdiv(self, a: Term, b: Term) -> Value:
-        return self.binary("fdiv", a, b)
+    fadd, fsub, fmul, fdiv = map(_instruction, ("fadd", "fsub", "fmul", "fdiv"))
+    add, sub, mul = map(_instruction, ("add", "sub", "mul"))
+    shl, lshr, ashr = map(_instruction, ("shl", "lshr", "ashr"))
+    and_, or_, xor = map(_instruction, ("and", "or", "xor"))
 
     def fneg(self, a: Value) -> Value:
         return self.op(f"fneg {a}", a.kind, a.lanes)
-
-    def add(self, a: Term, b: Term) -> Value:
-        return self.binary("add", a, b)
-
-    def sub(self, a: Term, b: Term) -> Value:
-        return self.binary("sub", a, b)
-
-    def mul(self, a: Term, b: Term) -> Value:
-        return self.binary("mul", a, b)
-
-    def shl(self, a: Term, b: Term) -> Value:
-        return self.binary("shl", a, b)
-
-    def lshr(self, a: Term, b: Term) -> Value:
-        return self.binary("lshr", a, b)
-
-    def ashr(self, a: Term, b: Term) -> Value:
-        return self.binary("ashr", a, b)
-
-    def and_(self, a: Term, b: Term) -> Value:
-        return self.binary("and", a, b)
-
-    def or_(self, a: Term, b: Term) -> Value:
-        return self.binary("or", a, b)
-
-    def xor(self, a: Term, b: Term) -> Value:
-        return self.binary("xor", a, b)
 
     def not_(self, a: Value) -> Value:
         return self.binary("xor", a, True if a.kind == "i1" else -1)
