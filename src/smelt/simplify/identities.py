@@ -21,26 +21,17 @@ from smelt.simplify.memory import Memory, fits, same_layout
 
 aten = torch.ops.aten
 
-# Conversions that lose nothing: narrow → wide.
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
+# Conversions that lose nothing: to what a dtype is promoted to, but not from integers to floats.
 _LOSSLESS = frozenset(
-    {
-        (torch.float16, torch.float32),
-        (torch.float16, torch.float64),
-        (torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.float64),
-        (torch.float32, torch.float64),
-        (torch.uint8, torch.int16),
-        (torch.uint8, torch.int32),
-        (torch.uint8, torch.int64),
-        (torch.int8, torch.int16),
-        (torch.int8, torch.int32),
-        (torch.int8, torch.int64),
-        (torch.int16, torch.int32),
-        (torch.int16, torch.int64),
-        (torch.int32, torch.int64),
-        *((torch.bool, wide) for wide in (*_INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64)),
-    }
+    (narrow, wide)
+    for narrow in _DTYPES
+    for wide in _DTYPES
+    if narrow is not wide and torch.promote_types(narrow, wide) is wide
+    and (narrow is torch.bool or narrow.is_floating_point == wide.is_floating_point)
 )
 
 
@@ -95,14 +86,14 @@ def _is_neutral(value: Any, node: fx.Node, sign: float) -> bool:
     return math.copysign(1.0, value) * sign < 0
 
 
-def _plus_nothing(node: fx.Node) -> fx.Node | None:
-    plain = len(node.args) == 2 and not node.kwargs
-    return _first(node) if plain and _is_neutral(node.args[1], node, 1.0) else None
+def _nothing_more(sign: float) -> Callable[[fx.Node], fx.Node | None]:
+    """`x + 0`, `x - 0`."""
 
+    def rule(node: fx.Node) -> fx.Node | None:
+        plain = len(node.args) == 2 and not node.kwargs
+        return _first(node) if plain and _is_neutral(node.args[1], node, sign) else None
 
-def _minus_nothing(node: fx.Node) -> fx.Node | None:
-    plain = len(node.args) == 2 and not node.kwargs
-    return _first(node) if plain and _is_neutral(node.args[1], node, -1.0) else None
+    return rule
 
 
 def _pads_nothing(node: fx.Node) -> fx.Node | None:
@@ -167,10 +158,10 @@ _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     aten.div.Tensor: _over_one,
     aten.div.Scalar: _over_one,
     aten.pow.Tensor_Scalar: _over_one,
-    aten.add.Tensor: _plus_nothing,
-    aten.add.Scalar: _plus_nothing,
-    aten.sub.Tensor: _minus_nothing,
-    aten.sub.Scalar: _minus_nothing,
+    aten.add.Tensor: _nothing_more(1.0),
+    aten.add.Scalar: _nothing_more(1.0),
+    aten.sub.Tensor: _nothing_more(-1.0),
+    aten.sub.Scalar: _nothing_more(-1.0),
     aten.neg.default: _twice_negated,
     aten.constant_pad_nd.default: _pads_nothing,
 }
