@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.coins import toss_contiguous
 from smelt.autograd.trace import CannotTrace
+from smelt.ir.spelled import spell_out
 
 aten = torch.ops.aten
 
@@ -168,4 +169,5 @@ class Substituting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._substitutes.get(func, func)(*args, **(kwargs or {}))
+        made = spell_out(func, args, kwargs or {}, in_place=True)
+        return self._substitutes.get(func, func)(*args, **(kwargs or {})) if made is NotImplemented else made

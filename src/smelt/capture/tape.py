@@ -43,6 +43,7 @@ from smelt.ir.derivative import Derivative
 from smelt.ir.effects import is_random, quietly_written, raises
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
+from smelt.ir.spelled import spell_out
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
 
 # What makes a tensor of a shape and of numbers that are known before.
@@ -463,6 +464,10 @@ class Tape:
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:
+            function = getattr(torch.Tensor, target, None) if opcode == "call_method" else target
+            made = spell_out(function, ghosts, named)
+            if made is not NotImplemented:
+                return made
             if opcode == "call_method":
                 return getattr(ghosts[0], target)(*ghosts[1:], **named)
             return target(*ghosts, **named)
