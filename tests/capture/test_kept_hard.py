@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -534,6 +535,16 @@ def test_a_function_of_a_library_that_is_replaced(worlds: Worlds, monkeypatch: p
         with monkeypatch.context() as alone:
             alone.setattr(module, name, other)
             assert worlds.run(text, given).recalled == 0
+
+
+def test_modules_that_load_more_when_they_are_asked(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ImportError(f"no module named {name}")
+
+    monkeypatch.setitem(sys.modules, "kept_lazy", Lazy("kept_lazy"))
+    for recalled in (0, 1):
+        assert worlds.run(HEAD + "def program(x):\n    return x * 2", given).recalled == recalled
 
 
 # What the first process raised, or left to Python with a warning, because it could not be written down.

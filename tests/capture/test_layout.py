@@ -114,6 +114,16 @@ def test_the_layout_is_found_whatever_memory_held() -> None:
     assert len(set(found)) == 1
 
 
+def test_deterministic_algorithms_do_not_hinder() -> None:
+    """PyTorch fills new memory then, and raises for dtypes of few bits: nothing could be compiled any more."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert find_layout() is not None
+        assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_bits_that_nobody_writes_are_masked_or_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unseen, such a bit made two keys of one backward, so that it was captured twice."""
     fill = layout._fill_free_memory

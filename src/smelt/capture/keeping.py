@@ -19,7 +19,7 @@ from typing import Any
 from smelt.base.data import dataclass
 from smelt.capture.guards import GuardTree
 from smelt.capture.marks import entered_by
-from smelt.capture.named import Names, Transient, is_library, own_folders
+from smelt.capture.named import Names, Transient, file_of, is_library, own_folders
 from smelt.capture.plan import Entrance, Return
 from smelt.capture.remembered import Remembered
 from smelt.capture.sizes import History
@@ -184,15 +184,15 @@ def stamps_of(reals: list[Any], file: str) -> list[list[Any]]:
             modules.update(base.__module__ for base in real.__mro__)
         elif isinstance(real, types.FunctionType):
             modules.add(real.__module__)
-    files |= {getattr(sys.modules.get(name), "__file__", None) or "" for name in modules}
+    files |= {file_of(sys.modules.get(name)) for name in modules}
     return [[file, *stamp_of(file)] for file in sorted(files) if not is_library(file) and os.path.isfile(file)]
 
 
 def program_stamps() -> list[list[Any]]:
     """The files of the program itself that are loaded, packages that are installed apart: what one of them does to
     another's classes, no guard asks."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    own = [file for file in files if type(file) is str and "site-packages" not in file and not is_library(file)]
+    files = {file_of(module) for module in list(sys.modules.values())}
+    own = [file for file in files if file and "site-packages" not in file and not is_library(file)]
     return [[file, *stamp_of(file)] for file in sorted(own)]
 
 

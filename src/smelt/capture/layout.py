@@ -8,10 +8,11 @@ ambiguous or blind to something guards rely on, there is no layout, and guards g
     tensor → (Python object) → body: … rank, sizes, strides, …, dtype/device/flags, dispatch keys; → autograd's record
 """
 
+import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import torch
@@ -64,13 +65,24 @@ def find_layout() -> Layout | None:
     usable = _allocated_size()
     if usable is None or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return None
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), _unfilled():
         samples = _samples()
         body = _only(place for place in range(2, 6) if all(_words(id(t), 6)[place] == t._cdata for t in samples))
         if body is None or any(usable(t._cdata) < _WORD * 16 for t in samples):
             return None
         found = (_find_in_bodies(samples, body * _WORD, usable) for _ in range(_ATTEMPTS))
         return next((layout for layout in found if layout is not None), None)
+
+
+@contextlib.contextmanager
+def _unfilled() -> Iterator[None]:
+    """Where algorithms are to be deterministic, PyTorch fills new memory, and knows not how for some dtypes."""
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
 
 
 def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable[[int], int]) -> Layout | None:

@@ -221,6 +221,13 @@ def own_folders() -> tuple[str, ...]:
     return tuple(os.path.join(folder, "") for folder in (*torch.__path__, package))
 
 
+def file_of(module: Any) -> str:
+    """Where a module's code is, without asking it: some load more when asked for a name they lack."""
+    names = getattr(module, "__dict__", None)
+    found = names.get("__file__") if type(names) is dict else None
+    return found if type(found) is str else ""
+
+
 def is_library(file: str) -> bool:
     """Whether the key tells all that is in a file."""
     stdlib = os.path.join(os.path.dirname(os.__file__), "")
@@ -248,9 +255,9 @@ def _print_of(kind: type) -> str:
     known = _prints.get(id(kind))
     if known is None:
         text = f"{kind.__module__}.{kind.__qualname__}"
-        file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
+        file = file_of(sys.modules.get(str(kind.__module__)))
         if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
-            if is_library(file or ""):  # but for what the program adds to it
+            if is_library(file):  # but for what the program adds to it
                 text += " ".join(sorted(vars(kind)))
             else:
                 text += " ".join(f"{name}={_entry_text(name, found)}" for name, found in sorted(vars(kind).items()))

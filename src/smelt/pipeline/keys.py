@@ -74,7 +74,7 @@ def installation() -> tuple[str, ...]:
     """All code that takes part, and the processor: what does not change while a process lives."""
     package = os.path.dirname(os.path.dirname(__file__))
     torch_library = _stamp(os.path.join(torch.__path__[0], "lib"), "libtorch_cpu")
-    python = f"python {sys.implementation.cache_tag} {platform.machine()} {sys.platform} {sys.maxsize}"
+    python = f"python {sys.implementation.name} {sys.hexversion:x} {platform.machine()} {sys.platform} {sys.maxsize}"
     return (
         "smelt " + " ".join(f"{name}:{size}:{time}" for name, size, time in _files(package)),
         f"torch {torch.__version__} {torch.version.git_version} {torch_library}",
