@@ -244,9 +244,14 @@ class Runner:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
-def set_library(tensor: type, parameter: type, body: int, functions: dict[str, int], /) -> None:
-    """Say where PyTorch's C interface lies (`smelt.runtime.interface` finds out): addresses by name, and how many bytes
-    into the objects of these two classes the tensor is that the interface takes the address of."""
+def set_library(tensor: type, parameter: type, body: int, storage: int, functions: dict[str, int], /) -> None:
+    """Say where PyTorch's C interface lies (`smelt.runtime.interface` finds out): addresses by name, how many bytes
+    into the objects of these two classes the tensor is that the interface takes the address of, and how many into what
+    that points to its memory is pointed to (0: not known)."""
+
+def storages(tensors: list[Any] | tuple[Any, ...], /) -> bytes | None:
+    """Which memory each of these tensors lies in, a word each: a tensor that was given other memory has another word,
+    one whose memory has grown or was filled anew has the same. None where `set_library` did not say where to look."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

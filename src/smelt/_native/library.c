@@ -65,12 +65,12 @@ PyObject *
 set_library(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tensor, *parameter, *given;
-    Py_ssize_t body;
-    if (!PyArg_ParseTuple(args, "O!O!nO!:set_library", &PyType_Type, &tensor, &PyType_Type, &parameter, &body,
-                          &PyDict_Type, &given)) {
+    Py_ssize_t body, storage;
+    if (!PyArg_ParseTuple(args, "O!O!nnO!:set_library", &PyType_Type, &tensor, &PyType_Type, &parameter, &body,
+                          &storage, &PyDict_Type, &given)) {
         return NULL;
     }
-    Library made = {.body = body};
+    Library made = {.body = body, .storage = storage};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
         void *address;
         if (address_of(given, functions[i].name, &address) < 0) {
@@ -93,4 +93,32 @@ set_library(PyObject *Py_UNUSED(module), PyObject *args)
     made.parameter = (PyTypeObject *)Py_NewRef(parameter);
     library = made;
     Py_RETURN_NONE;
+}
+
+/* --- looking into tensors --------------------------------------------------------------------- */
+
+PyObject *
+library_storages(PyObject *Py_UNUSED(module), PyObject *tensors)
+{
+    if (!PyList_CheckExact(tensors) && !PyTuple_CheckExact(tensors)) {
+        return PyErr_Format(PyExc_TypeError, "storages() needs a list or a tuple, not %R", Py_TYPE(tensors));
+    }
+    if (library.tensor == NULL || library.storage == 0) {
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(tensors);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(void *));
+    for (Py_ssize_t i = 0; made && i < count; i++) {
+        PyObject *object = PySequence_Fast_GET_ITEM(tensors, i);
+        char *place = PyBytes_AS_STRING(made) + i * (Py_ssize_t)sizeof(void *);
+        memset(place, 0, sizeof(void *));
+        if (PyObject_TypeCheck(object, library.tensor)) {
+            char *body;
+            memcpy(&body, (char *)object + library.body, sizeof body);
+            if (body) {
+                memcpy(place, body + library.storage, sizeof(void *));
+            }
+        }
+    }
+    return made;
 }

@@ -111,10 +111,18 @@ def saved_inputs(state: Differentiable, saved: Sequence[Any], others: Sequence[O
 
 
 def only_replay_is_right(tangents: Sequence[Any]) -> bool:
-    """Whether a backward is differentiated itself, or computed for many tangents at once (`is_grads_batched`)."""
+    """Whether a backward is differentiated itself, or computed for many tangents at once (`is_grads_batched`), or for
+    tangents of a kind with rules of its own, which may have no memory."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return True
-    return any(tangent is not None and is_batched(tangent) for tangent in tangents)
+    return any(tangent is not None and (is_batched(tangent) or _has_rules(type(tangent))) for tangent in tangents)
+
+
+def _has_rules(kind: type[torch.Tensor]) -> bool:
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    rules: Any = kind.__torch_dispatch__
+    return rules is not torch._C._disabled_torch_dispatch_impl
 
 
 # Whether a tensor is one of those that `is_grads_batched` makes.

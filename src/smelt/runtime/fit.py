@@ -17,12 +17,12 @@ def fit_saved(given: list[Any], state: Differentiable, hooked: bool) -> None:
     if state.recalled:
         del given[-len(state.recalled) :]
     if hooked:
-        given[:] = [_fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+        given[:] = [fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
 
 
 def fit_tangent(tangent: torch.Tensor | None, spec: TensorSpec, stride: Sequence[int]) -> torch.Tensor:
     plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
-    return tangent if tangent is not None and plain else _fit(tangent, spec)
+    return tangent if tangent is not None and plain else fit(tangent, spec)
 
 
 def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
@@ -39,7 +39,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not lazy
 
 
-def _fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+def fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
     fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     if tensor is None:

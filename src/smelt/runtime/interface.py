@@ -60,7 +60,7 @@ def _connect() -> bool:
         return False
     operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
     addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
-    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, addresses)
+    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, _storage_place(samples), addresses)
     return True
 
 
@@ -85,6 +85,15 @@ def _samples() -> list[torch.Tensor]:
     strided = [plain, plain[2:, 3], plain[1].t(), torch.empty((), device="cpu"), torch.empty(0, 5, device="cpu")]
     integers = torch.empty(17, dtype=torch.int64, device="cpu")
     return [*strided, integers, torch.nn.Parameter(torch.empty(3, device="cpu"))]
+
+
+def _storage_place(samples: Sequence[torch.Tensor]) -> int:
+    """How many bytes into its body a tensor has the address of its storage; 0 if that is not clear."""
+    storages = [(t._cdata, t.untyped_storage()._cdata) for t in samples]
+    place = _only(
+        place for place in range(1, 8) if all(_word(body + place * _WORD) == storage for body, storage in storages)
+    )
+    return 0 if place is None else place * _WORD
 
 
 def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]) -> bool:

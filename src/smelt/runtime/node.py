@@ -54,8 +54,8 @@ def compute(ctx: Any, box: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any
     hooked = False
     others = track(state, inputs)
     if state.kept:
-        save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in state.kept])
         hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        save(ctx, state, [inputs[index] if is_input else values[index] for is_input, index in state.kept], hooked)
     ctx.set_materialize_grads(False)
     ctx.joined = (state, others, hooked, *box[1:])  # in one: every attribute of a context costs
     return values
@@ -88,6 +88,8 @@ def gradients_of(
         fit_saved(given, state, hooked)
         if lookout is not None and lookout.anyone():
             backward, zeros = state.part_for(arrived), False
+        elif torch._C._len_torch_dispatch_stack():
+            backward, zeros = state.visible_backward_for(arrived)
         else:
             backward, zeros = state.backward_for(arrived)
         for tangent, (spec, stride) in zip(tangents, state.tangents, strict=True):

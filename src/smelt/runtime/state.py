@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from smelt import _native
 from smelt.base.collector import paused
 from smelt.base.errors import SmeltError
@@ -89,6 +91,19 @@ class Differentiable:
         if found is None:
             found = _native.suspended(self._make_once, arrived)  # what is done there is not the program's
         return found
+
+    def visible_backward_for(self, arrived: int) -> tuple[Flat, bool]:
+        """The same, operator by operator, for modes that are to see, and may change, every one of them."""
+        if self.graphs is None:
+            return self.backward_for(arrived)
+        with _disable_current_modes():
+            found = _native.suspended(self.graphs, arrived)
+            zeros = found is None
+            found = found or _native.suspended(self.graphs, (1 << len(self.tangents)) - 1)
+            if found is None:
+                return self.backward_for(arrived)
+            run = found.plainly()
+        return (lambda given: run(*given)) if self.consuming else run, zeros
 
     def part_for(self, arrived: int, source: int | None = None) -> Flat:
         """A part of a backward: see `MakePart`."""
