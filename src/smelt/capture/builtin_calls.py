@@ -26,7 +26,7 @@ from smelt.capture.attributes import (
 from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.function_calls import FUNCTION_CALLS
-from smelt.capture.guards import ABSENT, static_lookup
+from smelt.capture.guards import ABSENT, says_itself, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
 from smelt.capture.operators import (
@@ -108,7 +108,10 @@ def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     wanted = _classes(interp, classes)
     if kind is None:
         raise Unsupported("B008", f"isinstance of {describe(value)}")
-    if isinstance(value, Object) or type(value) is Constant:
+    looking = any(says_itself(each) and not each.__module__.startswith("torch.") for each in wanted)
+    if looking and not isinstance(value, Constant | Object):
+        raise Unsupported("B008", f"isinstance of {describe(value)} by a class that looks at it")
+    if isinstance(value, Object) or type(value) is Constant or (looking and isinstance(value, Constant)):
         return Constant(any(interp.tree.is_instance(value.value, each) for each in wanted))
     return Constant(any(interp.tree.is_subclass(kind, each) for each in wanted))
 

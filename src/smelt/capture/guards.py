@@ -39,6 +39,12 @@ def static_lookup(kind: type, name: str) -> Any:
     return ABSENT
 
 
+def says_itself(wanted: type) -> bool:
+    """Whether a class says of an object, not of the object's class, whether it is one of its instances."""
+    check = static_lookup(type(wanted), "__instancecheck__")
+    return check is not type.__instancecheck__ and check is not abc.ABCMeta.__instancecheck__
+
+
 class GuardTree:
     """Every root source of one capture, each made once."""
 
@@ -77,8 +83,7 @@ class GuardTree:
 
     def is_instance(self, real: Any, wanted: type) -> bool:
         """The same for an object. A class that looks at more than the object's class is not asked again."""
-        check = static_lookup(type(wanted), "__instancecheck__")
-        if check is not type.__instancecheck__ and check is not abc.ABCMeta.__instancecheck__:
+        if says_itself(wanted):
             if isinstance(real, torch.Tensor) or not wanted.__module__.startswith("torch."):
                 self.transient = f"what {wanted.__qualname__} says of its instances"
             return isinstance(real, wanted)

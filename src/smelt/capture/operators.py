@@ -542,8 +542,19 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     raise Unsupported("B017", describe(key))
 
 
+def _is_taken_whole(interp: Interpreter, kind: type | None) -> bool:
+    """Whether C takes the items out of objects of this class of dicts, whatever `keys` and `[]` say."""
+    return (
+        kind is not None
+        and issubclass(kind, dict)
+        and interp.tree.class_attribute(kind, "__iter__") is dict.__dict__["__iter__"]
+    )
+
+
 def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
     """The items that `**value` passes on: those of a dict, or what `keys` and `[]` of another mapping say."""
+    if isinstance(value, Object | Instance) and _is_taken_whole(interp, python_type(value)):
+        value = (interp.outside.contents(value) if isinstance(value, Object) else value.contents) or value
     if isinstance(value, Mapping):
         interp.outside.complete(value)
         return dict(value.items)

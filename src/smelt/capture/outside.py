@@ -55,6 +55,17 @@ _IDENTIFIED = (
 )
 
 
+@functools.cache
+def _runs_code(metaclass: type) -> bool:
+    found = [static_lookup(metaclass, name) for name in ("__getattribute__", "__eq__", "__hash__")]
+    return any(isinstance(each, types.FunctionType) for each in found)
+
+
+def runs_code(kind: type) -> bool:
+    """Whether looking at a class, or comparing it, runs code of its metaclass: not ours to run."""
+    return type(kind) is not type and _runs_code(type(kind))
+
+
 def _is_plain_namedtuple(kind: type) -> bool:
     """Whether objects of a class are a tuple with names for its items, and no more than that."""
     if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
@@ -144,6 +155,8 @@ class Outside:
 
     def value(self, real: Any, source: Source) -> Value:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
+        if runs_code(type(real)) or (issubclass(type(real), type) and runs_code(real)):
+            raise Unsupported("B007", f"{source.text}, whose metaclass runs code when a class is looked at,")
         if self.closed:
             self._refuse_data(real, source)
         if source.value is None:
