@@ -43,6 +43,8 @@ def signs(x: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor]]] = {
+    "masked_fill_ of integers": (lambda x: x * (x > 0).long().masked_fill_(x > 1, -100), rows),
+    "masked_fill of bools": (lambda x: x * (x > 0).masked_fill(x > 1, False), rows),
     "linspace": (lambda x: x * torch.linspace(-1, 1, x.shape[0])[:, None], rows),
     "linspace of doubles": (lambda x: x * torch.linspace(2, 0.5, x.shape[0], dtype=torch.float64)[:, None], rows),
     "logspace": (lambda x: x * torch.logspace(0, 1, x.shape[0])[:, None], rows),

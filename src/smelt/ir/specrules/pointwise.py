@@ -244,9 +244,17 @@ def _lerp_number(start: Any, end: Any, weight: Any) -> Any:
     return _two_matched(start, end)
 
 
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    """Whether an integer or a bool surely fits into a dtype: PyTorch refuses some others."""
+    if dtype is torch.bool:
+        return type(number) is bool
+    exact = dtype in KNOWN and not dtype.is_floating_point and type(number) in (int, bool)
+    return exact and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
 def _masked_fill(value: Any, mask: Any, fill: Any) -> Any:
     """A contiguous copy of the broadcast shape and `value`'s dtype, whatever the fill is."""
-    if mask.dtype is not torch.bool or value.dtype not in FLOATS:
+    if mask.dtype is not torch.bool or not (value.dtype in FLOATS or _holds(value.dtype, fill)):
         return NotImplemented
     shape = broadcast((value.shape, mask.shape))
     if shape is None or (isinstance(fill, torch.Tensor) and fill.dim()):
