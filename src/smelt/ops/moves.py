@@ -33,7 +33,7 @@ from smelt.ops.record import (
     Scalar,
     ScanCall,
 )
-from smelt.ops.registry import register
+from smelt.ops.registry import argument, register, source_of
 from smelt.ops.scans import from_the_end
 
 aten = torch.ops.aten
@@ -44,12 +44,6 @@ _SHORT = 128  # elements of a row: with fewer, going from row to row takes as lo
 # A way to count places along a dim, and where it holds (None: wherever none before it does).
 Way = tuple[Scalar, Scalar | None]
 Ways = Callable[[Emitter, Scalar], list[Way]]
-
-
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _add(e: Emitter, place: Scalar, number: Size) -> Scalar:
@@ -73,7 +67,7 @@ def _from(e: Emitter, place: Scalar, number: Size) -> Scalar:
 
 def _why_not_copied(node: fx.Node) -> str | None:
     """Why a copy of a view is better left to the library: nothing else is done on the way, and rows are short."""
-    source = _source(node)
+    source = source_of(node)
     spec = tensor_spec(source)
     rows = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step == 1]
     if not rows or typical(max(rows, key=typical)) >= _SHORT or is_computed(source):
@@ -84,7 +78,7 @@ def _why_not_copied(node: fx.Node) -> str | None:
 def _flip(node: fx.Node) -> CopyCall | ScanCall | str:
     if (scan := from_the_end(node)) is not None:
         return scan
-    source, given = _source(node), _listed(node.args[1])
+    source, given = source_of(node), _listed(node.args[1])
     rank = len(tensor_spec(source).shape)
     turned = {dim % rank for dim in given} if rank else set()
 
@@ -115,7 +109,7 @@ def _cropped(source: fx.Node, pads: Sequence[tuple[Size, Size]]) -> CopyCall:
 
 def _chosen(node: fx.Node, ways: dict[int, Ways]) -> LookupCall:
     """Each element from the first way that holds, along each dim of `ways`."""
-    source = _source(node)
+    source = source_of(node)
     spec = tensor_spec(source)
     apart = min(ways, key=lambda dim: spec.stride[dim])
     dims = sorted(ways)
@@ -144,10 +138,10 @@ def _pads(given: Any, rank: int) -> list[tuple[Size, Size]]:
 
 
 def _constant_pad(node: fx.Node) -> LookupCall | CopyCall | str:
-    source = _source(node)
+    source = source_of(node)
     shape = tensor_spec(source).shape
     pads = _pads(node.args[1], len(shape))
-    number = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
+    number = argument(node, 2, "value", 0)
     if (why := why_not_hold(number, tensor_spec(node).dtype)) is not None:
         return why
     if all(low <= 0 and high <= 0 for low, high in pads):
@@ -161,16 +155,16 @@ def _constant_pad(node: fx.Node) -> LookupCall | CopyCall | str:
             low, high = pads[dim]
             inside += [_from(e, place, 0)] if low > 0 else []
             inside += [_below(e, place, shape[dim])] if high > 0 else []
-        filled = e.cast(e.const(number, e.dtype), e.result)  # type: ignore[arg-type]
+        filled = e.cast(e.const(number, e.dtype), e.result)
         return e.op("where", reduce(partial(e.op, "and"), inside), fetch(*places), filled)
 
     return LookupCall(source, tuple(None if dim in moved else dim for dim in range(len(shape))), emit)
 
 
 def _roll(node: fx.Node) -> LookupCall | CopyCall | str:
-    source = _source(node)
+    source = source_of(node)
     shape = tensor_spec(source).shape
-    shifts, dims = _listed(node.args[1]), _listed(node.args[2] if len(node.args) > 2 else [])
+    shifts, dims = _listed(node.args[1]), _listed(argument(node, 2, "dims", []))
     if not dims and len(shape) == 1:
         dims = [0]
     if not dims:
@@ -199,7 +193,7 @@ def _rolled(shift: Size, size: Size) -> Ways:
 
 def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], LookupCall | CopyCall | str]:
     def read(node: fx.Node) -> LookupCall | CopyCall | str:
-        shape = tensor_spec(_source(node)).shape
+        shape = tensor_spec(source_of(node)).shape
         pads = _pads(node.args[1], len(shape))
         if any(pad < 0 for pair in pads for pad in pair):
             return "takes away what it does not add"
@@ -207,7 +201,7 @@ def _padded(reader: Callable[[Size, Size, Size], Ways]) -> Callable[[fx.Node], L
         if (why := why_not_read_in_kernels(node)) is not None:
             return why
         ways = {dim: reader(shape[dim], *pair) for dim, pair in enumerate(pads) if pair != (0, 0)}
-        return _chosen(node, ways) if ways else _cropped(_source(node), pads)
+        return _chosen(node, ways) if ways else _cropped(source_of(node), pads)
 
     return read
 
@@ -241,7 +235,7 @@ def _replicated(size: Size, low: Size, high: Size) -> Ways:
 
 def _reflected_backward(node: fx.Node) -> LookupCall | CopyCall | str:
     """A gradient for each way an element was read: in its own place, and mirrored at either end."""
-    gradient, source = _source(node), node.args[1]
+    gradient, source = source_of(node), node.args[1]
     assert isinstance(source, fx.Node)
     shape = tensor_spec(source).shape
     pads = _pads(node.args[2], len(shape))

@@ -16,7 +16,7 @@ from torch import fx
 from smelt.base.varying import is_varying, known_equal, same_sizes
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops.record import LibraryCall, OpRecord, PieceCall, Pieces, Pointwise, Reduce, Scan, View
-from smelt.ops.registry import record_of, register, why_not_lower
+from smelt.ops.registry import argument, record_of, register, why_not_lower
 from smelt.ops.views import bound
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def why_not_read_in_kernels(node: fx.Node) -> str | None:
 
 def _cat(node: fx.Node) -> PieceCall | str:
     tensors: Sequence[Any] = node.args[0]  # type: ignore[assignment]
-    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    given = argument(node, 1, "dim", 0)
     assert isinstance(given, int)
     dim = given % len(tensor_spec(node).shape)
     shapes = [tensor_spec(tensor).shape for tensor in tensors]

@@ -14,15 +14,9 @@ from smelt.ir.kernel import Reduction
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops.promote import widened
 from smelt.ops.record import FoldCall, OpRecord, Reduce
-from smelt.ops.registry import register
+from smelt.ops.registry import argument, register, source_of
 
 aten = torch.ops.aten
-
-
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _dims(rank: int, given: Any) -> tuple[int, ...]:
@@ -32,17 +26,13 @@ def _dims(rank: int, given: Any) -> tuple[int, ...]:
     return tuple(sorted({dim % rank for dim in listed})) if rank else ()
 
 
-def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
 def _reader(fold: Reduction, dim_name: str | None, *, divide: bool = False) -> Any:
     """How to read a call whose second argument is `dim_name` (None: folds everything) and third is `keepdim`."""
 
     def read(node: fx.Node) -> FoldCall:
-        given = None if dim_name is None else _argument(node, 1, dim_name, None)
-        keepdim = dim_name is not None and bool(_argument(node, 2, "keepdim", False))
-        rank = len(tensor_spec(_source(node)).shape)
+        given = None if dim_name is None else argument(node, 1, dim_name, None)
+        keepdim = dim_name is not None and bool(argument(node, 2, "keepdim", False))
+        rank = len(tensor_spec(source_of(node)).shape)
         dtype = widened(tensor_spec(node).dtype)
         if fold in ("any", "all"):
             dtype = torch.bool
@@ -55,7 +45,7 @@ def _reader(fold: Reduction, dim_name: str | None, *, divide: bool = False) -> A
 
 def _why_not(node: fx.Node) -> str | None:
     """Where the dtype folded in is not the result's: PyTorch's affair."""
-    source, result = tensor_spec(_source(node)).dtype, tensor_spec(node).dtype
+    source, result = tensor_spec(source_of(node)).dtype, tensor_spec(node).dtype
     fold = str(node.target).split(".")[1]
     if fold in ("any", "all"):
         return None if result is torch.bool else "yields numbers for truth"

@@ -6,6 +6,7 @@
 import importlib
 from collections.abc import Iterator
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -60,6 +61,18 @@ def all_records() -> list[OpRecord]:
     _load()
     written = [r for r in _records.values() if r.lowering != LibraryCall()]
     return sorted(written, key=lambda record: str(record.op))
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a call, given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """The tensor that is a call's first argument."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
 
 
 def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:

@@ -16,15 +16,11 @@ from smelt.ir.kernel import Reduction
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops.lookups import along_all_but, as_given, from_either_end, read_indices, why_not_index
 from smelt.ops.record import ROOT, Demand, Emitter, Fetch, LookupIndex, OpRecord, Scalar, Scatter, ScatterCall
-from smelt.ops.registry import register
+from smelt.ops.registry import argument, register
 
 aten = torch.ops.aten
 
 Read = Callable[[fx.Node], ScatterCall | str]
-
-
-def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def _adds(dtype: torch.dtype) -> Reduction:
@@ -62,7 +58,7 @@ def _by_rows(put: Reduction | str | None, *, from_end: bool = False) -> Read:
         points = (*spec.shape[:dim], *count, *spec.shape[dim + 1 :])
         if len(count) != 1 or (isinstance(source, fx.Node) and tensor_spec(source).shape != points):
             return "has an index without dimensions"
-        scale = _argument(node, 4, "alpha", 1) if put == "sum" else 1
+        scale = argument(node, 4, "alpha", 1) if put == "sum" else 1
         if not _is_of(scale, spec.dtype) or (scale != 1 and spec.dtype is torch.bool):
             return "converts what it writes"
         return ScatterCall(
@@ -105,7 +101,7 @@ def _one_by_one(put: Reduction | None = None) -> Read:
             return "has an index without dimensions"
         fold = _adds(spec.dtype) if put == "sum" else put
         if node.target is aten.scatter_reduce.two:
-            if not _argument(node, 5, "include_self", True) or node.args[4] not in _FOLDS:
+            if not argument(node, 5, "include_self", True) or node.args[4] not in _FOLDS:
                 return "leaves out what was there, or divides by how many came"
             fold = _FOLDS[str(node.args[4])]
             if spec.dtype is torch.bool:
@@ -135,7 +131,7 @@ def _index_put(node: fx.Node) -> ScatterCall | str:
     found = read_indices(spec.shape, given)
     if isinstance(found, str):
         return found
-    fold = _adds(spec.dtype) if _argument(node, 3, "accumulate", False) else None
+    fold = _adds(spec.dtype) if argument(node, 3, "accumulate", False) else None
     return ScatterCall(
         x, found.points, source, found.along, found.from_either_end, found.indices, found.demands, fold
     )

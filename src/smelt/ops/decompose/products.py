@@ -27,18 +27,15 @@ def on_host(value: Tensor) -> bool:
     return value.device.type == "cpu"
 
 
-@decomposes(aten.mm.default)
-def mm(a: Tensor, b: Tensor) -> Any:
-    if not on_host(a) or not slow_products(a.dtype):
-        return NotImplemented
-    return widened(aten.mm.default, a, b).to(a.dtype)
+def _product(op: Any) -> Any:
+    def product(a: Tensor, b: Tensor) -> Any:
+        return widened(op, a, b).to(a.dtype) if on_host(a) and slow_products(a.dtype) else NotImplemented
+
+    return product
 
 
-@decomposes(aten.bmm.default)
-def bmm(a: Tensor, b: Tensor) -> Any:
-    if not on_host(a) or not slow_products(a.dtype):
-        return NotImplemented
-    return widened(aten.bmm.default, a, b).to(a.dtype)
+for _op in (aten.mm.default, aten.bmm.default):
+    decomposes(_op)(_product(_op))
 
 
 @decomposes(aten.addmm.default)
