@@ -19,7 +19,7 @@ from torch import fx
 from smelt.autograd.aliasing import views_to_copy
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.effects import why_not_drop
-from smelt.ir.graph import Level, Traced, outputs, placeholders
+from smelt.ir.graph import Level, Traced, add_copy, outputs, placeholders
 from smelt.ir.joint import Plan, arrival_of
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
 
@@ -78,9 +78,9 @@ class _Rest:
         led_to = {*tangents, *given}  # by any tangent
         for node in placeholders(backward.graph):
             if node not in self.made and node not in tangents:
-                self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+                self.made[node] = add_copy(self.graph, node, self.made.__getitem__)
         for node, tangent in given.items():
-            self.made[node] = self.graph.node_copy(tangent, self.made.__getitem__)
+            self.made[node] = add_copy(self.graph, tangent, self.made.__getitem__)
         for node in backward.graph.nodes:
             if node.op == "output":
                 break
@@ -177,7 +177,7 @@ def _copied(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node
     if not all(map(_can_be_zeros, absent)):
         return None
     zeros = {used: _zeros(graph, used) for used in absent}
-    return graph.node_copy(node, lambda used: zeros.get(used) or made[used])
+    return add_copy(graph, node, lambda used: zeros.get(used) or made[used])
 
 
 def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -28,7 +28,7 @@ from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError, warn
 from smelt.ir.effects import VALUES, why_not_drop
-from smelt.ir.graph import Level, Traced, format_graph, outputs, placeholders
+from smelt.ir.graph import Level, Traced, add_copy, format_graph, outputs, placeholders
 from smelt.ir.joint import Phase, Plan, Replay, Saved, arrival_of, phase_of
 from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
@@ -260,7 +260,7 @@ def _extract(
         if not marked and arrival_of(node) is not None:
             made[node] = made[node.all_input_nodes[0]]
             continue
-        made[node] = graph.node_copy(node, made.__getitem__)
+        made[node] = add_copy(graph, node, made.__getitem__)
         if node.op == "get_attr":
             constants[str(node.target)] = traced.constants[str(node.target)]
     returned: list[object] = []

@@ -19,7 +19,7 @@ from torch import fx
 
 from smelt.autograd.aliasing import is_view
 from smelt.ir.effects import draws
-from smelt.ir.graph import Level, Traced
+from smelt.ir.graph import Level, Traced, copied_graph
 from smelt.ir.joint import Phase, Wish, set_phase, wish_of
 from smelt.ir.specrules.layout import like_stride
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
@@ -65,9 +65,7 @@ def narrowed(traced: Traced) -> Traced:
     """The graph with booleans in place of values that matter only by a comparison. Untouched if there are none."""
     if not any(node.target in RULES and RULES[node.target](node) for node in traced.graph.nodes):
         return traced
-    graph = fx.Graph()
-    output = graph.graph_copy(traced.graph, {})
-    graph.output(output)
+    graph = copied_graph(traced.graph)
     for node in list(graph.nodes):
         rule = RULES.get(node.target)
         if rule is not None and rule(node):

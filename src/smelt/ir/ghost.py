@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smelt.base.symbols import Expression, World
 from smelt.base.symint import Formula, as_number, is_symbolic, meaning, surely_equal
 from smelt.base.varying import from_symbolic, is_symbolic_size
+from smelt.ir.graph import add_node
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.sparse import yields_sparse
 from smelt.ir.specrules import describe
@@ -408,7 +409,7 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
-        node = self.graph.create_node("call_function", func, args, kwargs, name=func.overloadpacket.__name__)
+        node = add_node(self.graph, "call_function", func, args, kwargs, func.overloadpacket.__name__)
         set_spec(node, spec_of_value(result) if func._schema.returns else ())
         if self._sparse and not self._sparse.isdisjoint(node.all_input_nodes):
             raise GhostError(f"{func} computes with a sparse tensor")

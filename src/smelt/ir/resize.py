@@ -14,7 +14,7 @@ from torch import fx
 
 from smelt.base.symbols import World
 from smelt.base.varying import varies
-from smelt.ir.graph import Traced
+from smelt.ir.graph import Traced, copied_graph
 from smelt.ir.kernel import Access, Const, Gather, Kernel, Position, Scatter
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 
@@ -97,7 +97,6 @@ def _varies(spec: Any) -> bool:
 
 def resized_graph(traced: Traced, change: Change) -> Traced:
     """A copy of a graph with other sizes."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(traced.graph, {}))
+    graph = copied_graph(traced.graph)
     resize_in_place(graph, change)
     return replace(traced, graph=graph)
