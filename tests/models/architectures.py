@@ -56,6 +56,12 @@ def image_and_text() -> Inputs:
     return {"input_ids": _ids(), "pixel_values": torch.randn(2, 3, 16, 16), "return_loss": True}
 
 
+def image_in_text() -> Inputs:
+    ids = torch.cat([torch.full((2, 16), 49), torch.randint(3, 49, (2, 8))], 1)
+    images = {"pixel_values": torch.randn(2, 3, 16, 16), "token_type_ids": (ids != 49).long()}
+    return images | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One small model."""
@@ -163,6 +169,48 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture("qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS | {"num_experts": 4}, causal),
     Architecture("olmoe", "OlmoeForCausalLM", EXPERTS | {"num_experts": 4}, causal),
+    Architecture("gpt_oss", "GptOssForCausalLM", EXPERTS | {"num_local_experts": 4, "sliding_window": 6}, masked),
+    Architecture(
+        "llama4",
+        "Llama4ForCausalLM",
+        GROUPED | {"num_local_experts": 4, "intermediate_size_mlp": 32, "attention_chunk_size": 6},
+        masked,
+    ),
+    Architecture(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        TEXT
+        | {
+            "num_key_value_heads": 2,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 16,
+        },
+        masked,
+    ),
+    Architecture(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        EXPERTS
+        | {
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        masked,
+    ),
     # state-space and other recurrences
     Architecture(
         "mamba",
@@ -173,6 +221,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         evaluation=4,
         inexact="when compiled it takes the associative scan",
         why="associative_scan is a higher-order operator, which only Python can run",
+    ),
+    Architecture(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "state_size": 4,
+            "num_heads": 4,
+            "head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 4,
+        },
+        causal,
     ),
     Architecture(
         "rwkv",
@@ -214,6 +276,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("mpnet", "MPNetForSequenceClassification", TEXT, classified),
     Architecture("xlm_roberta", "XLMRobertaForMaskedLM", TEXT, masked),
     Architecture("modernbert", "ModernBertForSequenceClassification", TEXT, classified),
+    Architecture("xlnet", "XLNetLMHeadModel", {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32}, masked),
     # text, encoder and decoder
     Architecture(
         "t5",
@@ -313,6 +376,17 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"text_config": TEXT | SMALL | {"eos_token_id": 49}, "vision_config": VISION, "projection_dim": 8},
         image_and_text,
         fast=True,
+    ),
+    Architecture(
+        "paligemma",
+        "PaliGemmaForConditionalGeneration",
+        {
+            "text_config": GROUPED | SMALL | {"model_type": "gemma"},
+            "vision_config": VISION | {"projection_dim": 16},
+            "image_token_id": 49,
+            "projection_dim": 16,
+        },
+        image_in_text,
     ),
     Architecture("siglip", "SiglipModel", {"text_config": TEXT | SMALL, "vision_config": VISION}, image_and_text),
 )
