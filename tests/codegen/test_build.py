@@ -40,6 +40,20 @@ def test_equal_kernels_are_built_once() -> None:
     assert compile_kernels([replace(KERNEL, name="third")], Options())["third"] is both["again"]
 
 
+def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_MOST", 2)
+    softmax, norm, column = map(parse_kernel, (SOFTMAX, LAYER_NORM, COLUMN_SUM))
+    first = compile_kernels([softmax], Options())[softmax.name]
+    compile_kernels([norm], Options())
+    assert compile_kernels([softmax], Options())[softmax.name] is first
+    compile_kernels([column], Options())
+    events.counters.clear()
+    assert compile_kernels([softmax, column], Options())[softmax.name] is first
+    assert events.counters["kernels_built"] == 0
+    compile_kernels([softmax, norm, column], Options())
+    assert events.counters["kernels_built"] == 1
+
+
 def test_one_name_for_two_kernels_is_refused() -> None:
     with pytest.raises(SmeltError, match="SM030: two different kernels are named softmax"):
         compile_kernels([KERNEL, parse_kernel(sized(SOFTMAX, 6, 14))], Options())

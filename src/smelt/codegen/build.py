@@ -6,6 +6,7 @@ Code for sizes that vary relies on facts of its own: it is used again where they
 them from then on.
 """
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +53,8 @@ class CompiledKernel:
 
 
 _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
-_built: dict[str, list[CompiledKernel]] = {}
+_MOST = 2048  # kernels, some 20 kB each; a program keeps its own, so nothing but time is lost
+_built: dict[str, list[CompiledKernel]] = {}  # by text, what was asked for last at the end
 _lock = threading.Lock()
 
 
@@ -70,7 +72,11 @@ def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, Co
         new = {keys[kernel.name]: kernel for kernel in kernels if _known(keys[kernel.name], kernel) is None}
         if new:
             _build(new)
-        return {kernel.name: _relied_on(keys[kernel.name], kernel) for kernel in kernels}
+        found = {kernel.name: _relied_on(keys[kernel.name], kernel) for kernel in kernels}
+        _built.update({key: _built.pop(key) for key in dict.fromkeys(keys.values())})
+        for key in list(itertools.islice(_built, max(len(_built) - _MOST, 0))):
+            del _built[key]
+        return found
 
 
 def _known(key: str, kernel: Kernel) -> CompiledKernel | None:
