@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
@@ -70,6 +72,7 @@ SIMPLE_ERRORS: frozenset[type] = frozenset(
 )
 """Builtin exceptions that are made of their `args` and nothing else (but for `Failure.details`)."""
 
+_WITHOUT_GENERATORS = ("exponential_", "geometric_", "log_normal_", "cauchy_")
 _MOST_INSTRUCTIONS = 400_000
 _MOST_FRAMES = 100
 
@@ -470,7 +473,15 @@ class Interpreter:
         self._force_all(args)
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
-        return self.tape.call(opcode, target, tuple(args), kwargs or {})
+        named = {name: self._lent(target, value) for name, value in (kwargs or {}).items()}
+        return self.tape.call(opcode, target, tuple(self._lent(target, value) for value in args), named)
+
+    def _lent(self, target: Any, value: Value) -> Value:
+        if not isinstance(value, Object) or type(value.value) is not torch.Generator:
+            return value
+        if target in _WITHOUT_GENERATORS:
+            raise Unsupported("B017", f"a torch.Generator for {target}, which PyTorch describes only without")
+        return self.outside.lend(value)
 
     def _force_all(self, values: list[Any]) -> None:
         for value in values:

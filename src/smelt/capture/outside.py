@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from smelt.capture.breaks import Unsupported
+from smelt.capture.generators import Lent
 from smelt.capture.guards import GuardTree, static_lookup
 from smelt.capture.loops import PLACE, Paused, PausedJoined
 from smelt.capture.marks import Entered
@@ -44,6 +45,7 @@ from smelt.capture.values import (
     describe,
     is_constant,
 )
+from smelt.ir.generators import make_own
 
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IDENTIFIED = (
@@ -146,6 +148,7 @@ class Outside:
         self.follow_loops = True
         self.settings: Hashable = None  # of the function that is compiled
         self.fullgraph = False
+        self.lent: dict[int, Lent] = {}  # by the ids of generators
         self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
     def follows(self, entered: Entered) -> bool:
@@ -286,6 +289,23 @@ class Outside:
                 value.source.check(("is", value.value))
             value.pinned = True
         return value.value
+
+    def lend(self, value: Object) -> Value:
+        """What a graph draws from in the place of a generator."""
+        real, source = value.value, value.source
+        if source is None or self.sealed or self.closed:
+            raise Unsupported("B017", "a torch.Generator, in code that runs later or twice")
+        found = self.lent.get(id(real))
+        if found is None:
+            source.attribute("device").check(("equals", real.device))
+            for other in self.lent.values():
+                self.relate(source, other.source, False)
+            found = self.lent[id(real)] = Lent(source, real, make_own(real.device))
+            self.tree.transient = "the state of a torch.Generator"
+            source.collect()
+        else:
+            self.relate(source, found.source, True)
+        return Object(found.own, pinned=True)
 
     def fixed(self, real: Any) -> Value:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""

@@ -41,6 +41,7 @@ from smelt.ir.checkpoint import Checkpoint
 from smelt.ir.computed import computed
 from smelt.ir.derivative import Derivative
 from smelt.ir.effects import is_random, quietly_written, raises
+from smelt.ir.generators import Own
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
 from smelt.ir.spelled import spell_out
@@ -596,6 +597,8 @@ def _convert(value: Any, of_tensor: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _convert(item, of_tensor) for key, item in value.items.items()}
     if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
+        return value.value
+    if isinstance(value, Object) and isinstance(value.value, Own):
         return value.value
     if isinstance(value, Awaited):
         raise Unsupported("B004", "Tensor.item")

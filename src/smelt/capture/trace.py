@@ -22,6 +22,7 @@ from smelt.base.options import config
 from smelt.capture import exception_instructions, instructions, match_instructions
 from smelt.capture.breaks import COMPILED_LATER, Abandoned, Unsupported
 from smelt.capture.calls import call
+from smelt.capture.generators import with_generators
 from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
@@ -508,6 +509,10 @@ class _Closing:
                 by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
             run = care.around(run, lambda: traced)
+            lent = self.interp.outside.lent.values()
+            if lent:
+                run = with_generators(run, tuple(each.own for each in lent))
+                arguments = (*arguments, *[each.source.index for each in lent])
             self.compiled = None if by_nodes else (traced, care)
         final = self.final if self.final != self.entry else None
         dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()

@@ -150,7 +150,12 @@ _KNOWN_LIMIT = 10_000  # a process that sees ever new shapes starts over instead
 
 
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree."""
+    """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree.
+
+    Whose random numbers they are says nothing of how they lie, and meta kernels take no generators.
+    """
+    args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
+    kwargs = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items()}
     try:
         key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
     except _Symbolic:

@@ -16,6 +16,7 @@ from torch import fx
 
 from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
+from smelt.ir.generators import name_generators
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 
@@ -46,6 +47,7 @@ class Traced:
         root = torch.nn.Module()
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
+        name_generators(self.graph)
         return fx.GraphModule(root, self.graph)
 
     def plainly(self) -> Callable[..., Any]:
