@@ -587,7 +587,7 @@ class Processes:
 
     folder: Path
 
-    def run(self, files: dict[str, str], seed: int = 1, where: str = "one") -> int:
+    def run(self, files: dict[str, str], seed: int = 1, where: str = "one", **settings: str) -> int:
         """What is `program` in files called so, compiled, must be plain Python's; how many captures were recalled."""
         home = self.folder / where
         home.mkdir(exist_ok=True)
@@ -596,7 +596,7 @@ class Processes:
                 (home / name).write_text(text)
         source, tests = Path(smelt.__file__).parent.parent, Path(__file__).parent.parent.parent
         environment = {**os.environ, "SMELT_CACHE": "1", "SMELT_CACHE_DIR": str(self.folder / "cache")}
-        environment |= {"PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1", **settings}
         environment["PYTHONPATH"] = os.pathsep.join([str(source), str(tests)])
         done = subprocess.run(
             [sys.executable, str(home / "driver.py"), *[name[:-3] for name in files if name.startswith("program")]],
@@ -649,3 +649,34 @@ def test_another_copy_of_the_program(processes: Processes) -> None:
     assert [processes.run(files) for _ in range(2)] == [0, 1]
     files["settings.py"] = settings.replace("'a b'", "'b a'")
     assert processes.run(files, where="two") == 0
+
+
+# What is another by a variable of the environment alone: no file is, and no code.
+BY_ENVIRONMENT = {
+    "a number": "K = 2 if CHOSEN else 3\ndef program(x):\n    return x * K",
+    "a variable that is read inside": "def program(x):\n    return x * 2 if os.environ.get('KEPT_A') == '1' else x + 1",
+    "a cached answer": "import functools\n@functools.cache\ndef flag(name):\n    return os.environ.get(name) == '1'\n"
+    "def program(x):\n    return x * 2 if flag('KEPT_A') else x + 1",
+    "a cached tensor": "import functools\n@functools.cache\ndef table(n):\n    return torch.arange(float(n), dtype=D)\n"
+    "D = torch.float32 if CHOSEN else torch.float64\ndef program(x):\n    return x * table(3)",
+    "the class of a layer": "class P(nn.Module):\n    def forward(self, x):\n        return x * 2\nclass Q(nn.Module):\n"
+    "    def forward(self, x):\n        return x * 3\nnet = nn.Sequential((P if CHOSEN else Q)())\n"
+    "def program(x):\n    return net(x)",
+    "a function of PyTorch's": "old = torch.cosh\nif CHOSEN:\n    torch.cosh = torch.sinh\n"
+    "def program(x):\n    return torch.cosh(x)",
+    "a method of PyTorch's": "if CHOSEN:\n    torch.Tensor.relu6 = lambda self: self - 1\n"
+    "def program(x):\n    return F.relu6(x) if not CHOSEN else x.relu6()",
+    "code without a file": "names = dict(torch=torch, __name__=__name__)\n"
+    "text = f'class C:\\n    v = {2 + CHOSEN}\\ndef f(x):\\n    return x * C.v'\n"
+    "exec(compile(text, '<input-1>', 'exec'), names)\nprogram = names['f']",
+}
+
+
+def test_what_the_environment_decides(processes: Processes) -> None:
+    head = "import os, torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+    head += "CHOSEN = os.environ.get('KEPT_A') == '1'\n"
+    files = {f"program{number}.py": head + text for number, text in enumerate(BY_ENVIRONMENT.values())}
+    assert processes.run(files, KEPT_A="1") == 0
+    assert processes.run(files, KEPT_A="1") == len(files)
+    processes.run(files, KEPT_A="0")
+    processes.run(files, KEPT_A="1")
