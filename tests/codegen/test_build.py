@@ -42,7 +42,7 @@ def test_equal_kernels_are_built_once() -> None:
 
 def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_MOST", 2)
-    softmax, norm, column = map(parse_kernel, (SOFTMAX, LAYER_NORM, COLUMN_SUM))
+    softmax, norm, column = (parse_kernel(sized(text, 4, 8)) for text in (SOFTMAX, LAYER_NORM, COLUMN_SUM))
     first = compile_kernels([softmax], Options())[softmax.name]
     compile_kernels([norm], Options())
     assert compile_kernels([softmax], Options())[softmax.name] is first
