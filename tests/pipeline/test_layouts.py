@@ -66,3 +66,37 @@ def test_bags_are_looked_up_once(mode: str, last: bool, monkeypatch: pytest.Monk
         bags(indices, offsets if last else offsets[:2]).sin().sum().backward()
         torch.testing.assert_close(made, bags.weight.grad)
     assert not unexpected
+
+
+def _through_a_view(x: torch.Tensor) -> torch.Tensor:
+    made = x.sin()
+    made.t().cumsum_(0)
+    return made
+
+
+def _seen_as_a_row(x: torch.Tensor) -> torch.Tensor:
+    made = x.sin().masked_fill_(x > 0.5, 0)
+    return made.t().view(-1) if made.stride() == x.stride() else made
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sin().masked_fill_(x > 0.5, 0),
+        lambda x: x.sin().cumsum_(0),
+        lambda x: x.sin().scatter_add_(0, torch.zeros(4, 5, dtype=torch.int64), x),
+        lambda x: x.sin().index_add_(0, torch.zeros(4, dtype=torch.int64), x),
+        lambda x: x.sin().triu_(),
+        lambda x: x.sin().addmm_(torch.ones(4, 3), torch.ones(3, 5)),
+        lambda x: x.sin().renorm_(2, 0, 1.0),
+        _through_a_view,
+        _seen_as_a_row,
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_written_stays_as_it_lies(function: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
+    """The operators that do the same without writing yield it row by row."""
+    x = torch.rand(5, 4).t()
+    compiled = smelt.compile(function, dynamic=dynamic, fullgraph=True)
+    assert _seen(compiled, x) == _seen(function, x)
+    torch.testing.assert_close(compiled(x), function(x))

@@ -8,6 +8,7 @@ the recorder sees pure operators. Values are shared while they are recorded: `si
 """
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +22,9 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 from smelt.autograd.coins import toss
 from smelt.autograd.opaque import watch
 from smelt.base.errors import SmeltError
-from smelt.base.sizes import span
+from smelt.base.sizes import is_dense, span
 from smelt.base.symbols import COMPUTED
-from smelt.base.symint import Formula, apply, is_symbolic
+from smelt.base.symint import Formula, apply, is_symbolic, surely_equal
 from smelt.ir import origin
 from smelt.ir.checkpoint import Checkpoint, Policy
 from smelt.ir.effects import QUIET_WRITE, effect_of, is_view
@@ -280,6 +281,42 @@ class _Spread:
             self._nodes.add(node)
 
 
+Lying = list[tuple[torch.Tensor, tuple[int, ...]]]
+
+
+def _written(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lying:
+    """What a call may write that is named so, `x.masked_fill_(…)`, `torch.relu_(x)`, `out=`, and how it lies."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = name.endswith("_") and not name.endswith("__") and not _moves_nothing(name)
+    given = [*(args[:1] if named else ()), kwargs.get("out")]
+    return [(each, each.stride()) for each in given if isinstance(each, torch.Tensor)]
+
+
+@functools.cache
+def _moves_nothing(name: str) -> bool:
+    """Whether a method changes how a tensor lies, and no memory: `x.t_()`."""
+    packet = getattr(aten, name, None)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return any(torch.Tag.inplace_view in overload.tags for overload in overloads)
+
+
+def _lay_as_before(written: Lying) -> None:
+    """Memory that is written stays as it lies. Functionalization puts the result of the operator without the write in
+    its place, which may lie otherwise: `masked_fill` is row by row, whatever is filled."""
+    for tensor, stride in written:
+        if not torch._is_functional_tensor(tensor) or tensor.dim() != len(stride):
+            continue
+        shape, lies = tuple(tensor.shape), settled(tensor).stride()
+        if all(map(surely_equal, lies, stride)) or not is_dense(shape, stride):
+            continue
+        order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
+        with torch.no_grad():
+            rows = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+            made = settled(rows.permute([order.index(dim) for dim in range(len(shape))]))
+        torch._functionalize_replace(tensor, made)
+        torch._functionalize_commit_update(tensor)
+
+
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
     """Run a torch-level graph node by node. Values are dropped after their last use."""
     values: dict[fx.Node, Any] = {}
@@ -302,6 +339,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
             spread.before(node, values)
+            written = _written(node, args, kwargs)
             if _is_float(node) and any(map(is_symbolic, args)):
                 made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
             elif node.op == "call_method":
@@ -310,6 +348,8 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
                 made = node.target(*args, **kwargs)
                 watch(node.target, made)
             spread.after(node, made, values)
+            if written:
+                _lay_as_before(written)
             if node.users:
                 values[node] = made
             for used in node.all_input_nodes:
