@@ -481,6 +481,41 @@ STALE = {
         "#",
         "t._is_param = True",
     ),
+    "whether a cached answer is another object": (
+        "import functools\nclass A:\n    pass\nT = A()\nU = T\n@functools.cache\ndef k():\n    return U\n"
+        "def program(x):\n    return x * 2 if k() is T else x + 1",
+        "U = T",
+        "U = A()",
+    ),
+    "what a cached function is called with": (
+        "import functools\nclass A:\n    def __init__(self, v):\n        self.v = v\na, b = A(2), A(3)\nc = a\n"
+        "@functools.cache\ndef k(o):\n    return o.v\ndef program(x):\n    return x * k(c)",
+        "c = a",
+        "c = b",
+    ),
+    "what a cached method sees": (
+        "import functools\nclass A:\n    K = 2\n    @classmethod\n    @functools.cache\n    def k(cls):\n"
+        "        return cls.K\ndef program(x):\n    return x * A.k()",
+        "K = 2",
+        "K = 3",
+    ),
+    "a cache that forgets": (
+        "import functools\nK = 2\n@functools.lru_cache(maxsize=1)\ndef k(a):\n    return K + a\n"
+        "def program(x):\n    return x * k(1) + k(2) * k(1)",
+        "K = 2",
+        "K = 3",
+    ),
+    "the weights of a recurrent network": (
+        "torch.manual_seed(0)\nn = nn.GRU(3, 3)\n#\ndef program(x):\n    return n(x)[0]",
+        "#",
+        "n._parameters['weight_hh_l0'] = nn.Parameter(n.weight_hh_l0.detach() * 2)",
+    ),
+    "one weight for two": (
+        "torch.manual_seed(0)\nn = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))\nw = torch.ones(3, 3)\n#\n"
+        "def program(x):\n    return torch.func.functional_call(n, {'0.weight': w}, (x,))",
+        "#",
+        "n[1].weight = n[0].weight",
+    ),
     "what the process says of itself": (
         "torch.set_warn_always(False)\n#\ndef program(x):\n    return x * 2, torch.is_warn_always_enabled()",
         "#",
