@@ -51,6 +51,7 @@ _PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, k
 
 _OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
+_FIELD = type(inspect.Attribute.name)  # of named tuples
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
@@ -373,6 +374,9 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         return interp.outside.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
         return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
+    if type(found) is _FIELD and isinstance(value, Object) and isinstance(value.value, tuple):
+        place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
+        return interp.outside.value(tuple.__getitem__(value.value, place), _source(value).item(place))
     if _is_slot(found) and isinstance(value, Object):
         held = interp.outside.slots(value).items.get(name)
         if held is None:

@@ -476,12 +476,14 @@ def _bind_function(interp: Interpreter, args: list[Value], kwargs: dict[str, Val
 
 
 def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`torch.as_tensor` of a number, a new tensor, or of a tensor that is as it shall be."""
+    """`torch.as_tensor` of numbers, a new tensor, or of a tensor that is as it shall be."""
     kind = python_type(args[0]) if args else None
     if args and isinstance(args[0], Tensor) and len(args) == 1:
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         if all(value in (None, getattr(args[0].ghost, name)) for name, value in named.items()):
             return args[0]
+    if kind in (list, tuple) and len(args) == 1 and interp.is_plain(args[0]) and not holds_symbols(args[0]):
+        return interp.tensor_call("call_function", torch.tensor, args, kwargs)
     if kind not in (bool, int, float) or len(args) > 1:
         raise Unsupported("B002", "torch.as_tensor")
     given = kwargs.get("dtype", Constant(None))

@@ -541,7 +541,7 @@ class Region:
         set_spec(self.node, tuple(tensor_spec(node) for node in self.results))
 
 
-_NEEDS_DATA = ("meta tensor", "data is not allocated", "with symbolic sizes")
+_NEEDS_DATA = ("meta tensor", "1D meta Long tensor", "data is not allocated", "with symbolic sizes")
 """What operators say of a tensor that is none, when they want to read it."""
 
 
