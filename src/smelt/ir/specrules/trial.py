@@ -103,13 +103,14 @@ def _span(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> in
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
     """What comes of integers that are 0, which index anything, or else of 1, which divides anything."""
+    names = _names(func)
     for number in (0, 1):
         try:
             with no_dispatch(), torch._C._DisableAutocast():
-                given = {name: _made(value, number) for name, value in kwargs.items()}
-                if is_random(func) and "generator" not in _names(func)[: len(args)]:
+                given = _made(dict(zip(names, args, strict=False)) | dict(kwargs), number)
+                if is_random(func):
                     given["generator"] = torch.Generator()
-                result = func(*_made(args, number), **given)
+                result = func(**given)
         except _FAILURES:
             continue
         return list(result) if isinstance(result, tuple | list) else [result]
@@ -124,7 +125,9 @@ def _made(value: Any, number: int) -> Any:
         return torch.full((room,), fill, dtype=dtype, device="cpu").as_strided(shape, stride)
     if isinstance(value, tuple | list):
         return type(value)(_made(item, number) for item in value)
-    return torch.Generator() if isinstance(value, torch.Generator) else _example(value)
+    if isinstance(value, dict):
+        return {name: _made(item, number) for name, item in value.items()}
+    return _example(value)
 
 
 def _laid_out(spec: Any, real: Any) -> Any:
