@@ -10,6 +10,26 @@ from tests.capture.programs import Captured, compare
 X = torch.arange(4.0)
 
 
+class Link:
+    def __init__(self, number: float, following: "Link | None") -> None:
+        self.number, self.following = number, following
+
+
+def chain(length: int) -> Link | None:
+    first = None
+    for number in range(length):
+        first = Link(float(number), first)
+    return first
+
+
+def numbers_in(link: Link | None) -> list[Any]:
+    found = []
+    while link is not None:
+        found.append(link.number)
+        link = link.following
+    return found
+
+
 class Refusing(type):
     """Tells nobody what its classes are made of."""
 
@@ -133,3 +153,48 @@ def test_a_metaclass_sees_what_the_program_asks_and_no_more() -> None:
         asked.clear()
         torch.testing.assert_close(runner(function, X), wanted)
         assert asked == plainly
+
+
+@pytest.mark.parametrize("length", [60, 700])
+def test_long_lists_of_objects(length: int) -> None:
+    """As deep as they are long: read, written and made without recursion."""
+    links = chain(length)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        link, found = links, 0.0
+        while link is not None:
+            found += link.number
+            link = link.following
+        return x * found
+
+    def counted_up(x: torch.Tensor) -> torch.Tensor:
+        link = last = links
+        while link is not None:
+            link.number += 1
+            last, link = link, link.following
+        assert last is not None
+        last.number = x.sum()  # type: ignore[assignment]
+        return x * 2
+
+    def made(x: torch.Tensor) -> Any:
+        nested: list[Any] = []
+        for _ in range(length):
+            nested = [nested]
+        return x + 1, chain(length), nested
+
+    runner = Captured(fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(runner(total, X), total(X))
+    shifted, first, nested = runner(made, X)
+    torch.testing.assert_close(shifted, X + 1)
+    assert numbers_in(first) == [float(number) for number in reversed(range(length))]
+    depth = 0
+    while nested:
+        (nested,) = nested
+        depth += 1
+    assert depth == length
+    for turn in (1, 2):
+        torch.testing.assert_close(runner(counted_up, X), X * 2)
+        found = numbers_in(links)
+        assert found[:-1] == [float(number + turn) for number in reversed(range(1, length))] and found[-1] == X.sum()
+    assert not runner.breaks

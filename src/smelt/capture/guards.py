@@ -161,18 +161,13 @@ class GuardTree:
 def format_guards(roots: "tuple[GuardNode, ...]", sizes: "SizeFacts | None" = None) -> str:
     """Guards as text: one line per check, in the order they run."""
     lines: list[str] = []
-
-    def visit(node: "GuardNode") -> None:
-        _, checks, children, collected, text = node
-        for check in checks:
-            lines.append(f"  {text}: {_check_text(check)}")
+    pending = list(reversed(roots))
+    while pending:
+        _, checks, children, collected, text = pending.pop()
+        lines += [f"  {text}: {_check_text(check)}" for check in checks]
         if collected:
             lines.append(f"  {text}: collected")
-        for child in children:
-            visit(child)
-
-    for root in roots:
-        visit(root)
+        pending.extend(reversed(children))
     lines += [f"  {text}" for _, _, text in (sizes[2] if sizes is not None else ())]
     return "guards:\n" + "\n".join(lines)
 

@@ -59,12 +59,11 @@ _IDENTIFIED = (
 
 @functools.cache
 def _runs_code(metaclass: type) -> bool:
-    found = [static_lookup(metaclass, name) for name in ("__getattribute__", "__eq__", "__hash__")]
-    return any(isinstance(each, types.FunctionType) for each in found)
+    return isinstance(static_lookup(metaclass, "__getattribute__"), types.FunctionType)
 
 
 def runs_code(kind: type) -> bool:
-    """Whether looking at a class, or comparing it, runs code of its metaclass: not ours to run."""
+    """Whether looking at a class runs code of its metaclass: not ours to run."""
     return type(kind) is not type and _runs_code(type(kind))
 
 

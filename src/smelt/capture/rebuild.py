@@ -63,6 +63,9 @@ from smelt.capture.values import (
 )
 from smelt.runtime.spent import spent
 
+_DEEP = 50
+_LOOKING = (Iterator, Joined, Text, Failure)  # what is made with a look at what others hold
+
 Operand = tuple[str, Any]
 """("constant" | "begun" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
 
@@ -107,15 +110,33 @@ class Rebuilder:
         self._moved: dict[int, int] = {}  # outputs by their numbers → where they come
         self.is_replaying = False
         self._writes = False
+        self._depth = 0
+        self._unfilled: list[Callable[[], None]] = []
 
     def operand(self, value: Value | Pending) -> Operand:
         """Where the object for `value` will be."""
         known = self._known.get(id(value))
         if known is None:
             self._kept.append(value)
-            known = self._make(value)
+            self._depth += 1
+            try:
+                known = self._make(value)
+                while self._depth == 1 and self._unfilled:
+                    self._unfilled.pop()()
+            except RecursionError:
+                raise Abandoned("what holds others too deep to be rebuilt") from None
+            finally:
+                self._depth -= 1
             self._known[id(value)] = known
         return known
+
+    def fill(self, steps: Callable[[], None]) -> None:
+        """Add the steps that fill an object which is made; of what lies deep, when what holds it is known: a linked
+        list is as deep as it is long."""
+        if self._depth < _DEEP:
+            steps()
+        else:
+            self._unfilled.append(steps)
 
     @contextlib.contextmanager
     def replaying(self) -> Iterating[None]:
@@ -183,6 +204,8 @@ class Rebuilder:
         if value.source is not None:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))
+        if self._unfilled and isinstance(value, _LOOKING):
+            raise Abandoned(f"{describe(value)} deep inside of others cannot be rebuilt")
         if maker is None or (self.is_replaying and isinstance(value, Iterator | Joined)):
             raise Abandoned(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
@@ -257,10 +280,14 @@ def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 def _sequence(build: Rebuilder, value: Sequence) -> Operand:
     if value.kind is list:
         made = build.early(value, build.step(list))
-        build.step(list.extend, made, build.step(_tuple, *map(build.operand, value.items)))
+        build.fill(lambda: _extend(build, made, value.items, list.extend))
         return made
     make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
     return build.step(make, *map(build.operand, value.items))
+
+
+def _extend(build: Rebuilder, made: Operand, items: Iterable[Any], extend: Callable[..., None]) -> None:
+    build.step(extend, made, build.step(_tuple, *map(build.operand, items)))
 
 
 def _make_sequence(kind: Any, *items: Any) -> Any:
@@ -415,16 +442,19 @@ def _function(build: Rebuilder, value: Function) -> Operand:
 
 
 def _instance(build: Rebuilder, value: Instance) -> Operand:
-    kind, contents = value.kind, value.contents
-    base: Any = contents.kind if contents is not None else object
-    made = build.early(value, build.step(functools.partial(base.__new__, kind)))
-    operands = map(build.operand, value.attributes.values())
-    fill = _fill_dict if kind.__dictoffset__ else _fill_slots
-    build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
-    if contents is not None:
-        fill_contents = functools.partial(_fill_contents, base, tuple(contents.items))
-        build.step(fill_contents, made, *map(build.operand, contents.items.values()))
+    base: Any = value.contents.kind if value.contents is not None else object
+    made = build.early(value, build.step(functools.partial(base.__new__, value.kind)))
+    build.fill(lambda: _fill_instance(build, value, base, made))
     return made
+
+
+def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) -> None:
+    operands = map(build.operand, value.attributes.values())
+    fill = _fill_dict if value.kind.__dictoffset__ else _fill_slots
+    build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
+    if value.contents is not None:
+        fill_contents = functools.partial(_fill_contents, base, tuple(value.contents.items))
+        build.step(fill_contents, made, *map(build.operand, value.contents.items.values()))
 
 
 def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:

@@ -73,14 +73,26 @@ class Source:
         return self
 
     def build(self, collected: list["Source"]) -> "GuardNode | None":
-        """This node and what lies below as plain tuples, or None if nothing here is checked or collected."""
-        if self.collected:
-            self.index = len(collected)
-            collected.append(self)
-        children = [node for child in self.children.values() if (node := child.build(collected)) is not None]
-        if not (children or self.checks or self.collected):
-            return None
-        return (self.accessor, tuple(self.checks.values()), tuple(children), self.collected, self.text)
+        """This node and what lies below as plain tuples, or None if nothing here is checked or collected.
+
+        Not by recursion: a linked list is as deep as it is long.
+        """
+        order: list[Source] = []
+        pending = [self]
+        while pending:
+            source = pending.pop()
+            order.append(source)
+            pending.extend(reversed(source.children.values()))
+            if source.collected:
+                source.index = len(collected)
+                collected.append(source)
+        built: dict[Source, GuardNode | None] = {}
+        for source in reversed(order):  # what lies below first
+            children = [node for child in source.children.values() if (node := built.pop(child)) is not None]
+            checked = children or source.checks or source.collected
+            parts = (source.accessor, tuple(source.checks.values()), tuple(children), source.collected, source.text)
+            built[source] = parts if checked else None
+        return built[self]
 
 
 def _identity(parts: tuple[Any, ...]) -> Any:

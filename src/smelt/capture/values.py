@@ -91,13 +91,20 @@ class Number(Constant):
                 return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
             except Undecided as unknowable:
                 raise Unsupported("B004", str(unknowable)) from None
-        if not self.settled:
-            self.settled = True
-            if self.source is not None:
-                self.source.checks.clear()
-                self.source.check(("equals", self.known))
-            for operand in (self.made or ())[1:]:
-                operand.value  # noqa: B018
+        pending = [self]
+        while pending:  # a sum may be long
+            number = pending.pop()
+            if number.settled:
+                continue
+            number.settled = True
+            if number.source is not None:
+                number.source.checks.clear()
+                number.source.check(("equals", number.known))
+            for operand in (number.made or ())[1:]:
+                if isinstance(operand, Number) and operand.symbolic is None:
+                    pending.append(operand)
+                else:
+                    operand.value  # noqa: B018
         return self.known
 
 
