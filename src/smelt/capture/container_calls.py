@@ -9,6 +9,7 @@ from smelt.capture.builtin_calls import in_order, unpacked
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
 from smelt.capture.operators import (
+    binary,
     contains,
     delete_subscript,
     hashable,
@@ -153,6 +154,14 @@ def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
     return Constant(length(interp, receiver))
 
 
+def _elements(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    """`torch.Size.numel`, of sizes that may vary."""
+    total: Value = Constant(1)
+    for size in interp.outside.items(receiver):
+        total = binary(interp, "*", total, size)
+    return total
+
+
 def _get(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
     if interp.outside.present(receiver, key):
@@ -260,6 +269,7 @@ TUPLE: dict[str, Method] = {
     "__contains__": _contains,
     "__len__": _length,
     "__iter__": _iter,
+    "numel": _elements,
 }
 LIST: dict[str, Method] = TUPLE | {
     "append": _append,
