@@ -217,3 +217,20 @@ def test_a_batch_norm_that_averages_all_batches_is_one_graph(backend: str, dtype
         torch.testing.assert_close(layer.weight.grad, eager.weight.grad, rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(layer.state_dict(), eager.state_dict(), rtol=1e-6, atol=1e-7)
     assert smelt.counters["graphs"] == 1 and not smelt.counters["eager_graphs"]
+
+
+def test_a_scheduler_that_compares_losses_breaks_once_behind_the_step() -> None:
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss.detach())
+        return loss
+
+    told = smelt.explain(step, backend="eager")(torch.ones(4, 6))
+    assert [each.code for each in told.break_reasons] == ["B004"] and told.graph_count == 1

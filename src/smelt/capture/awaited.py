@@ -32,7 +32,7 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
     one = all(type(size) is int and size == 1 for size in ghost.shape)
     if not one or ghost.dtype.is_complex or (own is float and kind is int):
         raise needed("Tensor.item" if kind is None else f"{kind.__name__}()")  # it raises, or raises for some numbers
-    if counts(interp, tensor):
+    if counts(interp, tensor, kind):
         wide = interp.tensor_call("call_method", "to", [tensor, Constant(torch.float64)]) if own is int else tensor
         assert isinstance(wide, Tensor)
         return interp.tape.item(wide, interp.outside.sizes.world)
@@ -42,12 +42,13 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
     return Awaited(kind or own, kind or torch.Tensor.item, [interp.tensor_call("call_method", "clone", [bare])])
 
 
-def counts(interp: Interpreter, tensor: Tensor) -> bool:
-    """Whether PyTorch's own code asks for a number: an optimizer, or a layer, which computes with it in the graph."""
+def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:
+    """Whether PyTorch's own code asks for a number: an optimizer, or a layer, which computes with it in the graph.
+    Schedulers, which stand beside optimizers, ask for `float(loss)`, and compare it."""
     ghost, code = tensor.ghost, interp.frames[-1].info.code
     if ghost.numel() != 1 or ghost.device.type != "cpu":
         return False
-    return acts_as_in_eager(code) if ghost.dtype.is_floating_point else is_layer(code)
+    return acts_as_in_eager(code) and kind is None if ghost.dtype.is_floating_point else is_layer(code)
 
 
 def needed(what: str = "Tensor.item") -> Unsupported:
