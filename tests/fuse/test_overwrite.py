@@ -218,3 +218,13 @@ def test_no_output_is_an_input() -> None:
     args = given(5, 9)
     (program,) = programs(attend, *args)
     assert not {operand.buffer for operand in operands_in(program.outputs)} & set(program.inputs)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_put_where_it_is_is_compiled() -> None:
+    def itself(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.narrow(0, 0, 1).copy_(x.narrow(0, 0, 1).clone())
+        x[1:2].copy_(y[:1])
+        return y * 2
+
+    assert programs(itself, torch.randn(3), torch.randn(5))

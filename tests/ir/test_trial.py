@@ -99,3 +99,12 @@ def test_what_raises_for_such_numbers_is_described_as_before() -> None:
     with GhostMode():
         assert aten.cholesky.default(_ghosts(torch.rand(3, 3).t())).shape == (3, 3)
         assert aten.take.default(_ghosts(value), _ghosts(torch.zeros(2, 2, dtype=torch.int64).t())).shape == (2, 2)
+
+
+@pytest.mark.parametrize("op", [aten.linalg_ldl_solve.default, aten.linalg_lu_solve.default])
+def test_rows_that_lapack_exchanges_are_not_made_up(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts them from one, and writes in front of a matrix where they are zero."""
+    monkeypatch.setattr(trial, "_run", lambda *_: pytest.fail("it was run"))
+    factors, pivots, given = torch.rand(3, 3).t(), torch.ones(3, dtype=torch.int32), torch.rand(2, 3).t()
+    with GhostMode():
+        assert op(*_ghosts((factors, pivots, given))).shape == (3, 2)

@@ -148,6 +148,8 @@ def _put(node: fx.Node) -> Put | None:
             layout = _moved(layout, _PARTS[part.target], part.args[2:], part.kwargs)
         part = inner
     between.discard(node)
+    if part in between:
+        return None  # it is put where it is
     if layout is None or any(user not in between and user is not node for each in between for user in each.users):
         return None
     specs = [tensor_spec(each) for each in (base, part)]
