@@ -164,7 +164,6 @@ def breaks(number: int, why: str, **more: Any) -> dict[str, Any]:
     return {"training": number, "evaluation": number, "why": why, **more}
 
 
-AVERAGES = {"training": 1, "why": "its momentum is the number of batches so far, read from a tensor", "settles": False}
 OLD_FUNCTION = breaks(4, "it is an autograd.Function, which only Python can call")
 NEGATIVE = breaks(1, "it raises if any variance is negative, so it reads the data")
 LENGTHS = breaks(1, "how far it goes is read from the tensors of lengths")
@@ -300,7 +299,7 @@ PADDINGS = [
 
 NORMS = [
     *(norm(f"BatchNorm{n}d", 3, shape=SPATIAL[n]) for n in SPATIAL),
-    norm("BatchNorm1d", 5, momentum=None, shape=(6, 5), note="averaging", known=AVERAGES),
+    norm("BatchNorm1d", 5, momentum=None, shape=(6, 5), note="averaging"),
     norm("BatchNorm2d", 3, affine=False, track_running_stats=False, shape=SPATIAL[2], note="bare"),
     *(norm(f"InstanceNorm{n}d", 3, shape=SPATIAL[n]) for n in SPATIAL),
     norm("InstanceNorm2d", 3, affine=True, track_running_stats=True, shape=SPATIAL[2], note="tracking"),

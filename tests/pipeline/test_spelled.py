@@ -111,7 +111,8 @@ def test_one_version_for_all_sizes(name: str, backend: str) -> None:
         x = make(size)
         for mine, eager in zip(run(compiled, x), run(function, x), strict=True):
             assert mine.stride() == eager.stride()
-            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4)
+            largest = max(1.0, float(eager.detach().abs().max()))  # gradients of sums by 1, 2, 3, … cancel
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-6 * largest)
     assert smelt.counters["graphs"] == 2
     assert smelt.counters["sizes_compiled"] == smelt.counters["sizes_refused"] == 0
 

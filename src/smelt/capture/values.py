@@ -474,7 +474,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
     if isinstance(value, Awaited):
-        return "a number that a tensor holds"
+        return "a number from Tensor.item"
     if isinstance(value, Object):
         name = getattr(value.value, "__qualname__", None)
         return str(name) if isinstance(name, str) else f"a {type(value.value).__qualname__}"
