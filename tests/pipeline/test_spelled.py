@@ -157,7 +157,7 @@ assert smelt.counters["graphs"] <= 2, smelt.counters["graphs"]
 
 
 def test_an_lstm_of_many_lengths_is_left_whole() -> None:
-    """In a process of its own: after all other tests it is right too, but compiled for each length; why is not known."""
+    """In a process of its own: after all other tests it is compiled for each length, rightly; why is not known."""
     subprocess.run([sys.executable, "-c", LENGTHS], check=True)
 
 
