@@ -1,4 +1,4 @@
-"""Kernels → compiled kernels: one LLVM module for all that are new, equal ones built once in a process.
+"""Kernels → compiled kernels: what is new in one LLVM module for each thread, equal ones built once in a process.
 
     compile_kernels([gelu_1, gelu_2], options)     two names, one text → one piece of machine code
 
