@@ -244,14 +244,22 @@ class Runner:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
-def set_library(tensor: type, parameter: type, body: int, storage: int, functions: dict[str, int], /) -> None:
+def set_library(
+    tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /
+) -> None:
     """Say where PyTorch's C interface lies (`smelt.runtime.interface` finds out): addresses by name, how many bytes
     into the objects of these two classes the tensor is that the interface takes the address of, and how many into what
-    that points to its memory is pointed to (0: not known)."""
+    that points to its storage is pointed to (0: not known). `memory`: how many bytes into a storage the address of its
+    memory is, the number of its bytes, and whether PyTorch allocated it (0: not known)."""
 
 def storages(tensors: list[Any] | tuple[Any, ...], /) -> bytes | None:
     """Which memory each of these tensors lies in, a word each: a tensor that was given other memory has another word,
     one whose memory has grown or was filled anew has the same. None where `set_library` did not say where to look."""
+
+def overlap(tensors: list[Any] | tuple[Any, ...], written: tuple[int, ...], /) -> int | None:
+    """Whether one of the `written` lies in memory of another of these: 1 if it does, 2 if by addresses it does not, but
+    it and another lie in memory that PyTorch did not allocate, which may be mapped twice, 0 if it does not. None where
+    `set_library` did not say where to look. See `smelt.runtime.overlap`."""
 
 class Code:
     """An image of machine code in executable memory, which goes with this object.

@@ -65,12 +65,12 @@ PyObject *
 set_library(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tensor, *parameter, *given;
-    Py_ssize_t body, storage;
-    if (!PyArg_ParseTuple(args, "O!O!nnO!:set_library", &PyType_Type, &tensor, &PyType_Type, &parameter, &body,
-                          &storage, &PyDict_Type, &given)) {
+    Py_ssize_t body, storage, data, bytes, resizable;
+    if (!PyArg_ParseTuple(args, "O!O!nn(nnn)O!:set_library", &PyType_Type, &tensor, &PyType_Type, &parameter, &body,
+                          &storage, &data, &bytes, &resizable, &PyDict_Type, &given)) {
         return NULL;
     }
-    Library made = {.body = body, .storage = storage};
+    Library made = {.body = body, .storage = storage, .data = data, .bytes = bytes, .resizable = resizable};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(functions); i++) {
         void *address;
         if (address_of(given, functions[i].name, &address) < 0) {

@@ -16,6 +16,8 @@ typedef struct {
     PyTypeObject *tensor, *parameter; /* classes whose objects have the handle's tensor at `body`; NULL: none known */
     Py_ssize_t body;
     Py_ssize_t storage; /* how far into the tensor's own body what it keeps of its memory is pointed to; 0: not known */
+    Py_ssize_t data, bytes, resizable; /* how far into that the address of the memory is, how long it is, and whether
+                                          PyTorch allocated it; 0: not known */
     int32_t (*data_ptr)(Handle, void **address);
     int32_t (*empty_strided)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
                              int32_t number, Handle *made);
@@ -47,8 +49,10 @@ typedef struct {
 /* NULL if there is none of this name. */
 const LibraryCall *library_call(const char *name);
 
-/* set_library(tensor, parameter, body, storage, functions) and storages(tensors): see _native.pyi. */
+/* set_library(tensor, parameter, body, storage, memory, functions), storages(tensors) and overlap(tensors, written):
+   see _native.pyi. */
 PyObject *set_library(PyObject *module, PyObject *args);
 PyObject *library_storages(PyObject *module, PyObject *tensors);
+PyObject *library_overlap(PyObject *module, PyObject *args);
 
 #endif

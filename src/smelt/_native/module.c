@@ -68,6 +68,8 @@ static PyMethodDef functions[] = {
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
+    {"overlap", library_overlap, METH_VARARGS,
+     PyDoc_STR("Whether tensors that are written lie in memory of others.")},
     {"team_function", team_function, METH_VARARGS,
      PyDoc_STR("The address of what shares a kernel's points out between threads; says where OpenMP's functions are.")},
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,

@@ -33,6 +33,7 @@ from smelt.autograd.trace import (
     plain_spec,
     settled,
 )
+from smelt.autograd.writes import WriteWatch
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.base.sizes import contiguous_stride, is_dense
@@ -229,7 +230,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
-        with Substituting(recorder.functions), restored():
+        with Substituting(recorder.functions, WriteWatch(run.inputs)), restored():
             given = list(run.inputs)
             for place, number_spec in source.numbers.items():
                 given[place] = recorder.number_in(run.primals[place], number_spec)

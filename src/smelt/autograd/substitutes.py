@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.coins import toss_contiguous
 from smelt.autograd.trace import CannotTrace
+from smelt.autograd.writes import WriteWatch
 from smelt.ir.spelled import spell_out
 
 aten = torch.ops.aten
@@ -162,12 +163,18 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 class Substituting(TorchFunctionMode):
     """While this is on, calls of the functions above, and of `others`, are calls of their substitutes."""
 
-    def __init__(self, others: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, others: Mapping[Any, Callable[..., Any]], watch: WriteWatch) -> None:
         super().__init__()
+        self._watch = watch
         self._substitutes = {**others, **SUBSTITUTES} if others else SUBSTITUTES
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = spell_out(func, args, kwargs or {}, in_place=True)
-        return self._substitutes.get(func, func)(*args, **(kwargs or {})) if made is NotImplemented else made
+        kwargs = kwargs or {}
+        given = self._watch.before(args, kwargs)
+        made = spell_out(func, args, kwargs, in_place=True)
+        if made is NotImplemented:
+            made = self._substitutes.get(func, func)(*args, **kwargs)
+        self._watch.after(func, args, given, made)
+        return made

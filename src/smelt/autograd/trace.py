@@ -252,35 +252,6 @@ def _is_float(node: fx.Node) -> bool:
     return isinstance(spec, NumberSpec) and isinstance(spec.what, Formula) and node.op == "call_function"
 
 
-class _Spread:
-    """Which values of a graph show elements of memory more than once, as `expand` makes them, and views of those.
-
-    Writes to them are left to PyTorch: some it refuses, and without writes there is no one value for such an element.
-    """
-
-    def __init__(self) -> None:
-        self._nodes: set[fx.Node] = set()
-        self._parts: set[fx.Node] = set()  # tuples of views of such values
-        self._versions: dict[fx.Node, int] = {}
-
-    def before(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        read = self._nodes.intersection(node.all_input_nodes) if self._nodes else ()
-        self._versions = {each: values[each]._version for each in read}
-
-    def after(self, node: fx.Node, made: Any, values: Mapping[fx.Node, Any]) -> None:
-        for each, version in self._versions.items():
-            if values[each]._version != version:
-                raise CannotTrace(f"{node.name} writes to a tensor that shows elements of its memory more than once")
-        if self._versions and isinstance(made, tuple | list):
-            self._parts.add(node)
-        if not isinstance(made, torch.Tensor) or made.layout is not torch.strided:
-            return
-        shown_twice = any(step == 0 and size != 1 for size, step in zip(made.shape, made.stride(), strict=True))
-        view = any(storage_id(made) == storage_id(values[each]) for each in self._versions)
-        if shown_twice or view or not self._parts.isdisjoint(node.all_input_nodes):
-            self._nodes.add(node)
-
-
 Lying = list[tuple[torch.Tensor, tuple[int, ...]]]
 
 
@@ -320,7 +291,6 @@ def _lay_as_before(written: Lying) -> None:
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
     """Run a torch-level graph node by node. Values are dropped after their last use."""
     values: dict[fx.Node, Any] = {}
-    spread = _Spread()
     waiting = {node: len(node.users) for node in traced.graph.nodes}
     given = iter(inputs)
 
@@ -338,7 +308,6 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             origin.running(node)
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
-            spread.before(node, values)
             written = _written(node, args, kwargs)
             if _is_float(node) and any(map(is_symbolic, args)):
                 made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
@@ -347,7 +316,6 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             else:
                 made = node.target(*args, **kwargs)
                 watch(node.target, made)
-            spread.after(node, made, values)
             if written:
                 _lay_as_before(written)
             if node.users:

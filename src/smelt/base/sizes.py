@@ -44,3 +44,14 @@ def is_dense(shape: Shape, stride: Shape) -> bool:
             return False
         expected *= size
     return True
+
+
+def may_overlap(shape: Shape, stride: Shape) -> bool:
+    """Whether an element may be shown more than once: a step does not lead past all that smaller ones reach."""
+    reach: Size = 0
+    extents = [(step, size) for step, size in zip(stride, shape, strict=True) if size != 1]
+    for step, size in sorted(extents, key=lambda extent: extent[0]):
+        if step <= reach:
+            return True
+        reach = reach + (size - 1) * step
+    return False

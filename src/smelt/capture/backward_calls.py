@@ -180,6 +180,7 @@ def _accumulate(interp: Interpreter, slots: Slots, gradient: Value, create: bool
     elif isinstance(old, Tensor):
         if old.ghost.requires_grad:
             raise Unsupported("B015", "backward into a gradient that requires grad itself")
+        interp.tape.only_apart = True
         interp.tensor_call("call_method", "add_", [old, gradient])
         return
     interp.touch(slots)

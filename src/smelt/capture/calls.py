@@ -76,6 +76,7 @@ from smelt.capture.values import (
     describe,
     python_type,
 )
+from smelt.ir.effects import is_pointwise
 
 CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
 _GENERATOR = 0x20
@@ -270,11 +271,14 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
     if not isinstance(out, Tensor):
         raise Unsupported("B008", "out=")
     rest = {name: value for name, value in kwargs.items() if name != "out"}
+    if interp.tape.is_given_twice(out, [*args, *rest.values()], is_pointwise(real)):
+        raise Unsupported("B008", "out= in memory that is read as well,")  # PyTorch may refuse, or read what it wrote
     result = interp.tensor_call("call_function", real, args, rest)
     if not isinstance(result, Tensor) or out.ghost.requires_grad or result.ghost.requires_grad:
         raise Unsupported("B008", "out=")  # refused, or several results
     if (result.ghost.shape, result.ghost.dtype) != (out.ghost.shape, out.ghost.dtype):
         raise Unsupported("B008", "out=")  # resized, or rounded
+    interp.tape.only_apart = True
     return interp.tensor_call("call_method", "copy_", [out, result])
 
 

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._device import _device_constructors
 
 from smelt.base.data import dataclass
+from smelt.base.sizes import may_overlap
 from smelt.base.symbols import COMPUTED, Expression, Symbol, Undecided, World
 from smelt.base.symint import Formula, as_number, is_symbolic
 from smelt.capture.bounds import decided
@@ -63,6 +64,7 @@ class Tape:
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
+        self.only_apart = False  # whether the graph is right only where inputs lie apart: see `Care`
         self.draws = False  # whether an operator draws random numbers
         self.raises = False  # whether an operator raises for some values
         self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
@@ -396,6 +398,22 @@ class Tape:
         """Whether a value is what `.data` of a tensor yielded."""
         found = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
         return found is not None and found[1].ghost is of.ghost
+
+    def is_given_twice(self, out: Tensor, args: Many[Value], pointwise: bool) -> bool:
+        """Whether memory that a call is to write is among what it reads, or has elements that it shows more than once.
+        Element by element, a tensor may be written in its own place."""
+        if may_overlap(tuple(out.ghost.shape), out.ghost.stride()):
+            return True
+        read = _ghosts_in(tuple(_convert(value, self._ghost) for value in args))
+        memory = self._memory(out.ghost)
+        return any(self._memory(each) is memory for each in read if not (pointwise and each is out.ghost))
+
+    def _memory(self, ghost: GhostTensor) -> Any:
+        """The tensor that all views of one memory are views of, `.data` included."""
+        whole = _whole(ghost)
+        while id(whole) in self._data:
+            whole = _whole(self._data[id(whole)][1].ghost)
+        return whole
 
     def _beneath(self, written: list[Tensor]) -> list[Tensor]:
         """The tensors that are written by way of their `.data`, whose version tells nothing."""

@@ -526,7 +526,8 @@ class _Closing:
         inputs = list(enumerate(placeholders(self.tape.graph)))
         written, rebased, at_risk = (tuple(place for place, node in inputs if node in kind) for kind in kinds)
         undraws, devices = self.tape.draws and self.tape.raises, bool(self.entry.devices)
-        return Care(written, rebased, at_risk, self.tape.writes_inputs, several, undraws, self.inference, devices)
+        writes, only_apart = self.tape.writes_inputs, self.tape.only_apart
+        return Care(written, rebased, at_risk, writes, several, undraws, self.inference, devices, only_apart)
 
     def _ends_where_nodes_matter(self) -> bool:
         """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be

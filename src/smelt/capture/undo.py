@@ -9,7 +9,6 @@ Compiled graphs write their inputs when nothing can fail any more. Graphs that P
 written before an operator that raises for some values are kept as they were.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from smelt.base.data import dataclass
 from smelt.capture.plan import GraphRun, Unwritten
 from smelt.ir.ambient import without_default_devices
 from smelt.ir.graph import Traced
+from smelt.runtime.overlap import overlap
 from smelt.runtime.written import forbids_writing
 
 Places = tuple[int, ...]
@@ -39,6 +39,9 @@ class Care:
     undraws: bool = False
     inference: bool = False
     devices: bool = False
+    only_apart: bool = False
+    """Whether even operator by operator the graph is right only where inputs lie apart: what is computed into memory
+    that is given (`out=`) takes it two steps, and gradients are added to others behind the backward, not during it."""
 
     def undoing(self) -> Callable[[GraphRun], GraphRun] | None:
         """What a graph that is run operator by operator needs (`Traced.undoing`)."""
@@ -46,8 +49,10 @@ class Care:
 
     def around(self, run: GraphRun, traced: Callable[[], Traced]) -> GraphRun:
         """The run of a graph with all that belongs round it."""
+        if self.writes and self.several:
+            run = apart_or_unwritten(run, self.written) if self.only_apart else apart(run, traced, self.written)
         if self.writes:
-            run = noting_writes(apart(run, traced, self.written) if self.several else run, self.written, self.rebased)
+            run = noting_writes(run, self.written, self.rebased)
         if self.undraws:
             run = undoing_draws(run, self.writes)
         if self.inference:
@@ -67,11 +72,7 @@ def apart(run: GraphRun, traced: Callable[[], Traced], written: Places) -> Graph
     plainly: list[GraphRun] = []
 
     def checked(*inputs: Any) -> Any:
-        places = [_memory(each) for each in inputs if isinstance(each, torch.Tensor)]  # the rest are numbers
-        if len(set(places)) == len(places):
-            return run(*inputs)
-        shared = {place for place, times in Counter(places).items() if times > 1}
-        if not any(_memory(inputs[place]) in shared for place in written):
+        if not overlap(inputs, written):
             return run(*inputs)
         if not plainly:
             plainly.append(traced().plainly())
@@ -80,9 +81,15 @@ def apart(run: GraphRun, traced: Callable[[], Traced], written: Places) -> Graph
     return checked
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    place: int = tensor.untyped_storage()._cdata
-    return place
+def apart_or_unwritten(run: GraphRun, written: Places) -> GraphRun:
+    """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, Python does."""
+
+    def checked(*inputs: Any) -> Any:
+        if overlap(inputs, written):
+            raise Unwritten(RuntimeError("an input lies in the memory of one that is written"))
+        return run(*inputs)
+
+    return checked
 
 
 def noting_writes(run: GraphRun, written: Places, rebased: Places) -> GraphRun:

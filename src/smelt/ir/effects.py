@@ -176,3 +176,11 @@ def _shares_memory(target: torch._ops.OpOverload) -> bool:
     returned = target._schema.returns
     alias = returned[0].alias_info if returned else None
     return alias is not None and not alias.is_write
+
+
+@cache
+def is_pointwise(function: object) -> bool:
+    """Whether a function of torch's computes each element of its result from those at the same place."""
+    packet = getattr(aten, getattr(function, "__name__", ""), None)
+    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)

@@ -26,7 +26,7 @@ from smelt.autograd.nodetrace import NotObserved, trace
 from smelt.base import events
 from smelt.base.data import dataclass
 from smelt.capture.layout import teach_guards
-from smelt.ir.backward import Backward, Deliver, Graph, HookAt, Step, settled
+from smelt.ir.backward import Backward, Deliver, DeliverByEngine, Graph, HookAt, Step, settled
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.backward_steps import (
@@ -45,6 +45,7 @@ from smelt.pipeline.backward_steps import (
 )
 from smelt.pipeline.misses import Misses, describe
 from smelt.runtime.again import is_batched
+from smelt.runtime.overlap import overlap_between
 
 # What a user gives: from a module to something to call in its place.
 ModuleCompiler = Callable[[fx.GraphModule], Callable[..., Any]]
@@ -61,9 +62,13 @@ class Entry:
     steps: list[Run]
     numbers: tuple[int, ...] = ()  # sizes, for code that takes them
     hooks: tuple[HookAt, ...] = field(init=False)
+    leaves: tuple[int, ...] = field(init=False)  # nodes of leaves that gradients are added to
 
     def __post_init__(self) -> None:
         self.hooks = self.backward.hooks
+        given = [step.gradients for step in self.backward.steps if isinstance(step, Deliver)]
+        single = [step.node for step in self.backward.steps if isinstance(step, DeliverByEngine)]
+        self.leaves = (*(node for gradients in given for node, _ in gradients), *single)
 
 
 _all: "weakref.WeakSet[CompiledBackwards]" = weakref.WeakSet()
@@ -153,6 +158,8 @@ class CompiledBackwards:
                 values += joined.saved(arrived) if arrived else [None] * len(joined.specs)
         except RuntimeError as gone:  # freed, or changed since: the engine says so at the right moment
             raise Unreadable(str(gone)) from gone
+        if _adds_to_operands(reading, entry.leaves, values):
+            raise Unreadable("a gradient is added to in memory that the backward reads")
         values += [None] * (entry.backward.slots - len(values))
         run = Pass(engine, reading, values, entry.numbers, find_hooks(reading, entry.hooks))
         request.gradients = ()
@@ -268,6 +275,14 @@ class CompiledBackwards:
         events.count("graphs")
         with torch.no_grad():
             return partial(run_graph, self.graphs(step.traced), step, done)
+
+
+def _adds_to_operands(reading: Reading, leaves: Sequence[int], values: Sequence[Any]) -> bool:
+    """Whether a gradient that leaves have lies in memory that is read: the engine adds to it as soon as it can, and
+    here that is done last."""
+    found = [reading.nodes[number].variable.grad for number in leaves]
+    gradients = [gradient for gradient in found if gradient is not None]
+    return bool(gradients) and overlap_between(gradients, values)
 
 
 def _only_delivered(backward: Backward) -> frozenset[int]:

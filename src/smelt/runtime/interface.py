@@ -32,6 +32,7 @@ _OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
 _WORD = 8
+_STORAGE_WORDS = 9  # of a storage that are looked at; it is longer in every version so far
 _connected: bool | None = None
 
 
@@ -60,7 +61,8 @@ def _connect() -> bool:
         return False
     operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
     addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
-    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, _storage_place(samples), addresses)
+    storage, memory = _storage_place(samples), _memory_places()
+    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, storage, memory, addresses)
     return True
 
 
@@ -94,6 +96,27 @@ def _storage_place(samples: Sequence[torch.Tensor]) -> int:
         place for place in range(1, 8) if all(_word(body + place * _WORD) == storage for body, storage in storages)
     )
     return 0 if place is None else place * _WORD
+
+
+def _memory_places() -> tuple[int, int, int]:
+    """How many bytes into a storage the address of its memory is, its size, and whether PyTorch allocated it; zeros if
+    that is not clear. Of memory that it did not allocate the owner is noted too, which is why some is among these."""
+    numbers = torch.arange(96, dtype=torch.uint8, device="cpu")
+    given = [torch.frombuffer(bytearray(size), dtype=torch.uint8) for size in (24, 104)]
+    storages = [t.untyped_storage() for t in (numbers, numbers[:40].clone(), *given)]
+    words = [[_word(each._cdata + place * _WORD) for place in range(_STORAGE_WORDS)] for each in storages]
+    data = _only(_equal(words, [each.data_ptr() for each in storages]))
+    size = _only(_equal(words, [each.nbytes() for each in storages]))
+    flags = [ctypes.string_at(each._cdata, _STORAGE_WORDS * _WORD) for each in storages]
+    own = _only(_equal(flags, [int(each.resizable()) for each in storages]))
+    if data is None or size is None or own is None:
+        return (0, 0, 0)
+    return (data * _WORD, size * _WORD, own)
+
+
+def _equal(found: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
+    """The places, past the first, at which each has what is wanted of it."""
+    return [place for place in range(1, len(found[0])) if [each[place] for each in found] == list(wanted)]
 
 
 def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from smelt.ir.joint import Plan
+from smelt.runtime.overlap import memory_of, overlap
 
 
 def only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
@@ -19,15 +20,8 @@ def only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
         return True
     if any(forbids_writing(inputs[index]) for index in plan.rebased):
         return True
-    return bool(plan.written) and _share_memory(plan.written, inputs)
-
-
-def _share_memory(written: Sequence[int], inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a written input lies in the memory of another input: then the pure graph is not what eager does."""
-    places = [_memory(tensor) for tensor in inputs]
-    if len(set(places)) == len(places):
-        return False
-    return any(places.count(places[index]) > 1 for index in written if inputs[index].numel())
+    # Where a written input lies in memory of another the pure graph is not what eager does.
+    return bool(plan.written) and overlap(inputs, plan.written)
 
 
 def forbids_writing(tensor: torch.Tensor) -> bool:
@@ -54,7 +48,7 @@ def own(values: Sequence[Any], copied: Sequence[int]) -> list[Any]:
     owned = list(values)
     for index in copied:
         value = owned[index]
-        taken = any(_memory(earlier) == _memory(value) for earlier in owned[:index])
+        taken = any(memory_of(earlier) == memory_of(value) for earlier in owned[:index])
         owned[index] = _view_of_copy(value) if taken and not (value.is_conj() or value.is_neg()) else _alike(value)
     return owned
 
@@ -74,10 +68,6 @@ def _view_of_copy(tensor: torch.Tensor) -> torch.Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.itemsize
     whole = tensor.as_strided((elements,), (1,), 0).clone()
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def count_writes(tensors: Iterable[torch.Tensor]) -> None:
@@ -103,8 +93,8 @@ def write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[
 
 def _copy_back(plan: Plan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """A new value that is some input's own memory is copied out first."""
-    places = set(map(_memory, tensors))
-    safe = [value.clone() if value is not None and _memory(value) in places else value for value in new_values]
+    places = set(map(memory_of, tensors))
+    safe = [value.clone() if value is not None and memory_of(value) in places else value for value in new_values]
     with torch.no_grad():
         for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
             if index not in plan.rebased and value is not None:

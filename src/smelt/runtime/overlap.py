@@ -1,0 +1,130 @@
+"""Whether tensors that are written lie in memory of others: the one answer that every part goes by.
+
+    overlap((x, y), (0,))    →   True: a write to x may be seen in y
+
+Memory that PyTorch did not allocate may be behind any number of storages: two slices of one array of numpy's are two.
+So the ranges of addresses are compared, each storage as a whole: views of one storage count as overlapping, for they
+also share what counts their writes. A file or shared memory may besides be mapped at two addresses.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.data import dataclass
+from smelt.runtime.interface import connect
+
+_OVERLAP, _MAYBE_MAPPED_TWICE = 1, 2
+
+Range = tuple[int, int]
+
+
+def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether one of the `written` lies in memory of another of these. What is no tensor lies nowhere."""
+    found = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
+    if found is None:
+        return _overlap_as_asked(tensors, written)
+    return found == _OVERLAP or (found == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
+
+
+def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> bool:
+    """Whether one of the `written` lies in memory of one of the others; among themselves they may."""
+    both = [*written, *others]
+    if not overlap(both, tuple(range(len(written)))):
+        return False
+    end = written_end = 0
+    for start, after, is_written in sorted((*memory, place < len(written)) for place, memory in _memory_of_all(both)):
+        if start < (end if is_written else written_end):
+            return True
+        end, written_end = (end, max(written_end, after)) if is_written else (max(end, after), written_end)
+    return _mapped_twice(both, tuple(range(len(written))))
+
+
+def _overlap_as_asked(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """The same where the C part does not know where to look: it is told, or the tensors are asked."""
+    if connect():
+        found = _native.overlap(tensors, written)  # type: ignore[arg-type]
+        if found is not None:
+            return found == _OVERLAP or (found == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
+    ranges = sorted((*memory, place in written) for place, memory in _memory_of_all(tensors))
+    end = written_end = 0
+    for start, after, is_written in ranges:
+        if start < written_end or (is_written and start < end):
+            return True
+        end = max(end, after)
+        written_end = max(written_end, after) if is_written else written_end
+    return _mapped_twice(tensors, written)
+
+
+def memory_of(tensor: torch.Tensor) -> Range:
+    """Where the storage of a tensor starts and ends; (0, 0) where it has none."""
+    if not torch._C._has_storage(tensor):
+        return (0, 0)
+    storage = tensor.untyped_storage()
+    start, size = storage.data_ptr(), storage.nbytes()
+    return (start, start + size) if start and size else (0, 0)
+
+
+def _memory_of_all(tensors: Sequence[Any]) -> Iterator[tuple[int, Range]]:
+    for place, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor) and (memory := memory_of(tensor)) != (0, 0):
+            yield place, memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A part of a file, or of shared memory, that lies in some tensor's memory."""
+
+    file: bytes
+    start: int
+    end: int
+    shared: bool
+    place: int
+
+
+# Addresses, kind (s: shared), offset in the file, device and inode; an inode of 0 is no file.
+_LINE = rb"^([0-9a-f]+)-([0-9a-f]+) ...%s ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+ [1-9][0-9]*)"
+_MAPPING, _SHARED = (re.compile(_LINE % kind, re.MULTILINE) for kind in (b"(.)", b"(s)"))
+
+
+def _mapped_twice(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether a written tensor and another show one part of a file, though they lie apart. Only asked of memory that
+    PyTorch did not allocate; where the system does not say what is mapped, nothing is."""
+    foreign = [
+        (place, memory)
+        for place, memory in _memory_of_all(tensors)
+        if not tensors[place].untyped_storage().resizable()  # what PyTorch did not allocate it cannot make longer
+    ]
+    if len(foreign) < 2 or not any(place in written for place, _ in foreign):
+        return False
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            listed = file.read()
+    except OSError:
+        return False
+    if not any(_mapped(foreign, _SHARED.findall(listed))):
+        return False
+    mapped = list(_mapped(foreign, _MAPPING.findall(listed)))
+    return any(
+        one.place in written
+        and one.place != other.place
+        and one.file == other.file
+        and (one.shared or other.shared)
+        and one.start < other.end
+        and other.start < one.end
+        for one in mapped
+        for other in mapped
+    )
+
+
+def _mapped(tensors: Sequence[tuple[int, Range]], mappings: Sequence[tuple[bytes, ...]]) -> Iterator[_Mapped]:
+    """Which parts of which files these lie in."""
+    for start, end, kind, offset, file in mappings:
+        first, after, skipped = int(start, 16), int(end, 16), int(offset, 16)
+        for place, (low, high) in tensors:
+            if low < after and first < high:
+                begin = skipped + max(low, first) - first
+                yield _Mapped(file, begin, begin + min(high, after) - max(low, first), kind == b"s", place)
