@@ -11,13 +11,16 @@ from tests.pipeline.generated.campaign import report
 from tests.pipeline.generated.eagers import Backwards, Elsewhere, OtherNaN, Rounded
 from tests.pipeline.generated.grammar import program_of
 from tests.pipeline.generated.running import failure_of
+from tests.pipeline.generated.vocabulary import GROWN_FROM
 
 PROGRAMS = 100
+GROWN = 60
 
 
 def test_programs_compute_what_eager_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smelt.config, "suppress_errors", False)
-    for number in range(PROGRAMS):  # the same every time, so that a change is judged by itself
+    # The same every time, so that a change is judged by itself.
+    for number in (*range(PROGRAMS), *range(GROWN_FROM + 100, GROWN_FROM + 100 + GROWN)):
         program = program_of(number)
         failure = failure_of(program)
         if failure is not None:

@@ -69,7 +69,7 @@ def _smaller(program: Program) -> Iterator[Program]:
             if before.isidentifier():
                 yield dataclasses.replace(left, returned=(before,))
     for number, each in enumerate(program.inputs):
-        for change in ({"grad": False}, {"layout": "straight"}, {"special": False}):
+        for change in ({"grad": False}, {"layout": "straight"}, {"special": False}, {"place": None}):
             changed = dataclasses.replace(each, **change)  # type: ignore[arg-type]
             if changed != each:
                 inputs = (*program.inputs[:number], changed, *program.inputs[number + 1 :])

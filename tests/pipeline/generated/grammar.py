@@ -16,11 +16,13 @@ import math
 import random
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from tests.pipeline.generated.vocabulary import BOUNDS, GROWN_FROM, MEMORIES, Vocabulary, in_one_memory
 
 Tensor = torch.Tensor
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 70, 130)
@@ -319,10 +321,15 @@ class Input:
     layout: str
     grad: bool
     special: bool  # has infinities, NaN, zeros of both signs and a denormal
+    place: float | None = None  # where it lies in memory that it has with others, see `vocabulary.in_one_memory`
+    memory: str = ""  # how it came to lie there
+
+    def shape(self, sizes: dict[str, int]) -> list[int]:
+        return [sizes[each] if isinstance(each, str) else each for each in self.dims]
 
     def tensor(self, sizes: dict[str, int], draw: int, exact: bool = False) -> Tensor:
         """With `exact`, the same values in float64."""
-        shape = [sizes[each] if isinstance(each, str) else each for each in self.dims]
+        shape = self.shape(sizes)
         generator = torch.Generator().manual_seed((draw * 31 + ord(self.name) * 1009) % 2**31)
         base, view = _layout(self.layout, shape)
         if self.dtype in FLOATS:
@@ -336,6 +343,18 @@ class Input:
             made = torch.randint(0 if self.dtype in ("uint8", "bool") else -9, 10, base, generator=generator)
             made = made.to(getattr(torch, self.dtype))
         return view(made).detach().requires_grad_(self.grad)
+
+
+def tensors_of(inputs: tuple[Input, ...], sizes: dict[str, int], draw: int, exact: bool = False) -> list[Tensor]:
+    """The tensors a program is called with."""
+    made = [each.tensor(sizes, draw, exact) for each in inputs]
+    placed = [(number, each, each.place) for number, each in enumerate(inputs) if each.place is not None]
+    if placed:
+        places = [(each.shape(sizes), place) for _, each, place in placed]
+        _, others = in_one_memory(placed[0][1].memory, places, made[placed[0][0]].detach())
+        for (number, each, _), tensor in zip(placed, others, strict=True):
+            made[number] = tensor.requires_grad_(each.grad)
+    return made
 
 
 def _layout(layout: str, shape: list[int]) -> tuple[list[int], Any]:
@@ -397,6 +416,8 @@ class Writer:
         return re.sub(r"\{(\w+)\}", lambda found: self._draw(found[1]), template)
 
     def _draw(self, field: str) -> str:
+        if field == "edge" and field not in self.drawn:
+            self._draw("bound")
         if field in ("number", "flag", "bit", "row", "reduction"):  # may differ from one place to the next
             return str(getattr(self, f"_{field}")())
         if field not in self.drawn:
@@ -482,6 +503,16 @@ class Writer:
     def _number(self) -> Any:
         return self.chance.choice([0, 1, -1, 2, 3, 0.5, -0.25, 1.5, 2.0, 0.1, -3, 1e-3])
 
+    def _bound(self) -> float:
+        return self.chance.choice(BOUNDS)
+
+    def _edge(self) -> str:
+        """Floats, of 16 bits if there are some; some are the bound, rounded to their dtype."""
+        half = [name for name, tensor in self.pool.items() if tensor.dtype in (torch.bfloat16, torch.float16)]
+        name = self._pick(lambda t: t.dtype in (torch.bfloat16, torch.float16)) if half else self._f()
+        rounded = torch.tensor(float(self.drawn["bound"]), dtype=self.pool[name].dtype).item()
+        return f"torch.where({name} > {self.chance.choice([0, 0.5, -0.5])}, {name}, {rounded!r})"
+
     def _order(self) -> str:
         return self.chance.choice(["1", "2", "torch.inf", "3"])
 
@@ -555,6 +586,30 @@ def _inputs(chance: random.Random) -> tuple[Input, ...]:
     return tuple(made)
 
 
+def _grown(chance: random.Random, words: Vocabulary, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """The inputs, those of floats rather of 16 bits, or the first few in one memory."""
+    if words.bounded:
+        kinds = chance.choices(["F16", "BF16", None], [2, 3, 1], k=len(inputs))
+        inputs = tuple(
+            replace(each, dtype=kind) if kind and each.dtype in FLOATS else each
+            for each, kind in zip(inputs, kinds, strict=True)
+        )
+    if not words.overlaps:
+        return inputs
+    first, memory = inputs[0], chance.choice(MEMORIES)
+    while len(inputs) < 2 or (len(inputs) < 4 and chance.random() < 0.3):
+        inputs = (*inputs, replace(first, name="abcd"[len(inputs)]))
+    made = []
+    for number, each in enumerate(inputs):
+        if number < 2 or chance.random() < 0.5:
+            dims = first.dims if chance.random() < 0.7 else each.dims
+            place = chance.choice([0.0, 0.25, 0.5, 1.0, 0.125, 1.5]) if number else 0.0
+            grad = first.dtype in FLOATS and chance.random() < 0.2
+            each = Input(each.name, first.dtype, dims, "straight", grad, first.special, place, memory)
+        made.append(each)
+    return tuple(made)
+
+
 def _bounded(sizes: dict[str, int], inputs: tuple[Input, ...]) -> dict[str, int]:
     """The sizes, halved until no input is too large."""
     while any(math.prod(sizes.get(dim, dim) for dim in each.dims) > _LARGE // 4 for each in inputs):
@@ -564,7 +619,8 @@ def _bounded(sizes: dict[str, int], inputs: tuple[Input, ...]) -> dict[str, int]
 
 def _run(lines: list[str], inputs: tuple[Input, ...], sizes: dict[str, int], seed: int) -> dict[str, Tensor] | None:
     """The tensors after these lines; None where they raise, or yield something too large."""
-    scope = {**names(), **{each.name: each.tensor(sizes, seed) for each in inputs}}
+    given = tensors_of(inputs, sizes, seed)
+    scope = {**names(), **{each.name: tensor for each, tensor in zip(inputs, given, strict=True)}}
     torch.manual_seed(seed)
     try:
         exec("\n".join(lines), scope)
@@ -579,6 +635,8 @@ def program_of(seed: int) -> Program:
     """Program number `seed`."""
     chance = random.Random(seed)
     inputs = _inputs(chance)
+    words = Vocabulary(chance) if seed >= GROWN_FROM else None
+    inputs = _grown(chance, words, inputs) if words else inputs
     first = _bounded({letter: chance.choice(SIZES) for letter in LETTERS}, inputs)
     sizes = [first]
     while chance.random() < 0.35 and len(sizes) < 3:
@@ -586,12 +644,15 @@ def program_of(seed: int) -> Program:
         sizes.append(_bounded(first | others, inputs))
     templates = [each for several in EXPRESSIONS.values() for each in several]
     weights = [weight for weight, several in EXPRESSIONS.items() for _ in several]
-    pool = {each.name: each.tensor(first, seed) for each in inputs}
+    pool = {each.name: tensor for each, tensor in zip(inputs, tensors_of(inputs, first, seed), strict=True)}
     lines: list[str] = []
     wanted, made = chance.randint(2, 14), 0
     for _ in range(80):
-        writes = chance.random() < 0.07
-        template = chance.choice(STATEMENTS) if writes else chance.choices(templates, weights)[0]
+        writes = chance.random() < (words.writes if words else 0.07)
+        if words:
+            template = words.statement(chance, STATEMENTS) if writes else words.expression(chance, templates, weights)
+        else:
+            template = chance.choice(STATEMENTS) if writes else chance.choices(templates, weights)[0]
         try:
             line = Writer(chance, pool).write(template)
         except _Nothing:

@@ -20,7 +20,7 @@ import torch
 
 import smelt
 from tests.pipeline.generated.eagers import Drawn, modes
-from tests.pipeline.generated.grammar import Program, names
+from tests.pipeline.generated.grammar import Program, names, tensors_of
 
 Tensor = torch.Tensor
 _NEAR = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 6e-2, torch.float16: 1e-2}
@@ -46,7 +46,7 @@ class Outcome:
 
 def run(function: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int, exact: bool) -> Outcome:
     """One call, and a backward from all of its results, each with weights of its own."""
-    outcome = Outcome([each.tensor(sizes, draw, exact) for each in program.inputs])
+    outcome = Outcome(tensors_of(program.inputs, sizes, draw, exact))
     generator = torch.Generator().manual_seed(draw % 2**31 + 5)
     torch.manual_seed(draw % 2**31)
     try:
