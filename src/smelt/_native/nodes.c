@@ -296,7 +296,7 @@ typedef struct {
     PyObject *special; /* the numbers of nodes that Python looks at itself */
 } Reading;
 
-static PyObject *name_variable, *name_unpack_hook, *name_data_ptr, *name_grad_dtype;
+static PyObject *name_variable, *name_unpack_hook, *name_data_ptr, *name_grad_dtype, *name_requires_grad;
 
 static int
 is_exact(PyObject *value)
@@ -484,8 +484,11 @@ read_leaf(Walk *walk, Reading *reading, PyObject *node, Py_ssize_t number)
     }
     const char *record = record_of(leaf);
     int hooked = record == NULL || vector_bytes(record, layout.leaf_pre) || word_at(record, layout.leaf_post);
-    int failed = append_value(reading->values, dtype, NULL) < 0 || put_tensor(walk, reading, leaf) < 0 ||
-                 (hooked && note_special(reading, number) < 0);
+    PyObject *taking = dtype == NULL ? NULL : PyObject_GetAttr(leaf, name_requires_grad); /* it may have ceased to */
+    int failed = append_value(reading->values, dtype, NULL) < 0 || taking == NULL ||
+                 put_tensor(walk, reading, leaf) < 0 ||
+                 ((hooked || taking != Py_True) && note_special(reading, number) < 0);
+    Py_XDECREF(taking);
     Py_DECREF(leaf);
     return failed ? -1 : 0;
 }
@@ -564,8 +567,11 @@ nodes_init(void)
     name_unpack_hook = PyUnicode_InternFromString("unpack_hook");
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
     name_grad_dtype = PyUnicode_InternFromString("grad_dtype");
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
     name_next = PyUnicode_InternFromString("next_functions");
-    return name_variable && name_unpack_hook && name_data_ptr && name_grad_dtype && name_next ? 0 : -1;
+    return name_variable && name_unpack_hook && name_data_ptr && name_grad_dtype && name_requires_grad && name_next
+               ? 0
+               : -1;
 }
 
 static int

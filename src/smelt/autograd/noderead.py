@@ -94,6 +94,8 @@ def _read(roots: tuple[Any, ...]) -> Reading:
         node = nodes[number]
         kind = _kind(node)
         if kind is _LEAF:
+            if not node.variable.requires_grad:
+                raise Unreadable("a leaf does not require grad any more")
             hooks = _native.leaf_hooks(node.variable)
             values.append(tuple((kind, functions is None, _functions_key(functions)) for kind, functions, _ in hooks))
         elif kind is _PYTHON:

@@ -63,7 +63,10 @@ def trace(
     `wanted`: the gradients that are asked for (node, number of its input), instead of being added to leaves; `leaves`:
     those that take part, if not all do. Raises `Unreadable` for what is left to the engine.
     """
-    leaves_here = [node.variable for node in reading.nodes if type(node) is ACCUMULATE]
+    accumulating = [node for node in reading.nodes if type(node) is ACCUMULATE]
+    leaves_here = [node.variable for node in accumulating]
+    if any(tuple(node._input_metadata[0].shape) != tuple(node.variable.shape) for node in accumulating):
+        raise Unreadable("a leaf has another shape than when it was used")
     for tensor in (*reading.tensors, *leaves_here):
         layout(tensor)  # refuses what cannot be compiled for
     if any(getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype for leaf in leaves_here):
@@ -75,7 +78,7 @@ def trace(
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:
             return tracer.run(roots, gradients)
-        except (CannotTrace, GhostError, NotImplementedError) as error:
+        except (CannotTrace, GhostError, RuntimeError) as error:  # the engine has words of its own for what is wrong
             raise Unreadable(str(error)) from error
 
 
@@ -432,6 +435,11 @@ class _Tracer:
         python = isinstance(self.nodes[number], torch._C._FunctionBase)
         if python and materializes(self.nodes[number]) is None:
             raise Unreadable("whether a Function wants zeros for gradients that do not come cannot be told")
+        if python and materializes(self.nodes[number]) and any(
+            ghost is None and _may_be_no_result(expected)
+            for ghost, expected in zip(gradients, self.inputs[number], strict=True)
+        ):
+            raise Unreadable("what a Function gets for a result that no gradient can come for is known to the engine alone")
         specs = self.observed.get(number)
         if specs is None:
             raise NotObserved
@@ -555,6 +563,12 @@ def _targets(
                 found.add(user)
                 pending.append(user)
     return frozenset(found)
+
+
+def _may_be_no_result(expected: Any) -> bool:
+    """Whether a node says of a result what it says of anything that has no gradient: of a number, of None, of tensors
+    of integers or marked as not differentiable. The engine gives zeros for some of those and None for others."""
+    return not expected.shape
 
 
 def _ghost(tensor: torch.Tensor) -> GhostTensor:

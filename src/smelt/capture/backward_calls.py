@@ -94,27 +94,45 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
         wanted = _leaves(interp, outputs)
     else:
         _refuse_leading_out(interp, outputs, wanted)
+        first: dict[int, Tensor] = {}
+        for leaf in wanted:  # one that is named twice, or by two names, gets its gradient once
+            first.setdefault(_identity(leaf), leaf)
+        wanted = list(first.values())
     if create:
         _refuse_two_names(interp, outputs)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [slots_of(interp, leaf) for leaf in wanted]
     retain = create if _plain(given, "retain_graph") is None else bool(_plain(given, "retain_graph"))
-    if not retain:
-        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in wanted])
     given_tangents = _tangents(interp, outputs, tangents)
     if create and any(hooks):
         raise Unsupported("B026", "with create_graph=True to a tensor with hooks")
     if any(hooks):
         return _with_hooks(interp, outputs, given_tangents, wanted, hooks, retain)
-    operands = [Sequence(tuple, list(outputs)), given_tangents, Sequence(tuple, list(wanted)), Constant(retain)]
     before = interp.tape.ambient
     interp.tape.become(replace(before, grad=create))
-    found = interp.tensor_call("call_function", accumulable_again if create else accumulable, operands)
-    assert isinstance(found, Sequence)
+    found = _engine_call(interp, accumulable_again if create else accumulable, outputs, given_tangents, wanted, retain)
     for slot, gradient in zip(slots, found.items, strict=True):
         _accumulate(interp, slot, gradient, create)
     interp.tape.become(before)
     return Constant(None)
+
+
+def _engine_call(
+    interp: Interpreter,
+    function: Callable[..., Any],
+    outputs: list[Tensor],
+    tangents: Sequence,
+    inputs: list[Tensor],
+    retain: bool,
+    *more: Value,
+) -> Sequence:
+    """A node that runs the engine. What that frees is gone only if it ran: where it fails Python asks for it again."""
+    operands = [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(inputs)), Constant(retain), *more]
+    found = interp.tensor_call("call_function", function, operands)
+    assert isinstance(found, Sequence)
+    if not retain:
+        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
+    return found
 
 
 def _with_hooks(
@@ -127,9 +145,7 @@ def _with_hooks(
 ) -> Value:
     """A backward whose leaves have hooks: they are called leaf by leaf, in the order in which the engine does so."""
     order = _order(interp, outputs, leaves)
-    operands = [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(leaves)), Constant(retain)]
-    found = interp.tensor_call("call_function", unhooked, operands)
-    assert isinstance(found, Sequence)
+    found = _engine_call(interp, unhooked, outputs, tangents, leaves, retain)
     items: list[Value] = []
     for place in order:
         if not is_dense(leaves[place].ghost.shape, leaves[place].ghost.stride()):
@@ -205,15 +221,8 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
             interp.outside.single_out(each)
     _refuse_two_names(interp, outputs)
     _refuse_leading_out(interp, outputs, inputs)
-    if not retain:
-        interp.tape.histories.note([each.ghost for each in outputs], [each.ghost for each in inputs])
     tangents = _tangents(interp, outputs, given.get("grad_outputs"))
-    found = interp.tensor_call(
-        "call_function",
-        gradients,
-        [Sequence(tuple, list(outputs)), tangents, Sequence(tuple, list(inputs)), Constant(retain), Constant(create)],
-    )
-    assert isinstance(found, Sequence)
+    found = _engine_call(interp, gradients, outputs, tangents, inputs, retain, Constant(create))
     if materialized:
         for place, own in enumerate(inputs):
             if not isinstance(found.items[place], Tensor):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 from smelt import _native
 from smelt.autograd.generalize import General, generalize, split_numbers, with_numbers
@@ -366,6 +367,8 @@ def _ends(
     found: list[tuple[int, int] | None] = []
     for tensor in inputs:
         number = leaves.get(id(tensor)) if tensor.grad_fn is None else numbers.get(id(tensor.grad_fn))
+        if number is not None and tensor.is_leaf and get_gradient_edge(tensor).node is not reading.nodes[number]:
+            number = None  # a leaf that has been given other memory since is another one to autograd
         if number is None and not (allow_unreachable and tensor.requires_grad):
             raise Unreadable("the graph does not lead to one of inputs=")
         found.append(None if number is None else (number, tensor.output_nr))
