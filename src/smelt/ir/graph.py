@@ -17,6 +17,7 @@ from torch import fx
 from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
 from smelt.ir.generators import name_generators
+from smelt.ir.printed import make_printable
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 
@@ -48,6 +49,7 @@ class Traced:
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         name_generators(self.graph)
+        make_printable(self.graph)
         return fx.GraphModule(root, self.graph)
 
     def plainly(self) -> Callable[..., Any]:
