@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,3 +107,45 @@ def test_a_gradient_that_is_missing_is_told() -> None:
     result = smelt.compile(lambda x, y: torch.ops.smelt_test_opaque.halved(x, y).sum())(x, y)
     with pytest.raises(SmeltError, match=r"SM023.*yields no gradient"):
         result.backward()
+
+
+@torch.library.custom_op("smelt_test_opaque::through_numpy", mutates_args=())
+def through_numpy(x: torch.Tensor, by: str) -> torch.Tensor:
+    return x.sin()
+
+
+@through_numpy.register_fake
+def _(x: torch.Tensor, by: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _cosine(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    x = ctx.saved_tensors[0].detach()
+    array = {"numpy": lambda: x.numpy(), "asarray": lambda: np.asarray(x), "dlpack": lambda: np.from_dlpack(x)}[ctx.by]
+    return gradient * torch.from_numpy(np.cos(array())), None
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.by = inputs[1]
+
+
+through_numpy.register_autograd(_cosine, setup_context=_keep)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("by", ["numpy", "asarray", "dlpack"])
+def test_a_derivative_through_numpy_reads_no_memory_that_is_not_there(by: str, backend: str) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(torch.ops.smelt_test_opaque.through_numpy(x * 2, by).sum(), x)
+        return found
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.ops.smelt_test_opaque.through_numpy(x * 2, by)
+        return made
+
+    inside, outside = smelt.compile(gradient, backend=backend), smelt.compile(value, backend=backend)
+    for _ in range(2):
+        x = torch.randn(5, requires_grad=True)
+        torch.testing.assert_close(inside(x), (2 * x).cos() * 2)
+        torch.testing.assert_close(torch.autograd.grad(outside(x).sum(), x)[0], (2 * x).cos() * 2)

@@ -13,6 +13,7 @@ Compilers receive `(fx.GraphModule, example_inputs)` and return a callable from 
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from smelt.autograd import partition
+from smelt.autograd.aot_inputs import NotPure, ProgramCode, key_of, surroundings, varies, why_not_traced
 from smelt.autograd.joint import Joint, Source, trace_forward, trace_joint
 from smelt.autograd.partial import given_only, stopped
 from smelt.autograd.partition import Halves
 from smelt.autograd.trace import CannotTrace, Decompositions
-from smelt.base.errors import SmeltError
+from smelt.base import events
+from smelt.base.errors import SmeltError, warn
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
@@ -33,6 +36,8 @@ from smelt.runtime.wrap import join
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., Any]
+
+_VERSIONS = 64  # kept of one function; beyond that the oldest is made anew when it comes
 
 
 def aot_function(
@@ -48,25 +53,19 @@ def aot_function(
     each returns what is called in its place. `partition_fn` says what is saved between them: `smelt.partition.default`,
     `smelt.partition.min_cut` or a function of yours. `decompositions` maps operators to functions that take them apart.
 
-    Arguments may be nested containers; tensors in them are inputs, everything else is a constant of the trace. Tensors
-    that `fn` reaches in other ways are constants too, and must not require grad.
+    Arguments may be nested containers; tensors in them are inputs, and a version is made for each combination of the
+    numbers and other plain values. Tensors that `fn` reaches in other ways are constants, and must not require grad.
+    What no graph can stand for, say an input that is given another shape, is run by PyTorch, with a warning.
     """
     for name, given in (("fn", fn), ("fw_compiler", fw_compiler)):
         if not callable(given):
             raise SmeltError("SM001", f"aot_function takes a callable as {name}, not {type(given).__name__}")
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
-    ready: dict[Any, _Entry] = {}
+    versions = _Versions(fn, stage)
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():  # its tensors are wrappers, which no graph can hold
-            return fn(*args, **kwargs)
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        key = (tree, tuple(_key(leaf) for leaf in leaves), torch.is_grad_enabled(), torch._C._is_any_autocast_enabled())
-        entry = ready.get(key)
-        if entry is None:
-            entry = ready[key] = stage.build(fn, leaves, tree)
-        return entry(leaves)
+        return versions(args, kwargs)
 
     return call
 
@@ -92,15 +91,12 @@ def aot_module_simplified(
     `fw_compiler`, `bw_compiler`, `partition_fn` and `decompositions` are those of `smelt.aot_function`.
     """
     stage = _Stage(fw_compiler, bw_compiler or fw_compiler, partition_fn or partition.default, decompositions)
-    function = _lifted(mod)
-
-    def flatten(given: Sequence[Any]) -> tuple[list[Any], Any]:
-        return pytree.tree_flatten(((_state(mod), *given), {}))
-
-    entry = stage.build(function, *flatten(args))
+    versions = _Versions(_lifted(mod), stage)
+    if not any(map(varies, pytree.tree_leaves(args))):  # else there is one for each of the sizes that come
+        versions.prepare((_state(mod), *args), {})
 
     def call(*given: Any) -> Any:
-        return entry(flatten(given)[0])
+        return versions((_state(mod), *given), {})
 
     return call
 
@@ -115,6 +111,63 @@ class _AotModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(_state(self.original), *args, **kwargs)
+
+
+class _Versions:
+    """A function, compiled for each layout of its arguments and each combination of plain values it is called with."""
+
+    def __init__(self, fn: Callable[..., Any], stage: "_Stage") -> None:
+        self.fn, self.stage = fn, stage
+        self._ready: dict[Any, _Entry | None] = {}  # None: PyTorch is to run it
+        self._building = threading.RLock()
+        self._said: set[str] = set()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        around = surroundings()
+        reason = next(filter(None, map(why_not_traced, leaves)), None)
+        if around is None or reason is not None:
+            if reason is not None:
+                self._leave_to_pytorch(reason)
+            return self.fn(*args, **kwargs)
+        entry = self._entry(leaves, tree, around)
+        return self.fn(*args, **kwargs) if entry is None else entry(leaves)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the version for arguments like these."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        around = surroundings()
+        if around is not None and not any(map(why_not_traced, leaves)):
+            self._entry(leaves, tree, around)
+
+    def _entry(self, leaves: Sequence[Any], tree: Any, around: tuple[Any, ...]) -> "_Entry | None":
+        key = (tree, *map(key_of, leaves), *around)
+        if key in self._ready:
+            return self._ready[key]
+        with self._building:
+            if key not in self._ready:
+                while len(self._ready) >= _VERSIONS:
+                    del self._ready[next(iter(self._ready))]
+                self._ready[key] = self._built(leaves, tree)
+            return self._ready[key]
+
+    def _built(self, leaves: Sequence[Any], tree: Any) -> "_Entry | None":
+        recording = torch.is_grad_enabled()
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(recording):  # which the first switches on
+                return self.stage.build(self.fn, leaves, tree)
+        except NotPure as refused:
+            self._leave_to_pytorch(refused.reason)
+            return None
+
+    def _leave_to_pytorch(self, reason: str) -> None:
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        events.count("eager_graphs")
+        events.emit("graph", f"a function is run by PyTorch: {reason}")
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        warn(f"SM020: {name} is run by PyTorch, and its compilers are not called: {reason}")
 
 
 class _Stage:
@@ -143,13 +196,21 @@ class _Stage:
             for place, tensor in zip(places, inputs, strict=True):
                 filled[place] = tensor
             args, kwargs = pytree.tree_unflatten(filled, tree)
-            outputs, spec = pytree.tree_flatten(fn(*args, **kwargs))
+            on_ghosts = any(map(torch._is_functional_tensor, inputs))
+            with ProgramCode() if on_ghosts else contextlib.nullcontext():
+                outputs, spec = pytree.tree_flatten(fn(*args, **kwargs))
             out_tree[:] = [spec]
             return outputs
 
         specs = tuple(TensorSpec.of(leaves[place]) for place in places)
-        source = Source(specs, tuple(f"argument {place}" for place in places), call, {})
-        return _Entry(self._compile(source), places, out_tree[0])
+        source = Source(specs, tuple(f"argument {place}" for place in places), call, {}, is_program=True)
+        try:
+            run = self._compile(source)
+        except CannotTrace as refused:
+            if out_tree and not isinstance(refused, NotPure):
+                raise NotPure(refused.reason) from refused
+            raise
+        return _Entry(run, places, constants, out_tree[0])
 
     def _compile(self, source: Source) -> Callable[..., tuple[Any, ...]]:
         if not (torch.is_grad_enabled() and any(spec.requires_grad for spec in source.specs)):
@@ -186,9 +247,12 @@ class _Stage:
 class _Entry:
     """A compiled function for one layout of arguments."""
 
-    def __init__(self, run: Callable[..., tuple[Any, ...]], places: Sequence[int], out_tree: Any) -> None:
+    def __init__(
+        self, run: Callable[..., tuple[Any, ...]], places: Sequence[int], constants: Sequence[Any], out_tree: Any
+    ) -> None:
         self.run = run
         self.places = places
+        self.constants = constants  # some are told by their address, which must not be another's one day
         self.out_tree = out_tree
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -209,14 +273,6 @@ def _compiled(compiler: Compiler, traced: Traced) -> Callable[..., tuple[Any, ..
 
 def _examples(traced: Traced) -> list[GhostTensor]:
     return [GhostTensor(tensor_spec(node)) for node in placeholders(traced.graph)]
-
-
-def _key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return TensorSpec(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, 0, leaf.requires_grad)
-    if isinstance(leaf, float | slice):  # 0.0 and -0.0 are equal, and slices have no hash before 3.12
-        return (type(leaf), repr(leaf))
-    return (type(leaf), leaf)
 
 
 def _state(mod: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:

@@ -32,6 +32,7 @@ from smelt.autograd.trace import (
     interpret,
     plain_spec,
     settled,
+    storage_id,
 )
 from smelt.autograd.writes import WriteWatch
 from smelt.base import events
@@ -56,6 +57,7 @@ class Source:
     """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs.
 
     `numbers`: inputs that the function takes as numbers, by position; compiled code takes tensors that hold them.
+    `is_program`: the function is Python of the program, not a captured graph: nobody has looked what it does.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -64,6 +66,7 @@ class Source:
     constants: Mapping[str, torch.Tensor]
     numbers: Mapping[int, NumberSpec] = field(default_factory=dict)
     undoing: Callable[[Eager], Eager] | None = None  # see `Traced`
+    is_program: bool = False
 
     @classmethod
     def of_graph(cls, traced: Traced) -> "Source":
@@ -126,6 +129,8 @@ class _Run:
     inputs: list[torch.Tensor]
     histories: list[Any]
     outputs: list[Any]
+    specs: Sequence[TensorSpec] = ()
+    storages: list[Any] = field(default_factory=list)  # what the inputs lie in as the graph begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,9 @@ def trace_forward(traced: Traced | Source, decompositions: Decompositions | None
     source = Source.of_graph(traced) if isinstance(traced, Traced) else traced
     # In whatever grad mode the graph begins: PyTorch notes on each view in which it was made.
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
-        run = _run(source, recorder, with_gradients=False)
+        run = _run(source, recorder, with_gradients=source.is_program)
+        if source.is_program:
+            _refuse_gradients(run)
         arrangement = arrange(run.outputs, run.inputs)
         written = _written(source, run)
         recorder.output([*(result.node for result in arrangement.results), *(write.node for write in written)])
@@ -182,6 +189,8 @@ def trace_joint(traced: Traced | Source, decompositions: Decompositions | None =
 def _trace_joint(source: Source, decompositions: Decompositions | None, *, leaves: bool) -> Joint:
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
         run = _run(source, recorder, with_gradients=True, leaves=leaves)
+        if source.is_program:
+            _refuse_new_leaves(run)
         arrangement = arrange(run.outputs, run.inputs)
         written = _written(source, run)
         # Whatever gradients arrive for: the forward's values in their order, and the tensor that is each.
@@ -218,7 +227,7 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
 
 
 def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:
-    run = _Run(recorder, [], [], [], [], [])
+    run = _Run(recorder, [], [], [], [], [], source.specs)
     for number, spec in enumerate(source.specs, 1):
         ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
         run.primals.append(recorder.node_of(ghost))
@@ -227,6 +236,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
         again = not leaves and leaf.requires_grad
         run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if again else leaf)
         run.histories.append(run.inputs[-1].grad_fn)
+        run.storages.append(run.inputs[-1].untyped_storage())
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
@@ -251,10 +261,36 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
     return run
 
 
+def _refuse_gradients(run: _Run) -> None:
+    """Refuse results that require grad where no gradients were asked for: some were switched on, or a leaf is new."""
+    given = {id(tensor) for tensor in run.inputs}
+    for output in run.outputs:
+        if isinstance(output, torch.Tensor) and output.requires_grad and id(output) not in given:
+            raise CannotTrace("gradients are switched on inside of what begins without them")
+    for spec, tensor in zip(run.specs, run.inputs, strict=True):
+        if tensor.grad_fn is not None or tensor.requires_grad is not spec.requires_grad:
+            raise CannotTrace("an input begins or ceases to require grad")
+
+
+def _refuse_new_leaves(run: _Run) -> None:
+    """Refuse what the program makes a leaf, or ceases to: a graph's results all come out of its one node."""
+    given = {id(tensor) for tensor in run.inputs}
+    for output in run.outputs:
+        if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf and id(output) not in given:
+            raise CannotTrace("a result is a leaf that requires grad")
+    for spec, tensor, history in zip(run.specs, run.inputs, run.histories, strict=True):
+        if spec.requires_grad and (not tensor.requires_grad or (tensor.grad_fn is None and history is not None)):
+            raise CannotTrace("an input ceases to require grad")
+        if not spec.requires_grad and tensor.requires_grad and tensor.grad_fn is None:
+            raise CannotTrace("an input is made to require grad")
+
+
 def _written(source: Source, run: _Run) -> list[_Write]:
     """Inputs that the graph writes."""
     found: list[_Write] = []
     for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
+        if storage_id(tensor) != run.storages[index]._cdata:
+            raise CannotTrace(f"input {name} is given other memory")
         ghost = settled(tensor)
         if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
             continue

@@ -435,11 +435,9 @@ class _Tracer:
         python = isinstance(self.nodes[number], torch._C._FunctionBase)
         if python and materializes(self.nodes[number]) is None:
             raise Unreadable("whether a Function wants zeros for gradients that do not come cannot be told")
-        if python and materializes(self.nodes[number]) and any(
-            ghost is None and _may_be_no_result(expected)
-            for ghost, expected in zip(gradients, self.inputs[number], strict=True)
-        ):
-            raise Unreadable("what a Function gets for a result that no gradient can come for is known to the engine alone")
+        missing = [expected for ghost, expected in zip(gradients, self.inputs[number], strict=True) if ghost is None]
+        if python and materializes(self.nodes[number]) and any(map(_may_be_no_result, missing)):
+            raise Unreadable("what a Function gets for a result without a gradient is known to the engine alone")
         specs = self.observed.get(number)
         if specs is None:
             raise NotObserved

@@ -19,6 +19,7 @@ from weakref import WeakSet
 import torch
 from torch._library.custom_ops import CustomOpDef
 
+from smelt.autograd.without_data import WithoutData
 from smelt.base.data import dataclass
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.ghost import GhostError
@@ -57,7 +58,8 @@ class _Watched:
         if self.kind in _opaque:
             return _call(self.kind, ctx, given)
         try:
-            return self.kind.backward(ctx, *given)
+            with WithoutData():
+                return self.kind.backward(ctx, *given)
         except Exception as error:
             _contents(ctx)  # refused here, where leaving it whole would not do either
             _opaque.add(self.kind)

@@ -1,8 +1,8 @@
 """Graphs that survive being printed: a `GraphModule` is Python code, and not all that a node holds is Python.
 
-    x.to(bool)                                    →   x.to(torch.bool)
-    x.random_(**{"from": 1, "to": 5})             →   x.random_(1, 5)
-    torch.ops.aten.random.from(x, 1, 5)           →   getattr(torch.ops.aten.random, 'from')(x, 1, 5)
+x.to(bool)                                    →   x.to(torch.bool)
+x.random_(**{"from": 1, "to": 5})             →   x.random_(1, 5)
+torch.ops.aten.random.from(x, 1, 5)           →   getattr(torch.ops.aten.random, 'from')(x, 1, 5)
 """
 
 import keyword
@@ -24,7 +24,7 @@ def make_printable(graph: fx.Graph) -> None:
     renamed: set[str] = set()
     for node in graph.nodes:
         if any(_has_type(value) for value in (*node.args, *node.kwargs.values())):
-            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _as_dtype)  # type: ignore[misc, assignment]
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _as_dtype)
         if any(map(keyword.iskeyword, node.kwargs)):
             _pass_by_position(node)
         if isinstance(node.target, torch._ops.OpOverload) and keyword.iskeyword(node.target._overloadname):

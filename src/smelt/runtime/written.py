@@ -20,8 +20,16 @@ def only_eager_is_right(plan: Plan, inputs: Sequence[torch.Tensor]) -> bool:
         return True
     if any(forbids_writing(inputs[index]) for index in plan.rebased):
         return True
+    for index in plan.written:
+        _refuse_without_memory(inputs[index])
     # Where a written input lies in memory of another the pure graph is not what eager does.
     return bool(plan.written) and overlap(inputs, plan.written)
+
+
+def _refuse_without_memory(tensor: torch.Tensor) -> None:
+    """Refuse to write a tensor whose memory was taken away, as is done to sharded parameters: that ends the process."""
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise RuntimeError(f"a tensor of shape {tuple(tensor.shape)} is written; its storage was resized to 0 bytes")
 
 
 def forbids_writing(tensor: torch.Tensor) -> bool:
