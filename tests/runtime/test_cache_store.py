@@ -111,6 +111,79 @@ def test_what_is_no_plain_file_is_not_read(store: Store, tmp_path: Path) -> None
     assert store.get("key") is None
 
 
+_HOSTILE = {
+    "fifo": "os.mkfifo(path)",
+    "socket": "socket.socket(socket.AF_UNIX).bind(path.name)",
+    "device": "os.symlink('/dev/zero', path)",
+    "directory": "path.mkdir()",
+    "link to a fifo": "os.mkfifo(path.with_suffix('.pipe')); os.symlink(path.with_suffix('.pipe'), path)",
+    "link to itself": "os.symlink(path, path)",
+    "sparse terabyte": "path.touch(0o600); os.truncate(path, 1 << 40)",
+    "sparse, of our format": "path.touch(0o600); path.write_bytes(MAGIC); os.truncate(path, 1 << 40)",
+    "sparse, within the limit": "path.touch(0o600); os.truncate(path, 1 << 29)",
+    "empty": "path.touch(0o600)",
+    "unreadable": "path.write_bytes(MAGIC); path.chmod(0)",
+}
+
+
+def test_whatever_is_in_a_files_place_is_neither_waited_for_nor_read(tmp_path: Path) -> None:
+    script = """
+import os, resource, socket, sys
+from pathlib import Path
+from smelt.runtime.cache import MAGIC, Store
+
+for kind, make in eval(sys.argv[2]).items():
+    print(kind, flush=True)
+    store = Store(Path(sys.argv[1], kind), 1 << 30)
+    store.directory.mkdir()
+    os.chdir(store.directory)
+    path = store.path("key")
+    exec(make)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert store.get("key") is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "it was read"
+    assert store.put("key", [b"new"]) == (not path.is_dir())
+    assert store.get("key") == (None if path.is_dir() else [b"new"])
+print("right")
+"""
+    command = [sys.executable, "-c", script, str(tmp_path), repr(_HOSTILE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["right"], (done.stdout, done.stderr)
+
+
+def test_a_file_that_is_larger_than_all_may_be_does_not_drive_the_others_out(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10_000)
+    assert store.put("key", PARTS)
+    large = tmp_path / ("f" * 64 + cache.SUFFIX)
+    large.touch()
+    os.truncate(large, 1 << 40)
+    store._evict()
+    assert not large.exists()
+    assert store.get("key") == PARTS
+
+
+def test_a_directory_may_be_replaced_by_anything_at_any_time(store: Store, tmp_path: Path) -> None:
+    for replace in (
+        lambda: store.directory.write_bytes(b""),
+        lambda: os.mkfifo(store.directory),
+        lambda: store.directory.symlink_to(tmp_path / "nowhere"),
+        lambda: store.directory.symlink_to(store.directory),
+    ):
+        replace()
+        assert store.get("key") is None
+        store.put("key", PARTS)
+        assert store.usage().files <= 1
+        store.clear()
+        store.directory.unlink()
+    assert store.put("key", PARTS)
+    assert store.get("key") == PARTS
+
+
+def test_keys_may_hold_names_that_are_no_text(store: Store) -> None:
+    assert store.put("a file called \udcff", PARTS)
+    assert store.get("a file called \udcff") == PARTS
+
+
 def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("key", [b"old"])
 

@@ -15,7 +15,9 @@ which the checksum tells. The cache holds machine code, so files that somebody e
 """
 
 import contextlib
+import functools
 import hashlib
+import operator
 import os
 import secrets
 import stat
@@ -58,20 +60,20 @@ class Store:
     limit: int
 
     def path(self, key: str) -> Path:
-        return self.directory / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
+        return self.directory / (hashlib.sha256(_encoded(key)).hexdigest() + SUFFIX)
 
     def get(self, key: str) -> list[bytes] | None:
         """The parts stored under `key`."""
         path = self.path(key)
         try:
-            parts = unpack(_read(path), key)
+            parts = unpack(_read(path, self.limit), key)
         except FileNotFoundError:
             return None
-        except (OSError, Damaged) as reason:
-            events.emit("cache", f"{path.name} is not used: {reason}")
+        except (OSError, Damaged, MemoryError) as reason:
+            events.emit("cache", f"{path.name} is not used: {reason or 'too little memory is left'}")
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # the least recently used go first
+        with contextlib.suppress(OSError, NotImplementedError):
+            os.utime(path, follow_symlinks=False)  # the least recently used go first
         return parts
 
     def put(self, key: str, parts: Sequence[bytes]) -> bool:
@@ -83,8 +85,8 @@ class Store:
             contents = pack(key, parts)
             _write(temporary, contents)
             os.replace(temporary, path)
-        except OSError as reason:
-            events.emit("cache", f"{path.name} is not written: {reason}")
+        except (OSError, MemoryError) as reason:
+            events.emit("cache", f"{path.name} is not written: {reason or 'too little memory is left'}")
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
@@ -116,7 +118,8 @@ class Store:
 
     def _evict(self) -> int:
         """Get below the limit, with a little to spare, so that not every file that comes makes one go; what is left."""
-        entries = sorted(self._entries(), key=lambda each: each[1].st_mtime)
+        # What is larger than all may be is no file of ours, and no reason for those to go.
+        entries = sorted(self._entries(), key=lambda each: (each[1].st_size <= self.limit, each[1].st_mtime))
         now = time.time()
         total = sum(found.st_size for _, found in entries)
         wanted = self.limit if total <= self.limit else self.limit * 9 // 10
@@ -141,7 +144,7 @@ def _deleted(path: str) -> bool:
 
 def pack(key: str, parts: Sequence[bytes]) -> bytes:
     """The contents of a file."""
-    pieces = [key.encode(), *parts]
+    pieces = [_encoded(key), *parts]
     rest = b"".join([struct.pack(f"<Q{len(pieces)}Q", len(pieces), *map(len, pieces)), *pieces])
     return MAGIC + hashlib.sha256(rest).digest() + rest
 
@@ -165,20 +168,37 @@ def unpack(data: bytes, key: str) -> list[bytes]:
     for length in lengths:
         pieces.append(bytes(rest[place : place + length]))
         place += length
-    if pieces[0] != key.encode():
+    if pieces[0] != _encoded(key):
         raise Damaged("it belongs to another key")
     return pieces[1:]
 
 
-def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
-    with open(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
+def _encoded(key: str) -> bytes:
+    return key.encode(errors="surrogatepass")  # names of files may be no text
+
+
+_OPENING = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")  # as far as the system has them
+
+
+def _read(path: Path, most: int) -> bytes:
+    """A plain file of at most so many bytes that nobody else can have written. What it is is looked at before it is
+    read: opening a pipe must not wait for a writer, and a file of a terabyte need not have any data."""
+    descriptor = os.open(path, functools.reduce(operator.or_, (getattr(os, name, 0) for name in _OPENING), os.O_RDONLY))
+    try:
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise Damaged("it is no plain file")
         if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
             raise Damaged("others may write it")
-        return file.read()
+        if found.st_size > most:
+            raise Damaged("it is larger than the whole cache may be")
+        if os.read(descriptor, len(MAGIC)) != MAGIC:
+            raise Damaged("it is in another format")
+        with open(descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read(found.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> None:
