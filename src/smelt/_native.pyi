@@ -113,8 +113,10 @@ class Region:
     def add(self, code: CodeType, entry: Entry) -> None:
         """Keep an entry; adding one that is there already changes nothing."""
     def never(self, code: CodeType) -> None: ...
+    def alone(self, code: CodeType) -> None:
+        """Frames of this code and all that they call are for CPython, or for another tool."""
     def clear(self) -> None:
-        """Forget every entry and every `never`."""
+        """Forget every entry, every `never` and every `alone`."""
     @staticmethod
     def hold() -> None:
         """No region is or becomes active on this thread until `release`. Counts."""
@@ -147,6 +149,14 @@ def active() -> Region | None:
 
 def suspended(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call with no region active on this thread (`smelt.disable`, and the compiler itself)."""
+
+def aside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of smelt's own with no region active. Its frames do not count as the program's: where little is
+    left of Python's recursion limit they are lent more, as guards, `missed` and compiled code are. What `suspended`,
+    `resumed`, `Region.call` and `enter` call is the program's: it has as many frames left as before."""
+
+def stack_left() -> int:
+    """Bytes of C stack that are left on this thread; a very large number where that is not known."""
 
 def resumed(region: Region, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call with `region` active again: for user code that a graph break runs."""

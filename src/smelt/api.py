@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from smelt import _native
+from smelt.base.coexist import opaque
 from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
@@ -218,6 +219,7 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
 
     functools.update_wrapper(compiled_forward, cls.forward)
     mark_entered(compiled_forward, model_of, region.settings, region.fullgraph, of_method=True)
+    opaque(compiled_forward)
 
     def reduce(self: torch.nn.Module, protocol: Any) -> Any:
         model = model_of(self)
@@ -244,6 +246,8 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
         "__setattr__": set_attribute,
         "__reduce_ex__": reduce,
         "__copy__": copied,
+        "__prepare_scriptable__": model_of,  # `torch.jit.script` compiles the model, not what enters the region
+        "__jit_unused_properties__": [*getattr(cls, "__jit_unused_properties__", ()), "_smelt_model"],
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,

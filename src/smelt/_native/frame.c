@@ -61,21 +61,21 @@ frame_dispose(PyThreadState *Py_UNUSED(tstate), Frame *Py_UNUSED(frame))
 
 enum { SMALLEST_RESERVE = 64 * 1024, LARGEST_RESERVE = 2 * 1024 * 1024 };
 
-/* A quarter of the thread's stack, within bounds, is kept for C code. 1 (an address nothing is below) if unknown. */
-static uintptr_t
-find_stack_limit(void)
+/* Where this thread's stack ends, and how large it is; 0 if unknown. */
+static size_t
+find_stack(uintptr_t *end)
 {
 #if defined(__linux__)
     pthread_attr_t attributes;
     void *lowest = NULL;
     size_t size = 0;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0) {
-        return 1;
+        return 0;
     }
     int failed = pthread_attr_getstack(&attributes, &lowest, &size);
     pthread_attr_destroy(&attributes);
     if (failed) {
-        return 1;
+        return 0;
     }
 #elif defined(__APPLE__)
     size_t size = pthread_get_stacksize_np(pthread_self());
@@ -84,13 +84,38 @@ find_stack_limit(void)
     size_t size = 0;
     void *lowest = NULL;
 #endif
+    *end = (uintptr_t)lowest;
+    return size;
+}
+
+Py_ssize_t
+frame_stack_left(void)
+{
+    static _Thread_local uintptr_t end;
+    if (end == 0 && find_stack(&end) == 0) {
+        end = 1;
+    }
+    char here;
+    uintptr_t now = (uintptr_t)&here;
+    if (end == 1) {
+        return PY_SSIZE_T_MAX;
+    }
+    return now > end ? (Py_ssize_t)(now - end) : 0;
+}
+
+/* A quarter of the thread's stack, within bounds, is kept for C code. 1 (an address nothing is below) if unknown. */
+static uintptr_t
+find_stack_limit(void)
+{
+    uintptr_t end = 0;
+    size_t size = find_stack(&end);
     if (size == 0) {
         return 1;
     }
     size_t reserve = size / 4;
     reserve = reserve < SMALLEST_RESERVE ? SMALLEST_RESERVE : reserve;
     reserve = reserve > LARGEST_RESERVE ? LARGEST_RESERVE : reserve;
-    return (uintptr_t)lowest + reserve;
+    return end + reserve;
 }
 
 bool

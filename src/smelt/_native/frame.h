@@ -85,6 +85,20 @@ frame_set_current(Frame *frame, Py_ssize_t unit)
 /* Ends a frame that was never evaluated, as its evaluator has to. */
 void frame_dispose(PyThreadState *tstate, Frame *frame);
 
+/* How many more frames the thread may enter before CPython raises RecursionError. */
+static inline int *
+frame_recursion_left(PyThreadState *tstate)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return &tstate->py_recursion_remaining;
+#else
+    return &tstate->recursion_remaining;
+#endif
+}
+
+/* Bytes of C stack that are left on this thread; PY_SSIZE_T_MAX if unknown. */
+Py_ssize_t frame_stack_left(void);
+
 /* Whether so little C stack is left that Python calls should no longer go through it. `limit` caches, per thread, the
    address below which that is so; start it at zero. */
 bool frame_stack_is_low(PyThreadState *tstate, uintptr_t *limit);

@@ -11,7 +11,7 @@
 
 /* Under the GIL. */
 static struct {
-    _PyFrameEvalFunction next; /* what evaluates the frames that are left alone */
+    _PyFrameEvalFunction next; /* what evaluates the frames that are left alone: see pass_on() */
     Py_ssize_t active_threads;
     Py_ssize_t deep_threads; /* times any thread ran low on C stack: see evaluate_deep() */
 } hook = {.next = _PyEval_EvalFrameDefault};
@@ -23,6 +23,9 @@ static _Thread_local struct {
     Py_ssize_t held; /* while above zero no region becomes active on this thread */
     Py_ssize_t deep; /* how often this thread counts in deep_threads */
     struct Pending *pending;
+    bool own;       /* smelt's own code runs: */
+    int theirs;     /* how many frames the program had left when that began */
+    Frame *passing; /* the frame that was last given to another tool's hook, while that has it */
     uintptr_t stack_limit;
 } here;
 
@@ -66,7 +69,7 @@ hook_activate(Region *region)
     here.active = region;
     if ((replaced == NULL) != (region == NULL)) {
         hook.active_threads += region ? 1 : -1;
-        if (hook.active_threads <= 1) {
+        if (region || hook.active_threads == 0) { /* another tool may have taken ours off meanwhile */
             install_or_uninstall();
         }
     }
@@ -98,6 +101,41 @@ hook_is_held(void)
     return here.held > 0;
 }
 
+enum { OWN_FRAMES = 1000 }; /* what smelt's own code may count on: all that Python gives a program */
+
+static HookRoom
+begin(bool own, int lent)
+{
+    HookRoom room = {.lent = lent, .theirs = here.theirs, .own = here.own};
+    *frame_recursion_left(PyThreadState_Get()) += lent;
+    here.own = own;
+    return room;
+}
+
+HookRoom
+hook_begin_own(void)
+{
+    int left = *frame_recursion_left(PyThreadState_Get());
+    HookRoom room = begin(true, left < OWN_FRAMES ? OWN_FRAMES - left : 0);
+    here.theirs = room.own ? room.theirs : left;
+    return room;
+}
+
+HookRoom
+hook_begin_program(void)
+{
+    int left = *frame_recursion_left(PyThreadState_Get());
+    return begin(false, here.own ? here.theirs - left : 0);
+}
+
+void
+hook_end(HookRoom room)
+{
+    *frame_recursion_left(PyThreadState_Get()) -= room.lent; /* the limit may be another by now */
+    here.own = room.own;
+    here.theirs = room.theirs;
+}
+
 /* After fork() this thread is the only one. */
 static void
 forget_other_threads(void)
@@ -122,6 +160,26 @@ hook_is_installed(void)
     return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate;
 }
 
+/* Evaluates a frame that is left alone: by the hook below this one, in the end by CPython.
+
+   Another tool's hook may be both below this one, which was put on it, and above it: it remembers what it found in place
+   when it came, and that was this one. So a frame that comes back is CPython's, and one that comes from the topmost hook
+   does not go there again. */
+static PyObject *
+pass_on(PyThreadState *tstate, Frame *frame, int throwflag)
+{
+    _PyFrameEvalFunction next = hook.next;
+    if (next == _PyEval_EvalFrameDefault || frame == here.passing
+        || next == _PyInterpreterState_GetEvalFrameFunc(tstate->interp)) {
+        return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    }
+    Frame *passing = here.passing;
+    here.passing = frame;
+    PyObject *result = next(tstate, frame, throwflag);
+    here.passing = passing;
+    return result;
+}
+
 /* A hooked call uses C stack where a plain one does not. When that runs low, CPython goes on without the hook, so that
    a deep recursion ends where it would have ended: at the recursion limit, not in a crash. */
 static PyObject *
@@ -130,7 +188,7 @@ evaluate_deep(PyThreadState *tstate, Frame *frame, int throwflag)
     hook.deep_threads++;
     here.deep++;
     install_or_uninstall();
-    PyObject *result = hook.next(tstate, frame, throwflag);
+    PyObject *result = pass_on(tstate, frame, throwflag);
     hook.deep_threads--;
     here.deep--;
     install_or_uninstall();
@@ -313,17 +371,25 @@ try_new_entry(Region *region, Frame *frame, PyObject **result)
 /* Whether a compiled entry, or an exception on the way to one, settled the frame; *result stays NULL for an exception.
    Guards, `missed` and compiled code all run with no region active: they are not the user's program. */
 static bool
-run_compiled(Region *region, Frame *frame, PyObject **result)
+run_compiled(Region *region, Frame *frame, PyObject *entries, PyObject **result)
 {
-    PyObject *entries; /* a tuple that nobody changes, whatever happens to the region meanwhile */
-    if (region_find(region, frame_code(frame), &entries)) {
-        return false;
-    }
     hook_activate(NULL);
+    HookRoom room = hook_begin_own();
     bool done = try_entries(entries, frame, result) || try_new_entry(region, frame, result);
+    hook_end(room);
     hook_activate(region);
     Py_XDECREF(entries);
     return done;
+}
+
+/* The frame and all that it calls belong to another tool. */
+static PyObject *
+evaluate_alone(PyThreadState *tstate, Frame *frame, Region *region)
+{
+    hook_activate(NULL);
+    PyObject *result = pass_on(tstate, frame, 0);
+    hook_activate(region);
+    return result;
 }
 
 static PyObject *
@@ -331,19 +397,30 @@ evaluate(PyThreadState *tstate, Frame *frame, int throwflag)
 {
     if (here.pending && frame_function(frame) == (PyFunctionObject *)here.pending->contents->function) {
         take_pending(frame);
-        return hook.next(tstate, frame, throwflag);
+        return _PyEval_EvalFrameDefault(tstate, frame, throwflag); /* no other tool expects a frame half way through */
     }
     if (frame_stack_is_low(tstate, &here.stack_limit)) {
         return evaluate_deep(tstate, frame, throwflag);
     }
     Region *region = here.active;
-    if (region == NULL || throwflag || !frame_is_fresh_call(frame)) {
-        return hook.next(tstate, frame, throwflag);
+    if (region == NULL) {
+        if (hook.active_threads == 0) { /* put back by a tool that came after this hook and left after it */
+            uninstall(tstate->interp);
+        }
+        return pass_on(tstate, frame, throwflag);
     }
-    PyObject *result = NULL;
-    if (!run_compiled(region, frame, &result)) {
-        return hook.next(tstate, frame, 0);
+    if (throwflag || !frame_is_fresh_call(frame) || frame == here.passing) {
+        return pass_on(tstate, frame, throwflag);
     }
-    frame_dispose(tstate, frame);
-    return result;
+    PyObject *entries; /* a tuple that nobody changes, whatever happens to the region meanwhile */
+    FrameTreatment treatment = region_find(region, frame_code(frame), &entries);
+    if (treatment == FRAME_ASKED) {
+        PyObject *result = NULL;
+        if (run_compiled(region, frame, entries, &result)) {
+            frame_dispose(tstate, frame);
+            return result;
+        }
+        treatment = region_treatment(region, frame_code(frame)); /* `missed` may have settled it */
+    }
+    return treatment == FRAME_ALONE ? evaluate_alone(tstate, frame, region) : pass_on(tstate, frame, 0);
 }

@@ -26,6 +26,21 @@ void hook_hold(void);
 void hook_release(void);
 bool hook_is_held(void);
 
+/* Whose code runs, and how many frames of it count.
+
+   Frames of smelt's own are none of the program's: they are lent room where little is left of Python's recursion limit,
+   and where the program goes on inside of them, it has as many frames left as it had. So its recursion ends where it
+   would have ended. Each begin has its end, with what begin returned. */
+typedef struct {
+    int lent;   /* frames added to what the thread may enter; below zero: taken away */
+    int theirs; /* what the outer state had in their place */
+    bool own;
+} HookRoom;
+
+HookRoom hook_begin_own(void);
+HookRoom hook_begin_program(void);
+void hook_end(HookRoom room);
+
 /* Whether the hook is in place at this moment. */
 bool hook_is_installed(void);
 

@@ -1,5 +1,5 @@
 /* The module smelt._native: see _native.pyi for what each name does. */
-#include <Python.h>
+#include "frame.h"
 
 #include "code.h"
 #include "entry.h"
@@ -29,9 +29,32 @@ suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, 
         return NULL;
     }
     Region *outer = hook_activate(NULL);
+    HookRoom room = hook_begin_program();
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_end(room);
     hook_activate(outer);
     return result;
+}
+
+static PyObject *
+aside(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "aside() needs the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate(NULL);
+    HookRoom room = hook_begin_own();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_end(room);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+stack_left(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromSsize_t(frame_stack_left());
 }
 
 static PyObject *
@@ -42,7 +65,9 @@ resumed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, Py
         return NULL;
     }
     Region *outer = hook_activate((Region *)args[0]);
+    HookRoom room = hook_begin_program();
     PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(count - 2), names);
+    hook_end(room);
     hook_activate(outer);
     return result;
 }
@@ -57,6 +82,9 @@ static PyMethodDef functions[] = {
     {"active", active, METH_NOARGS, PyDoc_STR("The region active on this thread, or None.")},
     {"suspended", (PyCFunction)(void (*)(void))suspended, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with no region active on this thread.")},
+    {"aside", (PyCFunction)(void (*)(void))aside, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function of smelt's own: no region is active, and its frames do not count as the program's.")},
+    {"stack_left", stack_left, METH_NOARGS, PyDoc_STR("Bytes of C stack that are left on this thread.")},
     {"resumed", (PyCFunction)(void (*)(void))resumed, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with the given region active.")},
     {"run_from", (PyCFunction)(void (*)(void))run_from, METH_VARARGS | METH_KEYWORDS,

@@ -63,16 +63,25 @@ find_or_make_record(Region *self, PyCodeObject *code)
     return record;
 }
 
-bool
+FrameTreatment
+region_treatment(Region *self, PyCodeObject *code)
+{
+    CodeRecord *record = find_record(self, code);
+    return record ? record->treatment : FRAME_ASKED;
+}
+
+FrameTreatment
 region_find(Region *self, PyCodeObject *code, PyObject **entries)
 {
     *entries = NULL;
     CodeRecord *record = find_record(self, code);
-    if (record == NULL || record->never) {
-        return record != NULL;
+    if (record == NULL) {
+        return FRAME_ASKED;
     }
-    *entries = Py_XNewRef(record->entries);
-    return false;
+    if (record->treatment == FRAME_ASKED) {
+        *entries = Py_XNewRef(record->entries);
+    }
+    return record->treatment;
 }
 
 /* `entries` (a tuple or NULL) with the entry at its end; itself if the entry is in it. New reference. */
@@ -193,7 +202,9 @@ region_call(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *n
         return NULL;
     }
     Region *outer = hook_activate((Region *)self);
+    HookRoom room = hook_begin_program();
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_end(room);
     hook_activate(outer);
     return result;
 }
@@ -208,9 +219,11 @@ region_enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
     }
     PyTupleObject *given = (PyTupleObject *)args[1];
     Region *outer = hook_activate((Region *)self);
+    HookRoom room = hook_begin_program();
     PyObject *result = PyDict_GET_SIZE(args[2])
                            ? PyObject_Call(args[0], args[1], args[2])
                            : PyObject_Vectorcall(args[0], given->ob_item, (size_t)Py_SIZE(given), NULL);
+    hook_end(room);
     hook_activate(outer);
     return result;
 }
@@ -259,17 +272,29 @@ region_add_method(Region *self, PyObject *const *args, Py_ssize_t count)
 }
 
 static PyObject *
-region_never(Region *self, PyObject *code)
+treat(Region *self, PyObject *code, FrameTreatment treatment, const char *method)
 {
-    if (expect_code(code, "never") < 0) {
+    if (expect_code(code, method) < 0) {
         return NULL;
     }
     CodeRecord *record = find_or_make_record(self, (PyCodeObject *)code);
     if (record == NULL) {
         return NULL;
     }
-    record->never = true;
+    record->treatment = treatment;
     Py_RETURN_NONE;
+}
+
+static PyObject *
+region_never(Region *self, PyObject *code)
+{
+    return treat(self, code, FRAME_NEVER, "never");
+}
+
+static PyObject *
+region_alone(Region *self, PyObject *code)
+{
+    return treat(self, code, FRAME_ALONE, "alone");
 }
 
 static PyObject *
@@ -312,7 +337,9 @@ static PyMethodDef region_methods[] = {
     {"add", (PyCFunction)(void (*)(void))region_add_method, METH_FASTCALL,
      PyDoc_STR("Keep an entry for a code object.")},
     {"never", (PyCFunction)region_never, METH_O, PyDoc_STR("Leave frames of this code object to CPython.")},
-    {"clear", (PyCFunction)region_clear, METH_NOARGS, PyDoc_STR("Forget every entry and every never().")},
+    {"alone", (PyCFunction)region_alone, METH_O,
+     PyDoc_STR("Leave frames of this code object, and whatever they call, to CPython.")},
+    {"clear", (PyCFunction)region_clear, METH_NOARGS, PyDoc_STR("Forget every entry, every never() and alone().")},
     {NULL, NULL, 0, NULL},
 };
 

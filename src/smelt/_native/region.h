@@ -6,11 +6,18 @@
 #include <stdbool.h>
 #include "entry.h"
 
+/* What becomes of the frames of a code object. */
+typedef enum {
+    FRAME_ASKED, /* the entries are tried, then `missed` is asked */
+    FRAME_NEVER, /* CPython evaluates it; what it calls is asked about */
+    FRAME_ALONE, /* CPython evaluates it with no region active, and so all that it calls */
+} FrameTreatment;
+
 /* What is known of one code object. */
 typedef struct {
     PyCodeObject *code; /* NULL: a free place in the table */
     PyObject *entries;  /* a tuple, replaced as a whole when an entry is added; NULL: none yet */
-    bool never;
+    FrameTreatment treatment;
 } CodeRecord;
 
 typedef struct Region {
@@ -24,8 +31,11 @@ typedef struct Region {
 
 extern PyTypeObject RegionType;
 
-/* Whether frames of `code` are never to be compiled; if not, also its entries (new reference, NULL: none). */
-bool region_find(Region *region, PyCodeObject *code, PyObject **entries);
+/* What becomes of frames of `code`. */
+FrameTreatment region_treatment(Region *region, PyCodeObject *code);
+
+/* What becomes of frames of `code`; if they are asked about, also its entries (new reference, NULL: none). */
+FrameTreatment region_find(Region *region, PyCodeObject *code, PyObject **entries);
 
 /* Appends the entry unless it is there already. -1 with an exception if out of memory. */
 int region_add(Region *region, PyCodeObject *code, Entry *entry);

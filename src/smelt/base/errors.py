@@ -57,6 +57,10 @@ class UnexpectedResult(SmeltError):
     """A library call yielded what the kernels after it were not built for. A forward is then run by PyTorch instead."""
 
 
+class NoRoom(SmeltError):
+    """Too little memory is left to compile anything: PyTorch runs it instead."""
+
+
 class SmeltWarning(UserWarning):
     """Something was not compiled and runs eagerly instead; said once each."""
 

@@ -50,6 +50,7 @@ from smelt.capture.policy import (
     is_polyfill,
     is_torch_leaf,
     is_transform,
+    optimizer_behind,
     qualified_name,
     treatment_of_code,
 )
@@ -349,8 +350,23 @@ def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: di
         if forward is not None:
             return call(interp, forward, args[1:], kwargs)
     if treatment_of_code(real.__code__) is not Treatment.INLINE:
+        behind = optimizer_behind(real)
+        if behind is not None and function.source is not None:
+            return call(interp, _in_closure(interp, function, behind), args, kwargs)
         raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")
     return _follow(interp, function, args, kwargs)
+
+
+def _in_closure(interp: Interpreter, function: Object, name: str) -> Value:
+    """What a function from outside, of just this code, has in its closure by a name."""
+    real, source = function.value, function.source
+    assert source is not None
+    source.attribute("__code__").check(("is", real.__code__))
+    index = real.__code__.co_freevars.index(name)
+    cell = _cell(interp, real.__closure__[index], source.child(("closure", index), name))
+    contents = interp.outside.cell_contents(cell)
+    assert contents is not None
+    return contents
 
 
 def _follow(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.base.coexist import opaque
 from smelt.base.collector import paused
-from smelt.base.errors import GraphBreakError, warn
+from smelt.base.errors import GraphBreakError, NoRoom, warn
 from smelt.base.events import count, counters, emit, timed
 from smelt.base.options import config
+from smelt.base.room import why_not_compile
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
 from smelt.capture.drive import drive, recover, run_eagerly
@@ -25,7 +27,7 @@ from smelt.capture.layout import teach_guards
 from smelt.capture.loops import PLACE
 from smelt.capture.marks import DISABLED, mark_entered
 from smelt.capture.plan import GraphFailed, Plan, Return, Stop, what_is_returned
-from smelt.capture.policy import frame_is_worth_capturing
+from smelt.capture.policy import frame_is_worth_capturing, frame_runs_alone
 from smelt.capture.recompiles import RecompileRecord
 from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
@@ -65,6 +67,8 @@ class Engine:
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
         self._histories: dict[Any, History] = {}
+        self._no_room = False  # too little memory was left to compile, and that was said
+        self._cramped = False  # a thread had too little stack, and that was said
         self._loose = False  # something was given up, and said so: what is called there may break
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -75,12 +79,12 @@ class Engine:
         """A function that calls `function` with this region active: one layer, as every call goes through it."""
         enter = self.native.enter
         dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-        transforms = torch._C._functorch.peek_interpreter_stack
+        transforms = torch._C._are_functorch_transforms_active
 
         def compiled(*args: Any, **kwargs: Any) -> Any:
             counters["calls"] += 1
             try:
-                if dispatch_modes() or (function_modes() and _watched()) or transforms() is not None:
+                if dispatch_modes() or (function_modes() and _watched()) or transforms():
                     return _under_modes(function, args, kwargs)
                 return enter(function, args, kwargs)
             except BaseException as error:
@@ -88,7 +92,7 @@ class Engine:
                 raise
 
         mark_entered(compiled, function, self.settings, self.fullgraph)
-        return compiled
+        return opaque(compiled)
 
     def reset(self) -> None:
         """Forget everything compiled."""
@@ -99,15 +103,20 @@ class Engine:
             self._idle.clear()
             self._raised.clear()
             self._histories.clear()
-            self._loose = False
+            self._loose = self._no_room = self._cramped = False
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
         code = function.__code__
-        if code in self._settled or _watched():
+        if code in self._settled or self._no_room or _watched():
+            return None
+        if frame_runs_alone(code):
+            self.native.alone(code)
             return None
         if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
             self.native.never(code)
+            return None
+        if not self._has_stack(code.co_qualname):
             return None
         frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
         with self._lock:
@@ -123,6 +132,14 @@ class Engine:
             made = self._entry(captured)
             self.native.add(code, made)  # before another thread looks
             return made
+
+    def _has_stack(self, name: str) -> bool:
+        """Whether this thread's stack is large enough to compile on; says so, once, if it is not."""
+        reason = why_not_compile(_native.stack_left())
+        if reason is not None and not self._cramped:
+            self._cramped = True
+            warn(f"SM020: a graph of {name} could not be compiled and runs in Python. {reason}.")
+        return reason is None
 
     def _recall(self, frame: LiveFrame) -> Captured | None:
         """What an earlier process made of a function that is called for the first time."""
@@ -170,11 +187,11 @@ class Engine:
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
-        if _watched() or _native.Region.held():
+        if self._no_room or _watched() or _native.Region.held():
             return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)
-        if found is not None or key in self._settled:
+        if found is not None or key in self._settled or not self._has_stack(frames[-1].info.code.co_qualname):
             return found
         with self._lock:
             found = self._find(key, state)
@@ -236,6 +253,7 @@ class Engine:
             raise
         except Exception as error:
             self._failed(error, key, name)
+            self._no_room = isinstance(error, NoRoom | MemoryError)  # what is called there would fare no better
             return None
         return None if self._is_idle(captured, frames, key) else captured
 
@@ -286,11 +304,11 @@ def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def _watched() -> bool:
-    """Whether a mode or a transform is to see, and may change, every operator: kernels would go past it.
+    """Whether a mode, a transform or a JIT tracer is to see, and may change, every operator: kernels would go past it.
 
     A default device is a mode too, but one that capture knows.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
         return True
     return torch._C._len_torch_function_stack() > 0 and default_devices() is None
 

@@ -25,6 +25,7 @@ PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("deterministic algorithms", torch._C._get_deterministic_algorithms),
     ("torch function modes", torch._C._len_torch_function_stack),
     ("torch dispatch modes", torch._C._len_torch_dispatch_stack),
+    ("JIT tracing", torch._C._is_tracing),
 )
 
 ABSENT = object()

@@ -69,6 +69,10 @@ _STDLIB_PARTS: dict[str, tuple[str, ...]] = {
     "os.py": ("getenv", "_Environ.__getitem__", "_createenviron.<locals>."),
 }
 
+# Where functions that were compiled by `torch.compile`, or are kept from it, begin.
+_TORCH_COMPILE = tuple(_TORCH + name + os.sep for name in ("_dynamo", "_inductor"))
+_DISABLING = _TORCH + os.path.join("_dynamo", "eval_frame.py")
+
 # Code that tensors may pass through on their way, and that never starts anything.
 _FOLLOWED_ONLY = (
     "<frozen _collections_abc>",
@@ -187,9 +191,7 @@ TENSOR_BREAKS: dict[str, str] = {
         ("register_post_accumulate_grad_hook", "resize_as_", "swapaxes_", "t_", "transpose_", "squeeze_"), "B015"
     ),
     **dict.fromkeys(("unsqueeze_", "as_strided_", "rename_", "align_to", "is_leaf", "_is_view", "_version"), "B015"),
-    **dict.fromkeys(
-        ("grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"
-    ),
+    **dict.fromkeys(("grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"),
 }
 
 
@@ -273,6 +275,20 @@ def acts_as_in_eager(code: types.CodeType) -> bool:
     return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
 
 
+def optimizer_behind(function: types.FunctionType) -> str | None:
+    """If this keeps `torch.compile` out of a function of `torch.optim`, the name of that function in its closure.
+
+    `torch.compile` wraps such functions when it is first used, if only as a decorator: it cannot follow them, capture
+    can. What the program itself wrapped so it wants to run in Python.
+    """
+    code = function.__code__
+    if code.co_filename != _DISABLING or code.co_name != "_fn" or "fn" not in code.co_freevars:
+        return None
+    assert function.__closure__ is not None
+    inner = function.__closure__[code.co_freevars.index("fn")].cell_contents
+    return "fn" if isinstance(inner, types.FunctionType) and acts_as_in_eager(inner.__code__) else None
+
+
 def is_layer(code: types.CodeType) -> bool:
     """Whether the code is of `torch.nn.modules`."""
     return code.co_filename.startswith(os.path.join(_TORCH, "nn", "modules", ""))
@@ -295,6 +311,11 @@ def frame_is_worth_capturing(code: types.CodeType) -> bool:
     if code.co_filename == "<string>" and code.co_name.startswith("__"):
         return False  # what a dataclass writes for itself
     return treatment_of_code(code) is Treatment.INLINE
+
+
+def frame_runs_alone(code: types.CodeType) -> bool:
+    """Whether a frame met while a region is active is left alone with all that it calls: `torch.compile`'s, imports."""
+    return code.co_filename.startswith(_TORCH_COMPILE) or code.co_filename == "<frozen importlib._bootstrap>"
 
 
 _LEAF_MODULES = frozenset(

@@ -4,16 +4,19 @@ Several texts are built side by side, each in a thread and a context of its own,
 round every call, which is left out for the two that take long.
 """
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from smelt import _native
 from smelt.base import events
 from smelt.base.data import dataclass
-from smelt.base.errors import SmeltError
+from smelt.base.errors import NoRoom, SmeltError
+from smelt.base.room import LLVM_STACK, why_not_build
 from smelt.codegen import cpu
 from smelt.codegen.link import CannotLink, link
 from smelt.device import Target
@@ -21,6 +24,7 @@ from smelt.runtime.image import Image
 from smelt.runtime.image import load as map_image
 
 _lock = threading.Lock()
+_LLVM_NEEDS = 1 << 20  # bytes of stack; where less is left it runs on a thread of its own
 
 
 @functools.cache
@@ -36,6 +40,7 @@ def _unlocked() -> ctypes.CDLL:
 @functools.cache
 def llvm() -> Any:
     """`llvmlite.binding`, with the host's target made ready."""
+    _make_sure_of_memory(1, is_loaded=False)
     import llvmlite.binding  # type: ignore[import-untyped]
 
     llvmlite.binding.initialize_native_target()
@@ -95,10 +100,30 @@ def load(texts: Sequence[str], target: Target) -> list[Built]:
     """Build each text for the host, side by side, and keep the results ready to call."""
     with _lock:
         llvm()
-        if len(texts) == 1:
+        _make_sure_of_memory(len(texts), is_loaded=True)
+        if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
             return [_load(texts[0], target)]
         with ThreadPoolExecutor(len(texts)) as threads:
-            return list(threads.map(lambda text: _load(text, target), texts))
+            with _large_stacks():
+                loading = [threads.submit(_load, text, target) for text in texts]
+            return [each.result() for each in loading]
+
+
+def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
+    """LLVM ends the process where it gets no memory."""
+    reason = why_not_build(threads, is_loaded=is_loaded)
+    if reason is not None:
+        raise NoRoom("SM030", reason)
+
+
+@contextlib.contextmanager
+def _large_stacks() -> Iterator[None]:
+    """Threads that are started inside have stack enough, whatever the program wants its own to have."""
+    before = threading.stack_size(LLVM_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def _load(text: str, target: Target) -> Built:

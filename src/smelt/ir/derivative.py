@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from smelt.base.coexist import leave_alone
 from smelt.base.data import dataclass
 from smelt.ir.graph import Traced
 
@@ -74,6 +75,7 @@ class Derivative:
         return self._run(*(each for each in given if each is not None), *kept)
 
 
+@leave_alone
 class _Tied(torch.autograd.Function):
     """Outputs come in a tuple, in which autograd does not see them: they are yielded as if made here."""
 

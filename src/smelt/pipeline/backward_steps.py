@@ -18,6 +18,7 @@ from smelt import _native
 from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, layout
+from smelt.base.coexist import leave_alone
 from smelt.base.data import dataclass
 from smelt.ir.backward import (
     CallLeafHooks,
@@ -216,6 +217,7 @@ BETWEEN: dict[type, Callable[[Any, Pass], None]] = {
 }
 
 
+@leave_alone
 class _Carrier(torch.autograd.Function):
     """A node whose backward is a whole compiled one: Python code in it finds a backward under way, as it may expect."""
 

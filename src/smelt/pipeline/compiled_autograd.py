@@ -123,7 +123,7 @@ class CompiledBackwards:
             )
             return found
 
-        if torch._C._len_torch_dispatch_stack():
+        if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
             return by_engine()  # a tracer at work, or a mode that is to see every operator
         reason = _why_engine(tensors, gradients, create_graph)
         if reason is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.runtime.kept import gone, version_of
 from smelt.runtime.state import Differentiable
@@ -65,6 +66,7 @@ def let_go(others: list[Other]) -> None:
             others[place] = (gone, version, layout)
 
 
+@leave_alone
 class _Holding(torch.autograd.Function):
     """The same memory with the same past. Not the tensor itself: should that be written, its history may come to lead
     here, and what is in a circle is never freed."""

@@ -86,7 +86,7 @@ def _elsewhere(ctx: Any, state: Differentiable, saved: Saved, memory: bytes) -> 
 
 
 def _but_for_written(ctx: Any, state: Differentiable, arrived: int, refused: RuntimeError) -> list[torch.Tensor]:
-    graph = None if state.graphs is None else _native.suspended(state.graphs, arrived)
+    graph = None if state.graphs is None else _native.aside(state.graphs, arrived)
     if graph is None:
         raise refused
     read = [bool(node.users) for node in placeholders(graph.graph)]

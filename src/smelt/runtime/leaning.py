@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.runtime.again import only_replay_is_right
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
@@ -80,6 +81,7 @@ def _asks_for_computed() -> bool:
     return any(not isinstance(each, torch.Tensor) or each.grad_fn is not None for each in given[_INPUTS] or ())
 
 
+@leave_alone
 class LeaningResult(torch.autograd.Function):
     """A result, with the outputs that it leans on behind it."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import leave_alone
 from smelt.runtime.again import Other, differentiable_backward, let_go, only_replay_is_right, saved_inputs, track
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
@@ -21,6 +22,7 @@ from smelt.runtime.state import Differentiable
 from smelt.runtime.written import own
 
 
+@leave_alone
 class Compiled(torch.autograd.Function):
     """The one node that a compiled graph is to PyTorch's autograd."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import leave_alone
 from smelt.base.data import dataclass
 from smelt.runtime.hooks import call_for_own_gradients
 from smelt.runtime.kept import Left
@@ -105,6 +106,7 @@ class _Holder(torch.autograd.Function):
         return torch.empty(0, device="cpu")
 
 
+@leave_alone
 class Way(torch.autograd.Function):
     """The node behind which inputs are that the same results lead to."""
 
@@ -119,6 +121,7 @@ class Way(torch.autograd.Function):
         return (None, None, *ctx.crossing.flowing_to(ctx.indices))
 
 
+@leave_alone
 class PartOfResults(torch.autograd.Function):
     """The node of results that lead to the same inputs."""
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from smelt.base.coexist import leave_alone
 from smelt.runtime.kept import gone
 
 
+@leave_alone
 class _Spent(torch.autograd.Function):
     """Yields what it is told, as if computed from its argument, which no gradient can reach any more."""
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt import _native
 from smelt.base.collector import paused
-from smelt.base.errors import SmeltError
+from smelt.base.errors import NoRoom, SmeltError, warn
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan, Replay
 from smelt.runtime.outputs import finisher
@@ -88,27 +88,39 @@ class Differentiable:
     def backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
         found = self.made.get(arrived)
-        if found is None:
-            found = _native.suspended(self._make_once, arrived)  # what is done there is not the program's
+        if found is not None:
+            return found
+        try:
+            found = _native.aside(self._make_once, arrived)  # what is done there is not the program's
+        except NoRoom as reason:
+            found = self._plain_backward(arrived)
+            if found is None:
+                raise
+            warn(f"SM020: a backward could not be compiled and runs operator by operator. {reason}")
+            self.made[arrived] = found
         return found
 
     def visible_backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The same, operator by operator, for modes that are to see, and may change, every one of them."""
-        if self.graphs is None:
-            return self.backward_for(arrived)
         with _disable_current_modes():
-            found = _native.suspended(self.graphs, arrived)
-            zeros = found is None
-            found = found or _native.suspended(self.graphs, (1 << len(self.tangents)) - 1)
-            if found is None:
-                return self.backward_for(arrived)
-            run = found.plainly()
+            found = self._plain_backward(arrived)
+        return self.backward_for(arrived) if found is None else found
+
+    def _plain_backward(self, arrived: int) -> tuple[Flat, bool] | None:
+        if self.graphs is None:
+            return None
+        found = _native.aside(self.graphs, arrived)
+        zeros = found is None
+        found = found or _native.aside(self.graphs, (1 << len(self.tangents)) - 1)
+        if found is None:
+            return None
+        run = found.plainly()
         return (lambda given: run(*given)) if self.consuming else run, zeros
 
     def part_for(self, arrived: int, source: int | None = None) -> Flat:
         """A part of a backward: see `MakePart`."""
         found = self.made_parts.get((arrived, source))
-        return found or _native.suspended(self._make_part, arrived, source)
+        return found or _native.aside(self._make_part, arrived, source)
 
     def _make_part(self, arrived: int, source: int | None) -> Flat:
         with self.making, paused():

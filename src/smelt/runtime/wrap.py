@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.joint import Plan, Replay
 from smelt.runtime.again import leaves, only_replay_is_right, track
@@ -222,7 +223,7 @@ def _quick(state: Differentiable) -> Flat:
         return tuple(out(gradients_of(ctx, tangents, state, others)))
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "_smelt_state": state}
-    function: Any = type("Compiled", (torch.autograd.Function,), members)
+    function: Any = leave_alone(type("Compiled", (torch.autograd.Function,), members))
     if count > 1:
         call_for_own_gradients(function)
     run: Flat = super(torch.autograd.Function, function).apply

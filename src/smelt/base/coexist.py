@@ -1,0 +1,42 @@
+"""Living beside `torch.compile` in one process: what it is told to leave alone.
+
+    @opaque
+    def compiled(*args, **kwargs): …
+
+`torch.compile` follows every function it meets, and has a frame hook of its own for what it cannot follow. A function
+compiled by smelt is not for it to follow: it is called as it is, and neither it nor what it calls is captured a second
+time. Said through the interface that the hook itself has; nothing of the compiler behind it is imported.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def leave_alone(function: F) -> F:
+    """Frames of this function, or of a class's methods, and of all that they call, are not for `torch.compile`.
+
+    The mark is on the code, so functions made by the same `def` share it.
+    """
+    interface: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    actions = getattr(interface, "_FrameAction", None)
+    if actions is None or not hasattr(interface, "set_code_exec_strategy"):
+        return function
+    members = vars(function).values() if isinstance(function, type) else [function]
+    for member in members:
+        member = member.__func__ if isinstance(member, staticmethod) else member
+        if isinstance(member, FunctionType):
+            strategy = interface._FrameExecStrategy(actions.SKIP, actions.SKIP)
+            interface.set_code_exec_strategy(member.__code__, strategy)
+    return function
+
+
+def opaque(function: F) -> F:
+    """The function, which `torch.compile` is to call and not to follow."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "it is compiled by smelt"  # type: ignore[attr-defined]
+    return leave_alone(function)
