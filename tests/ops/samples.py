@@ -299,7 +299,7 @@ def _paddings() -> dict[Any, Samples]:
 
 _UNARY = (
     "neg abs sign sgn floor ceil round trunc sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tanh "
-    "sigmoid erf acos acosh asin asinh atan atanh cosh sinh tan isnan isinf bitwise_not logical_not clone "
+    "sigmoid erf acos acosh asin asinh atan atanh cosh sinh tan isnan isinf signbit bitwise_not logical_not clone "
     "relu silu"
 )
 _BINARY = (
@@ -360,7 +360,9 @@ SAMPLES: dict[Any, Samples] = {
     **_each("copy", _copy),
     # Activations and their gradients.
     **_each("leaky_relu_backward", call(0.1, False, tensors=2)),
+    **_each("threshold", chain(call(0.1, 20), call(-1, 0.3))),
     **_each("threshold_backward", chain(call(0, tensors=2), call(0.1, tensors=2))),
+    **_each("hardtanh_backward", chain(call(-1.0, 1.0, tensors=2), call(-0.1, 0.3, tensors=2))),
     **_each("sigmoid_backward tanh_backward", call(tensors=2)),
     **_each("gelu", chain(unary, call(approximate="tanh"))),
     **_each("gelu_backward", chain(call(tensors=2), call(tensors=2, approximate="tanh"))),

@@ -297,7 +297,6 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.hardswish.default: _pointwise(),
     aten.hardswish_backward.default: _with_gradient(),
     aten.hardtanh.default: _chain(_pointwise(), _pointwise(-0.5, 2)),
-    aten.hardtanh_backward.default: _with_gradient(-1.0, 1.0),
     aten.elu.default: _chain(_pointwise(), _pointwise(1.67, 1.05, 1), _pointwise(0.5, 1, 2.0)),
     aten.elu_backward.default: lambda dtype: (
         ((grad, 1.5, 1.05, 2.0, is_result, x), {})
@@ -310,7 +309,6 @@ SAMPLES: dict[Any, Callable[[torch.dtype], Iterator[Any]]] = {
     aten.mish_backward.default: _with_gradient(),
     aten.log_sigmoid_forward.default: _pointwise(),
     aten.log_sigmoid_backward.default: _log_sigmoid_backward,
-    aten.threshold.default: _pointwise(0.1, 20),
     aten.softshrink.default: _pointwise(0.5),
     aten.lerp.Scalar: _lerp(tensor=False),
     aten.lerp.Tensor: _lerp(tensor=True),

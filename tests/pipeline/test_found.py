@@ -166,3 +166,98 @@ def test_what_is_drawn_lies_as_in_eager(backend: str) -> None:
     found = smelt.compile(function, backend=backend)(x)
     torch.testing.assert_close(found, expected)
     assert [each.stride() for each in found] == [each.stride() for each in expected]
+
+
+def _overwritten(a: torch.Tensor) -> torch.Tensor:
+    a[0] = 0.001
+    zeros = a * 0
+    most = torch.asinh(zeros).amax([0], keepdim=True)
+    torch.gather(most, -1, zeros % most.shape[-1])
+    return most
+
+
+@every_backend
+def test_an_index_made_of_what_is_written_into_a_part_of_an_input(backend: str) -> None:
+    a, b = torch.arange(5), torch.arange(5)
+    torch.testing.assert_close(smelt.compile(_overwritten, backend=backend)(a), _overwritten(b))
+    assert torch.equal(a, b)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max_pool1d": lambda x: F.max_pool1d(x, 2, 1),
+    "max_pool1d, seen as a line": lambda x: F.max_pool1d(x, 2, 1).view(-1),
+    "rrelu": lambda x: F.rrelu(x),
+    "rrelu and dropout": lambda x: F.dropout(F.rrelu(x), 0.5),
+    "rrelu in training": lambda x: F.rrelu(x, training=True),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_results_of_transposed_inputs_lie_as_eagers(name: str, dynamic: bool | None, backend: str) -> None:
+    """Ghosts are a subclass of tensors, for which PyTorch pools by other code."""
+    x = torch.randn(3, 6, 5).mT
+    compiled = smelt.compile(LAYOUTS[name], backend=backend, dynamic=dynamic)
+    for each in (x, x[:, :4], x.detach().requires_grad_()):
+        if "line" in name and each.requires_grad:
+            continue
+        torch.manual_seed(3)
+        mine = compiled(each)
+        torch.manual_seed(3)
+        eager = LAYOUTS[name](each)
+        assert mine.stride() == eager.stride()
+        torch.testing.assert_close(mine, eager)
+
+
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mm": lambda a, b: torch.mm(a[None], b[:, None]),
+    "mv": lambda a, b: torch.mv(a[None], b),
+    "bmm": lambda a, b: torch.bmm(a[None, None], b[None, :, None]),
+    "baddbmm": lambda a, b: torch.baddbmm(a[None, None, :1], a[None, None], b[None, :, None]),
+    "einsum": lambda a, b: torch.einsum("...i,...i->...", a, b),
+    "conv1d": lambda a, b: torch.conv1d(a[None, None], b[None, None, :1]),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_of_two_dtypes_is_refused_though_nobody_uses_it(name: str, backend: str) -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        PRODUCTS[name](a, b)
+        return a + 1
+
+    a, b = torch.randn(7), torch.ones(7, dtype=torch.bool)
+    for each in (function, smelt.compile(function, backend=backend)):
+        with pytest.raises(RuntimeError):
+            each(a, b)
+
+
+def test_an_image_of_one_element_is_enlarged_to_equal_ones() -> None:
+    x = torch.randn(1, 5, 1)
+    enlarged = smelt.compile(lambda x: F.interpolate(x, size=5, mode="linear"))(x)
+    assert torch.equal(enlarged, x.expand(1, 5, 5))
+
+
+@pytest.mark.parametrize("size", [5, 7, 9])
+def test_what_is_no_number_reaches_the_elements_it_weighs_nothing_in(size: int) -> None:
+    """The gradient of a result goes to both its neighbours, to one of them by nothing at times."""
+    outcomes = []
+    for wrap in (smelt.compile, lambda function: function):
+        x = torch.randn(1, 3, 3, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        enlarged = wrap(lambda x: F.interpolate(x, size=size, mode="linear"))(x)
+        gradient = torch.ones_like(enlarged)
+        gradient[0, 0, 0] = gradient[0, 1, size // 2] = gradient[0, 2, -1] = float("nan")
+        enlarged.backward(gradient)
+        outcomes.append(x.grad)
+    torch.testing.assert_close(*outcomes, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(130, 8), (8, 130), (5, 5)])
+def test_the_gradient_of_a_trace_of_sizes_that_vary(shape: tuple[int, int]) -> None:
+    outcomes = []
+    for wrap in (lambda function: smelt.compile(function, dynamic=True), lambda function: function):
+        a = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+        wrap(lambda a: torch.trace(a - 3))(a).backward()
+        outcomes.append(a.grad)
+    assert torch.equal(*outcomes)

@@ -74,9 +74,13 @@ def narrowed(traced: Traced) -> Traced:
 
 
 def _mask_applies(node: fx.Node) -> bool:
-    """The compared value comes from outside the backward, and is wider than a boolean."""
-    compared = node.args[1]
-    return isinstance(compared, fx.Node) and tensor_spec(compared).dtype.itemsize > 1
+    """The compared value comes from outside the backward, and is wider than a boolean. A comparison rounds its number
+    to 16 bits where the operator does not."""
+    compared, threshold = node.args[1:3]
+    if not isinstance(compared, fx.Node) or isinstance(threshold, fx.Node):
+        return False
+    dtype = tensor_spec(compared).dtype
+    return dtype.itemsize > 2 or (dtype.itemsize == 2 and torch.tensor(threshold, dtype=dtype).item() == threshold)
 
 
 def _noise_applies(node: fx.Node) -> bool:

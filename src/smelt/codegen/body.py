@@ -729,7 +729,7 @@ class Body:
         kept = from_memory(b, b.load(place, self.layout.kinds[state.name], self.lanes), state.dtype)
         begins = b.icmp("eq", self.axes[scan.axis], 0)
         before = b.select(begins, folds.start(b, scan.op, state.dtype, self.lanes), kept)
-        found = folds.combine(b, scan.op, state.dtype, before, value)
+        found = folds.run_on(b, scan.op, state.dtype, before, value)
         after = found if self.mask is None else b.select(self.mask, found, kept)
         b.store(to_memory(b, after, state.dtype), place)
         self.values[scan.out] = cast(b, found, state.dtype, given)

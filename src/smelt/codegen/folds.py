@@ -28,6 +28,14 @@ def combine(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Val
     return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
 
 
+def run_on(b: Builder, op: Running, dtype: torch.dtype, left: Value, right: Value) -> Value:
+    """As `combine`, where `left` stands before `right`: of equals, which two zeros are, the later one."""
+    if op not in ("max", "min") or not dtype.is_floating_point:
+        return combine(b, op, dtype, left, right)
+    kept = b.fcmp("ogt" if op == "max" else "olt", left, right)
+    return b.select(b.or_(kept, b.fcmp("uno", left, left)), left, right)
+
+
 def meet(b: Builder, left: Value, by_left: Value, right: Value, by_right: Value) -> tuple[Value, Value]:
     """Two sums of exponentials, each known by its largest exponent and what the others add to that one's power: so
     nothing overflows, and nothing small is lost beside it. Between equals, which may be infinite, is no distance."""

@@ -145,6 +145,7 @@ _FLOAT_OPS: dict[str, Lower] = {
     "round": _intrinsic("llvm.roundeven"),
     "trunc": _intrinsic("llvm.trunc"),
     "isnan": lambda b, _, args: b.fcmp("uno", args[0], args[0]),
+    "signbit": lambda b, _, args: b.icmp("slt", b.bits(*args), 0),
 }
 
 

@@ -140,9 +140,9 @@ def run_lanes(b: Builder, op: Running, dtype: torch.dtype, before: Value, value:
         return _run_logs(b, before, value)
     first = -0.0 if op == "sum" and dtype.is_floating_point else neutral(op, dtype)  # nothing is added to -0.0
     for step in _steps(value):
-        value = folds.combine(b, op, dtype, _behind(b, value, step, first), value)
-    after = folds.combine(b, op, dtype, before, b.extract(value, value.lanes - 1))
-    return folds.combine(b, op, dtype, b.splat(before, value.lanes), value), after
+        value = folds.run_on(b, op, dtype, _behind(b, value, step, first), value)
+    after = folds.run_on(b, op, dtype, before, b.extract(value, value.lanes - 1))
+    return folds.run_on(b, op, dtype, b.splat(before, value.lanes), value), after
 
 
 def _steps(value: Value) -> Iterator[int]:

@@ -247,15 +247,16 @@ class _Turn:
         return getattr(record.lowering.read(node), "demands", ())
 
     def _before(self, index: fx.Node, scatter: fx.Node) -> set[fx.Node]:
-        """What an index is made of that the graph has at a scatter or behind it."""
-        found: set[fx.Node] = set()
+        """What an index is made of that the graph has at a scatter or behind it. What a write of a part of a tensor has
+        taken in has no position: it is looked through."""
+        seen: set[fx.Node] = set()
         waiting = [index]
         while waiting:
             node = waiting.pop()
-            if self.position[node] >= self.position[scatter] and node not in found:
-                found.add(node)
+            if node not in seen and self.position.get(node, self.position[scatter]) >= self.position[scatter]:
+                seen.add(node)
                 waiting += node.all_input_nodes
-        return found
+        return seen & self.position.keys()
 
     def _instead(self, node: fx.Node, demand: Demand) -> dict[fx.Node, fx.Node] | None:
         """Inputs of the same dtypes in the place of what a call is given besides the index; None if there are none."""

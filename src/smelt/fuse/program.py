@@ -31,7 +31,7 @@ from smelt.fuse.records import Made
 from smelt.fuse.updates import move_up
 from smelt.fuse.values import Call, Kind, Lowered, Ref, Value, lower, references
 from smelt.ir.graph import Traced
-from smelt.ir.kernel import Kernel
+from smelt.ir.kernel import Const, Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
 
@@ -133,7 +133,7 @@ class _Builder:
             raise _Failed(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
         kernel = assembled.kernel
-        key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages)
+        key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages, _zeros(kernel))
         known = self.kernels.get(key)
         if known is None:
             name = f"k{len(self.kernels)}_{_summary(group)}"
@@ -153,6 +153,12 @@ class _Builder:
             assert lowering.out is not None
             return Library(lowering.out, args, kwargs, outs, lowering.into)
         return Library(call.op, args, kwargs, outs, unless=call.unless.name if call.unless is not None else None)
+
+
+def _zeros(kernel: Kernel) -> tuple[str, ...]:
+    """The constants that are zero, with their signs: 0.0 and -0.0 are equal, and kernels with them are not."""
+    constants = [each.value for stage in kernel.stages for each in stage.body if isinstance(each, Const)]
+    return tuple(str(value) for value in constants if type(value) is float and not value)
 
 
 def _inlined_in(groups: Groups, value: Value) -> set[Value]:

@@ -88,6 +88,7 @@ _define("le", 2, "fi", torch.le, "bool")
 _define("gt", 2, "fi", torch.gt, "bool")
 _define("ge", 2, "fi", torch.ge, "bool")
 _define("isnan", 1, "f", torch.isnan, "bool")
+_define("signbit", 1, "f", torch.signbit, "bool")  # of a zero and of a NaN too
 _define("where", 3, "fib", torch.where)  # where(bool, a, b): a and b of one dtype, which comes out
 # bits and logic
 _define("and", 2, "ib", torch.bitwise_and)

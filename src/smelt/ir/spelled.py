@@ -2,9 +2,10 @@
 
     torch.linspace(0, 1, s0)   →   torch.where(i < s0 // 2, i * step, 1 - (s0 - 1 - i) * step), i = torch.arange(s0)
 
-Where nothing varies, PyTorch's own is called. Graphs keep the function by its name: capture runs what is spelled out on
-ghosts, for shapes in symbols, and the tracer of the autograd stage writes down its operators. What is rare there says
-`NotImplemented`, and sizes are relied on.
+Where nothing varies, PyTorch's own is called, but of the few that lay out their result otherwise for a ghost, which is
+a subclass of tensors, than for a tensor (`FOR_TENSORS`). Graphs keep the function by its name: capture runs what is
+spelled out on ghosts, for shapes in symbols, and the tracer of the autograd stage writes down its operators. What is
+rare there says `NotImplemented`, and sizes are relied on.
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._mode_utils import no_dispatch
 
 from smelt.base.symint import is_symbolic
 
@@ -23,6 +25,9 @@ _PRECISE = (torch.float32, torch.float64)  # what PyTorch computes in one step i
 
 def spell_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, in_place: bool = False) -> Any:
     """What the call yields, by operators that take symbols; `NotImplemented` where it is to be called as it is."""
+    spelled = FOR_TENSORS.get(function)
+    if spelled is not None:
+        return spelled(*args, **kwargs)
     spelled = SPELLED.get(function) or (IN_PLACE.get(function) if in_place else None)
     if spelled is None or torch._C._is_any_autocast_enabled() or not _vary((*args, *kwargs.values())):
         return NotImplemented
@@ -121,7 +126,17 @@ def _diag(value: Any, diagonal: int = 0) -> Any:
 
 
 def _trace(value: Any) -> Any:
-    return value.diagonal().sum() if value.dim() == 2 else NotImplemented
+    plain = value.dim() == 2 and (not value.requires_grad or _derives_the_diagonal())
+    return value.diagonal().sum() if plain else NotImplemented
+
+
+@functools.cache
+def _derives_the_diagonal() -> bool:
+    """Whether PyTorch's derivative of `trace` is on the diagonal alone: of matrices with more rows than columns that
+    depends on its version."""
+    with no_dispatch(), torch._C.DisableTorchFunction():
+        made = torch.ops.aten.trace_backward.default(torch.ones(()), [3, 1])
+        return float(made.sum()) == 1.0
 
 
 def _block_diag(*blocks: Any) -> Any:
@@ -177,8 +192,29 @@ def _max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
+    """Without a gradient to come PyTorch has code of its own for it, whose results are contiguous."""
     if return_indices:
         return NotImplemented
+    if not _vary((value, kernel_size, stride, padding, dilation)):
+        pooled = torch.max_pool1d(value, kernel_size, stride or [], padding, dilation, ceil_mode)
+    else:
+        pooled = _max_pool1d_of_symbols(value, kernel_size, stride, padding, dilation, ceil_mode)
+    with_gradient = value.requires_grad and torch.is_grad_enabled()
+    return pooled if with_gradient or value.device.type != "cpu" else pooled.contiguous()
+
+
+def _rrelu(
+    input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: Any = False, **rest: Any
+) -> Any:
+    """Contiguous, however its argument lies. The form of it that writes nothing yields it otherwise."""
+    if rest or inplace:  # which of `torch.rrelu` is a generator
+        return NotImplemented
+    return torch.rrelu(input, lower, upper, training).contiguous()
+
+
+def _max_pool1d_of_symbols(
+    value: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Any:
     sizes = [each[0] if isinstance(each, tuple | list) and each else each
              for each in (kernel_size, stride or kernel_size, padding, dilation)]  # fmt: skip
     kernel, step, pad, spread = sizes
@@ -458,8 +494,6 @@ SPELLED: dict[Any, Spelled] = {
     torch.pixel_shuffle: _pixel_shuffle,
     torch.pixel_unshuffle: _pixel_unshuffle,
     torch._C._nn.pad_sequence: _pad_sequence,
-    torch.max_pool1d: _max_pool1d,
-    F.max_pool1d: _max_pool1d,
     F.avg_pool2d: _avg_pool2d,
     F.glu: _glu,
     F.prelu: _prelu,
@@ -479,6 +513,13 @@ SPELLED: dict[Any, Spelled] = {
     ),
     **_methods(prelu=_prelu),
     **_methods(**{name: _over_all(getattr(torch, name)) for name in ("std", "var", "std_mean", "var_mean")}),
+}
+
+FOR_TENSORS: dict[Any, Spelled] = {
+    torch.max_pool1d: _max_pool1d,
+    F.max_pool1d: _max_pool1d,
+    torch.rrelu: _rrelu,
+    F.rrelu: _rrelu,
 }
 
 IN_PLACE: dict[Any, Spelled] = {

@@ -6,10 +6,13 @@
 import math
 
 import torch
+from torch import fx
 
-from smelt.ops.pointwise import declare, fused, rounded, value, why_not_bool, why_not_integer
-from smelt.ops.promote import widened
+from smelt.ir.tensorspec import tensor_spec
+from smelt.ops.pointwise import NOT_HELD, declare, fused, rounded, value, why_not_bool, why_not_integer
+from smelt.ops.promote import in_range, widened
 from smelt.ops.record import TRANSCENDENTAL, Emitter, Number, Scalar
+from smelt.ops.registry import argument
 
 aten = torch.ops.aten
 
@@ -30,10 +33,30 @@ def _leaky_relu_backward(e: Emitter, grad: Scalar, x: Scalar, negative_slope: Nu
     return e.op("where", e.op("gt", rounded(e, x, e.common), e.const(0, x.dtype)), left, sloped)
 
 
+def _compared(e: Emitter, how: str, x: Scalar, bound: Number) -> Scalar:
+    """The element as it is stored, with the bound itself: PyTorch does not round a bound to 16 bits."""
+    return e.op(how, rounded(e, x, e.common), e.const(bound, widened(e.common)))
+
+
+def _threshold(e: Emitter, x: Scalar, threshold: Number, filler: Number) -> Scalar:
+    return e.op("where", _compared(e, "le", x, threshold), rounded(e, filler, e.dtype), value(e, x, e.result))
+
+
 def _threshold_backward(e: Emitter, grad: Scalar, x: Scalar, threshold: Number) -> Scalar:
-    passed = value(e, grad, e.result)
-    blocked = e.op("le", rounded(e, x, e.common), value(e, threshold, widened(e.common)))
-    return e.op("where", blocked, e.const(0, e.result), passed)
+    blocked = _compared(e, "le", x, threshold)
+    return e.op("where", blocked, e.const(0, e.result), value(e, grad, e.result))
+
+
+def _hardtanh_backward(e: Emitter, grad: Scalar, x: Scalar, low: Number, high: Number) -> Scalar:
+    inside = e.op("and", _compared(e, "gt", x, low), _compared(e, "lt", x, high))
+    return e.op("where", inside, value(e, grad, e.result), e.const(0, e.result))
+
+
+def _why_not_threshold(node: fx.Node) -> str | None:
+    """What is put in the place of small elements must fit; what they are compared with need not."""
+    filler = argument(node, 2, "value")
+    held = isinstance(filler, fx.Node) or in_range(filler, tensor_spec(node).dtype)
+    return why_not_integer(node) or (None if held else NOT_HELD)
 
 
 def _sigmoid_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
@@ -49,7 +72,9 @@ def _tanh_backward(e: Emitter, grad: Scalar, y: Scalar) -> Scalar:
 declare(aten.relu.default, emit=_relu, why_not=why_not_bool)
 declare(aten.leaky_relu.default, emit=_leaky_relu, cost=2, why_not=why_not_integer)
 declare(aten.leaky_relu_backward.default, emit=_leaky_relu_backward, cost=2, why_not=why_not_integer)
+declare(aten.threshold.default, emit=_threshold, why_not=_why_not_threshold)
 declare(aten.threshold_backward.default, emit=_threshold_backward, why_not=why_not_integer)
+declare(aten.hardtanh_backward.default, emit=_hardtanh_backward, cost=2, why_not=why_not_integer)
 declare(aten.sigmoid_backward.default, emit=_sigmoid_backward, cost=3, why_not=why_not_integer)
 declare(aten.tanh_backward.default, emit=_tanh_backward, cost=3, why_not=why_not_integer)
 

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.ops.pointwise import Operand, declare, function, rounded, value, why_not_bool
-from smelt.ops.promote import promoted
+from smelt.ops.pointwise import NOT_HELD, Operand, declare, function, rounded, value, why_not_bool
+from smelt.ops.promote import in_range, promoted
 from smelt.ops.record import EmitRule, Emitter, Scalar
 
 aten = torch.ops.aten
@@ -76,17 +76,14 @@ def _masked_fill(e: Emitter, x: Scalar, mask: Scalar, filler: Operand) -> Scalar
 
 
 def _fit(node: fx.Node, numbers: list[Any]) -> str | None:
-    """Numbers that the result's integer dtype cannot hold are PyTorch's to refuse or wrap."""
+    """Numbers that the result's dtype cannot hold are PyTorch's to refuse or wrap."""
     dtype = tensor_spec(node).dtype
-    if dtype.is_floating_point:
-        return None
     for number in numbers:
         if isinstance(number, fx.Node) or number is None:
             continue
-        if isinstance(number, float) or (dtype is torch.bool and not isinstance(number, bool)):
-            return "puts a number into a dtype that cannot hold it"
-        if dtype is not torch.bool and not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
-            return "puts a number into a dtype that cannot hold it"
+        fraction = isinstance(number, float) and not dtype.is_floating_point
+        if fraction or (dtype is torch.bool and not isinstance(number, bool)) or not in_range(number, dtype):
+            return NOT_HELD
     return None
 
 
@@ -127,7 +124,16 @@ def _is_inf(e: Emitter, x: Scalar) -> Scalar:
     return e.op("eq", e.op("abs", x), e.const(math.inf, x.dtype))
 
 
+def _is_negative(e: Emitter, x: Scalar) -> Scalar:
+    """By its sign, which a zero has too."""
+    if x.dtype in (torch.bool, torch.uint8):
+        return e.const(False, torch.bool)
+    found = rounded(e, x, e.common)
+    return e.op("signbit", found) if found.dtype.is_floating_point else e.op("lt", found, e.const(0, found.dtype))
+
+
 declare(aten.isnan.default, emit=_is_nan)
+declare(aten.signbit.default, emit=_is_negative)
 declare(aten.isinf.default, emit=lambda e, x: _is_inf(e, rounded(e, x, e.common)), cost=2)
 
 

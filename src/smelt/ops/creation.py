@@ -11,6 +11,7 @@ from torch import fx
 
 from smelt.ir.tensorspec import tensor_spec
 from smelt.ops.pointwise import declare
+from smelt.ops.promote import in_range
 from smelt.ops.record import Emitter, Number, Scalar
 
 aten = torch.ops.aten
@@ -35,13 +36,10 @@ def why_not_hold(number: object, dtype: torch.dtype) -> str | None:
     """A number the dtype cannot hold is PyTorch's to refuse or wrap."""
     if not isinstance(number, bool | int | float):
         return "is filled with a value that is no number"
-    if dtype.is_floating_point or dtype is torch.bool:
-        return None
-    if isinstance(number, float) and not number.is_integer():
+    whole = not dtype.is_floating_point and dtype is not torch.bool
+    if whole and isinstance(number, float) and not number.is_integer():
         return "is filled with a fraction"
-    if not torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max:
-        return "is filled with a number its dtype cannot hold"
-    return None
+    return None if in_range(number, dtype) else "is filled with a number its dtype cannot hold"
 
 
 def _why_not_hold(position: int) -> Any:

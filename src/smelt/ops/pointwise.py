@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops.promote import widened
+from smelt.ops.promote import in_range, widened
 from smelt.ops.record import (
     CHEAP,
     ROOT,
@@ -26,11 +26,12 @@ from smelt.ops.record import (
     Pointwise,
     Scalar,
 )
-from smelt.ops.registry import register
+from smelt.ops.registry import argument, register
 
 aten = torch.ops.aten
 Operand = Scalar | Number
 WhyNot = Callable[[fx.Node], str | None]
+NOT_HELD = "puts a number into a dtype that cannot hold it"
 
 
 def declare(
@@ -72,7 +73,7 @@ def arithmetic(name: str) -> EmitRule:
 
 def _operand(e: Emitter, operand: Operand, name: str) -> Scalar:
     """PyTorch rounds a number to the tensor's dtype first, except where it multiplies or divides."""
-    if isinstance(operand, Scalar) or name in ("mul", "div"):
+    if isinstance(operand, Scalar) or name in ("mul", "div", "floordiv", "truncdiv"):
         return value(e, operand, e.result)
     return rounded(e, operand, e.dtype)
 
@@ -80,8 +81,6 @@ def _operand(e: Emitter, operand: Operand, name: str) -> Scalar:
 def _scaled(e: Emitter, b: Operand, alpha: Number) -> Operand:
     if alpha == 1:
         return b
-    if not isinstance(b, Scalar):
-        return b * alpha
     name = "and" if e.result is torch.bool else "mul"
     return e.op(name, value(e, b, e.result), value(e, alpha, e.result))
 
@@ -91,15 +90,20 @@ def fused(e: Emitter, a: Operand, b: Operand, c: Operand) -> Scalar:
     return e.op("fma", *(value(e, each, e.result) for each in (a, b, c)))
 
 
+def _add_scaled(e: Emitter, a: Operand, b: Operand, alpha: Number) -> Scalar:
+    """`a + alpha * b` of floats. PyTorch rounds all numbers to the tensor's dtype here."""
+    return fused(e, *(_operand(e, each, "add") for each in (b, alpha, a)))
+
+
 def _add(e: Emitter, a: Operand, b: Operand, alpha: Number = 1) -> Scalar:
-    if alpha != 1 and isinstance(b, Scalar) and e.result.is_floating_point:
-        return fused(e, b, alpha, a)
+    if alpha != 1 and e.result.is_floating_point:
+        return _add_scaled(e, a, b, alpha)
     return arithmetic("add")(e, a, _scaled(e, b, alpha))
 
 
 def _sub(e: Emitter, a: Operand, b: Operand, alpha: Number = 1) -> Scalar:
-    if alpha != 1 and isinstance(b, Scalar) and e.result.is_floating_point:
-        return fused(e, b, -alpha, a)
+    if alpha != 1 and e.result.is_floating_point:
+        return _add_scaled(e, a, b, -alpha)
     return arithmetic("sub")(e, a, _scaled(e, b, alpha))
 
 
@@ -127,17 +131,20 @@ def why_not_bool(node: fx.Node) -> str | None:
 
 
 def _why_not_alpha(node: fx.Node) -> str | None:
-    """A fractional alpha on integers is an error that PyTorch should raise."""
-    alpha = node.kwargs.get("alpha", 1)
-    if isinstance(alpha, float) and not tensor_spec(node).dtype.is_floating_point:
+    """A fractional alpha on integers, a bool on others and one out of range are errors that PyTorch should raise."""
+    alpha, dtype = argument(node, 2, "alpha", 1), tensor_spec(node).dtype
+    if isinstance(alpha, fx.Node):
+        return None
+    if isinstance(alpha, float) and not dtype.is_floating_point:
         return "scales integers by a fraction"
-    return None
+    if isinstance(alpha, bool) and dtype is not torch.bool:
+        return "scales numbers by a bool"
+    return None if in_range(alpha, dtype) else NOT_HELD
 
 
 declare(aten.add.Tensor, aten.add.Scalar, emit=_add, why_not=_why_not_alpha)
-declare(aten.sub.Tensor, emit=_sub, why_not=lambda node: why_not_bool(node) or _why_not_alpha(node))
-declare(aten.sub.Scalar, emit=_sub, why_not=why_not_bool)
-declare(aten.rsub.Tensor, aten.rsub.Scalar, emit=_rsub, why_not=why_not_bool)
+for _op, _emit in ((aten.sub, _sub), (aten.rsub, _rsub)):
+    declare(_op.Tensor, _op.Scalar, emit=_emit, why_not=lambda node: why_not_bool(node) or _why_not_alpha(node))
 declare(aten.mul.Tensor, aten.mul.Scalar, emit=arithmetic("mul"))
 declare(aten.div.Tensor, aten.div.Scalar, emit=_div, cost=ROOT)
 declare(aten.div.Tensor_mode, aten.div.Scalar_mode, emit=_div, cost=ROOT, why_not=_why_not_divide)
@@ -226,7 +233,7 @@ declare(aten.log10.default, emit=_log10, cost=TRANSCENDENTAL)
 
 
 def _pow_number(e: Emitter, x: Scalar, exponent: Number) -> Scalar:
-    """The exponents PyTorch itself treats apart, the same way; others through `pow`."""
+    """The exponents PyTorch itself treats apart, the same way; others through `pow`, rounded to the tensor's dtype."""
     base = value(e, x, e.result)
     if exponent in (0.5, -0.5) and e.dtype is not torch.float16:  # as PyTorch: f16 takes the general way here
         return e.op("sqrt" if exponent > 0 else "rsqrt", base)
@@ -238,7 +245,7 @@ def _pow_number(e: Emitter, x: Scalar, exponent: Number) -> Scalar:
         return _multiplied(e, base, int(exponent))
     if not e.result.is_floating_point:
         return _multiplied(e, base, int(exponent))
-    return e.op("pow", base, e.const(float(exponent), e.result))
+    return e.op("pow", base, rounded(e, float(exponent), e.dtype))
 
 
 def _multiplied(e: Emitter, base: Scalar, times: int) -> Scalar:
@@ -260,8 +267,11 @@ def _why_not_pow(node: fx.Node) -> str | None:
     dtype = tensor_spec(node).dtype
     if dtype.is_floating_point:
         exponent = node.args[1]
-        huge = isinstance(exponent, int | float) and not math.isfinite(exponent)
-        return "raises to an infinite power" if huge else None
+        if not isinstance(exponent, int | float):
+            return None
+        if not math.isfinite(exponent):
+            return "raises to an infinite power"
+        return None if in_range(exponent, dtype) else NOT_HELD
     exponent = node.args[1]
     if dtype is torch.bool or isinstance(exponent, fx.Node) or not 0 <= exponent <= 64:  # type: ignore[operator]
         return "raises integers to powers not known to be small"
@@ -269,7 +279,7 @@ def _why_not_pow(node: fx.Node) -> str | None:
 
 
 def _pow(e: Emitter, x: Operand, exponent: Operand) -> Scalar:
-    return e.op("pow", value(e, x, e.result), value(e, exponent, e.result))
+    return e.op("pow", _operand(e, x, "pow"), _operand(e, exponent, "pow"))
 
 
 declare(aten.pow.Tensor_Scalar, emit=_pow_number, cost=TRANSCENDENTAL, why_not=_why_not_pow)

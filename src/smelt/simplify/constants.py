@@ -19,6 +19,7 @@ from smelt.base.sizes import contiguous_stride
 from smelt.ir.graph import Traced
 from smelt.ir.specrules.promotion import KNOWN
 from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ops.promote import in_range
 from smelt.simplify.memory import fits, insert
 
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def _uniform(node: fx.Node, known: dict[fx.Node, _Uniform]) -> _Uniform | None:
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> _Uniform | None:
-    if type(value) not in (bool, int, float):
+    if type(value) not in (bool, int, float) or not in_range(value, dtype):
         return None
     try:
         return _Uniform(torch.full((), value, dtype=dtype).item(), dtype)

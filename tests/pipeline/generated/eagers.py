@@ -4,6 +4,7 @@
     with Elsewhere(apart=False): program(a)    there are many side by side, so that vector code does
     with Backwards(): program(a)               what is folded is folded from its end
     with OtherNaN(): program(a)                NaN has the other sign
+    with OtherZero(): program(a)               of several zeros, the extreme is one of the other sign
     with Rounded(7): program(a)                results that are not exact are a neighbour of what they were
 
 Eager has a scalar and a vector version of a function, and which of them an element gets depends on where it lies: the
@@ -13,7 +14,11 @@ It folds in an order of its own. A mean that is moved by the difference to each 
 the last one is, and NaN if another is.
 
 What sign a NaN has that an operator makes, the square root of a negative number, is the processor's choice and the
-library's, and nobody's rule; `copysign` and `signbit` show it.
+library's, and nobody's rule; `copysign` and `signbit` show it. Of a row that is normalized or folded it is the sign of
+any NaN in it, if there are some: that is a matter of order and of vectors again.
+
+Nor is which of several zeros the largest element is: eager's `amax` of the same row is 0 or -0 by where the row lies.
+(Not so where it says the place too: `max` along a dim yields the element that stands there.)
 
 And eager rounds. Where a program cancels (the sum of a normalized row) what is left is rounding alone, and so is its
 sign, and whatever follows from that: NaN or none behind a logarithm, the outcome of a comparison. This is Monte Carlo
@@ -31,6 +36,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
+_OF_ROWS = {aten._softmax.default, aten._log_softmax.default, aten.logsumexp.default}
+_EXTREMES = {aten.amax.default, aten.amin.default, aten.max.default, aten.min.default}
 _PLAIN = {"Tensor", "Optional[Tensor]", "number", "float", "bool", "str", "Optional[number]", "Optional[float]"}
 _MANY = 64
 """Copies of an element, so that one at least is in the middle of vectors of any width."""
@@ -42,6 +50,7 @@ def modes() -> Iterator[TorchDispatchMode]:
     yield Elsewhere(apart=False)
     yield Backwards()
     yield OtherNaN()
+    yield OtherZero()
     for seed in range(40):
         yield Rounded(seed)
 
@@ -115,11 +124,28 @@ class OtherNaN(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _is_plain(func) or any(bool(each.isnan().any()) for each in _floats(args, kwargs)):
+        made = _is_plain(func) and not any(bool(each.isnan().any()) for each in _floats(args, kwargs))
+        if not made and func not in _OF_ROWS:
             return result
         for each in _floats(result):
             each.copy_(torch.where(each.isnan(), -each, each))
         return result
+
+
+class OtherZero(TorchDispatchMode):
+    """Gives an extreme that is zero the other sign, where a zero of that sign is in the row."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func not in _EXTREMES or not result.is_floating_point():
+            return result
+        zero = args[0] == 0
+
+        negative = args[0].signbit()
+        both = aten.amax.default(zero & negative, *args[1:], **kwargs)
+        both = both & aten.amax.default(zero & ~negative, *args[1:], **kwargs)
+        return torch.where((result == 0) & both, -result, result)
 
 
 class Drawn(TorchDispatchMode):

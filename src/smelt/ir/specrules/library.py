@@ -41,21 +41,29 @@ def _one_dtype(*tensors: Any) -> bool:
 # matrix products
 
 
-def _mm(a: Any, b: Any) -> Any:
-    if a.dtype is not b.dtype:  # PyTorch's own descriptions let it pass
+def _demand_one_dtype(a: Any, b: Any) -> None:
+    """What all products demand, whether anybody uses them or not: PyTorch's own descriptions let it pass, some by
+    version."""
+    if a.dtype is not b.dtype:
         raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {a.dtype} and {b.dtype}")
+
+
+def _mm(a: Any, b: Any) -> Any:
+    _demand_one_dtype(a, b)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
         return NotImplemented
     return row_major((a.shape[0], b.shape[1]), a.dtype)
 
 
 def _bmm(a: Any, b: Any) -> Any:
+    _demand_one_dtype(a, b)
     if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1] or not _one_dtype(a, b):
         return NotImplemented
     return row_major((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
 
 
 def _mv(a: Any, b: Any) -> Any:
+    _demand_one_dtype(a, b)
     if a.dim() != 2 or b.dim() != 1 or a.shape[1] != b.shape[0] or not _one_dtype(a, b):
         return NotImplemented
     return row_major((a.shape[0],), a.dtype)
@@ -218,6 +226,7 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
+    _demand_one_dtype(value, weight)
     rank = value.dim() - 2
     if transposed or rank not in (1, 2, 3) or weight.dim() != rank + 2 or not _one_dtype(value, weight, bias):
         return NotImplemented

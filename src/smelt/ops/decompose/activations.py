@@ -61,11 +61,6 @@ def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     return torch.clamp(x, min_val, max_val)
 
 
-@decomposes(aten.hardtanh_backward.default)
-def hardtanh_backward(grad: Tensor, x: Tensor, min_val: float, max_val: float) -> Tensor:
-    return choose(torch.logical_and(x > min_val, x < max_val), grad, 0.0)
-
-
 @decomposes(aten.elu.default)
 def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     wide = widen(x)
@@ -132,14 +127,11 @@ def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return (widen(grad) * slope).to(grad.dtype)
 
 
-@decomposes(aten.threshold.default)
-def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
-    return choose(x <= threshold, float(value), x)
-
-
 @decomposes(aten.softshrink.default)
-def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """A nan stays one: it is neither above nor below."""
+def softshrink(x: Tensor, lambd: float = 0.5) -> Any:
+    """A nan stays one: it is neither above nor below. A width out of range is PyTorch's to refuse."""
+    if not isinstance(lambd, torch.SymFloat) and not 0 <= lambd <= torch.finfo(x.dtype).max:
+        return NotImplemented
     wide, width = widen(x), float(lambd)
     inside = choose(wide == wide, 0.0, wide)
     return choose(wide > width, wide - width, choose(wide < -width, wide + width, inside)).to(x.dtype)
@@ -150,6 +142,7 @@ def lerp_number(start: Tensor, end: Tensor, weight: float) -> Tensor:
     low, high = widen(start), widen(end)
     if isinstance(weight, torch.SymFloat):  # which of the two it is turns out when the number is there
         return lerp(start, end, constant(1.0, low) * weight)
+    weight = torch.tensor(weight, dtype=low.dtype, device="cpu").item()  # by which of two formulas PyTorch computes
     if abs(weight) < 0.5:
         return torch.add(low, high - low, alpha=float(weight)).to(start.dtype)
     return torch.sub(high, high - low, alpha=1.0 - float(weight)).to(start.dtype)

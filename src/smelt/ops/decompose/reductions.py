@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import product
-from smelt.ops.decompose.table import choose, decomposes, derives, left_whole, widen
+from smelt.ops.decompose.table import choose, constant, decomposes, derives, left_whole, widen
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -145,21 +145,40 @@ def _extreme(x: Tensor, dim: int, fold: Any) -> tuple[Tensor, Tensor]:
     return found, torch.amin(_places(x, found, dim, torch.int64, size), [dim], True)
 
 
+def _first_zero(x: Tensor, found: Tensor, dim: int) -> Tensor:
+    """The extremes, each zero with the sign of the zero that stands first: a fold of values takes any of them. So the
+    places of zeros are folded beside, each with the sign of the zero there; that needs no second pass."""
+    if not x.is_floating_point():
+        return found
+    size = x.shape[dim]
+    number = torch.int32 if size < 2**30 else torch.int64
+    places = _along(x, dim, number) * 2 + torch.signbit(x).to(number)
+    first = torch.amin(choose(x == 0.0, places, 2 * size), [dim], True)
+    zero = choose(torch.bitwise_and(first, 1) == 1, constant(-0.0, found), 0.0)
+    return choose(found == 0.0, zero, found)
+
+
 def _places(x: Tensor, found: Tensor, dim: int, number: torch.dtype, nowhere: int) -> Tensor:
     """Each element's place along `dim` where it is the one found, or NaN; `nowhere` elsewhere."""
     here = x == found
     if x.is_floating_point():
         here = torch.logical_or(here, torch.isnan(x))
-    along = [-1 if axis == dim else 1 for axis in range(x.dim())]
-    places = aten.arange.default(x.shape[dim], dtype=number, device=x.device).view(along)
-    return choose(here, places, nowhere)
+    return choose(here, _along(x, dim, number), nowhere)
+
+
+def _along(x: Tensor, dim: int, number: torch.dtype) -> Tensor:
+    """The places along `dim`."""
+    shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
+    return aten.arange.default(x.shape[dim], dtype=number, device=x.device).view(shape)  # type: ignore[no-any-return]
 
 
 def _extreme_of(x: Tensor, dim: int, keepdim: bool, fold: Any) -> Any:
     if x.dim() == 0 or not -x.dim() <= dim < x.dim() or x.dtype is torch.bool:
         return NotImplemented
-    found, place = _extreme(x, dim % x.dim(), fold)
-    dims = [dim % x.dim()]
+    along = dim % x.dim()
+    dims = [along]
+    found, place = _extreme(x, along, fold)
+    found = _first_zero(x, found, along)
     return (found, place) if keepdim else (_dropped(found, dims), _dropped(place, dims))
 
 

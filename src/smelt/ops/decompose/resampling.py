@@ -7,6 +7,7 @@ Places and weights are tables, a kernel of their own: computed in float64, so th
 PyTorch's. One dimension at a time reads 2 + 2 neighbours instead of 2 · 2, and of rows whole vectors.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,8 +59,12 @@ class _Resized:
         whole = floor(real)
         if not self.cubic:
             real = clamp(real, 0.0, None)
-            whole = clamp(whole, 0.0, float(last))  # behind the last, two parts of that: nothing times inf would be nan
+            whole = clamp(whole, 0.0, float(last))
         rest = clamp(real - whole, 0.0, 1.0)
+        if not self.cubic:
+            # Behind the last, two parts of that, for nothing times inf would be nan: halves, which make just it again.
+            behind = clamp(whole - float(last - 1), 0.0, 1.0)
+            rest = rest * (1.0 - behind) + behind * 0.5
         if self.cubic:
             weights = [_outer(rest + 1.0), _inner(rest), _inner(1.0 - rest), _outer(2.0 - rest)]
         else:
@@ -128,16 +133,16 @@ def _gathered(grad: Tensor, dim: int, by: _Resized, window: int) -> Tensor:
     """For each element what the results that it went into have come to, by its weight in each: those of a window."""
     here = _ramp(by.small, grad)
     results = by.first(here, torch.floor, torch.clamp) + _ramp(window, grad).view([-1, 1])
-    weights = sum(
-        (choose(place == here, weight, 0.0) for place, weight in by.taps(results, torch.floor, torch.clamp)),
-        torch.zeros_like(results),
-    )
-    weights = choose(results < float(by.large), weights, 0.0).to(widen(grad).dtype)
-    weighs = weights != 0.0
+    taps = by.taps(results, torch.floor, torch.clamp)
+    weights = sum((choose(place == here, weight, 0.0) for place, weight in taps), torch.zeros_like(results))
+    weights = weights.to(widen(grad).dtype)
+    # An element may be part of a result by nothing, as PyTorch has it: of what is infinite or nan that is nan.
+    weighs = functools.reduce(torch.logical_or, [place == here for place, _ in taps])
+    weighs = torch.logical_and(weighs, results < float(by.large))
     places = torch.clamp(results, 0.0, float(by.large - 1)).to(torch.int64)
     total: Tensor | None = None
     for n in range(window):
-        # What a result came to that it did not go into may be infinite: nothing of that is no number.
+        # What a result came to that it did not go into may be infinite too, and is to leave no trace.
         part, counts = _read(grad, dim, places[n], weights[n]), _across(weighs[n], grad, dim)
         total = choose(counts, part, 0.0) if total is None else choose(counts, total + part, total)
     assert total is not None
