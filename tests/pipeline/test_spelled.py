@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 import smelt
-from smelt.ir.spelled import IN_PLACE, SPELLED
+from smelt.ir.spelled import IN_PLACE, SPELLED, _derives_the_diagonal
 
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)
@@ -106,6 +106,8 @@ def run(function: Callable[..., Any], x: torch.Tensor) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("backend", ["eager", "llvm"])
 @pytest.mark.parametrize("name", CASES)
 def test_one_version_for_all_sizes(name: str, backend: str) -> None:
+    if name == "trace" and not _derives_the_diagonal():
+        pytest.skip("this version of PyTorch has another derivative, which is left to it")
     function, make = CASES[name]
     smelt.reset()
     compiled = smelt.compile(function, backend=backend, fullgraph=True)
