@@ -54,6 +54,21 @@ def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     assert events.counters["kernels_built"] == 1
 
 
+def test_versions_of_one_text_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each relies on other facts of the sizes; those not asked for longest go."""
+    key = build._key(KERNEL)
+    compile_kernels([KERNEL], Options())
+    first = build._built[key][0]
+    for number in range(build._MOST_OF_ONE + 5):
+        build._build({key: KERNEL})
+        if number < 3:
+            monkeypatch.setattr(build, "_known", lambda key, kernel: first)
+            assert build._relied_on(key, KERNEL) is first
+            monkeypatch.undo()
+            assert build._built[key][-1] is first
+    assert len(build._built[key]) == build._MOST_OF_ONE
+
+
 def test_one_name_for_two_kernels_is_refused() -> None:
     with pytest.raises(SmeltError, match="SM030: two different kernels are named softmax"):
         compile_kernels([KERNEL, parse_kernel(sized(SOFTMAX, 6, 14))], Options())

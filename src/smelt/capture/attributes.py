@@ -6,6 +6,7 @@ self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["li
 import enum
 import functools
 import inspect
+import sys
 import types
 from collections import OrderedDict
 from typing import Any
@@ -176,13 +177,33 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
 def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
     hook = interp.tree.class_attribute(value.kind, "__getattribute__")
     if isinstance(hook, types.FunctionType):
-        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+        return _by_hook(interp, value, value.kind, hook, name)
     if hook not in _PLAIN_LOOKUP:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    return _plain_of_instance(interp, value, name)
+    found = _plain_of_instance(interp, value, name)
+    return _fallback(interp, value, value.kind, name) if found is None else found
 
 
-def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
+def _by_hook(
+    interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str
+) -> Value:
+    """What a class's own `__getattribute__` answers; if it raises AttributeError, `__getattr__` is asked."""
+    asked = [value, Constant(name)]
+    if interp.tree.class_attribute(kind, "__getattr__") is ABSENT:
+        return interp.call(interp.outside.fixed(hook), asked)
+    depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
+    try:
+        return interp.now(interp.call(interp.outside.fixed(hook), asked))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
+        del interp.frames[depth:]
+        interp.frames[-1].stack = stack
+        raised.bare()
+    return _fallback(interp, value, kind, name)
+
+
+def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value | None:
     found = interp.tree.class_attribute(value.kind, name)
     if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
         return value.members
@@ -198,7 +219,7 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
         return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
     if name == "__class__":
         return interp.outside.fixed(value.kind)
-    return _fallback(interp, value, value.kind, name)
+    return None
 
 
 def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
@@ -233,16 +254,23 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if isinstance(hook, types.FunctionType):
-        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+        return _by_hook(interp, value, type(real), hook, name)
     if hook not in _PLAIN_LOOKUP and not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
-    return plain_attribute(interp, value, name)
+    found = _plain_of_object(interp, value, name)
+    return _fallback(interp, value, type(real), name) if found is None else found
 
 
 def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) -> Value:
-    """`object.__getattribute__(value, name)`, then the class's `__getattr__`."""
-    if isinstance(value, Instance):
-        return _plain_of_instance(interp, value, name)
+    """`object.__getattribute__(value, name)`, which knows nothing of the class's `__getattr__`."""
+    plainly = _plain_of_instance if isinstance(value, Instance) else _plain_of_object
+    found = plainly(interp, value, name)  # type: ignore[operator]
+    if found is None:
+        raise Missing(value, name)
+    return found
+
+
+def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | None:
     real, kind = value.value, type(value.value)
     source = _source(value)
     found = interp.tree.class_attribute(kind, name)
@@ -255,7 +283,7 @@ def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) ->
             return held
     if found is not ABSENT:
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)
-    return _fallback(interp, value, kind, name)
+    return None
 
 
 def _entry(interp: Interpreter, real: dict[str, Any], source: Source, name: str, text: str) -> Value | None:
@@ -325,8 +353,10 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         raise Missing(value, name)
     if name in ("__name__", "__qualname__", "__dict__", "__doc__"):
         return interp.compute(getattr, kind, name) if is_constant(getattr(kind, name)) else _no(value, name)
-    if isinstance(found, classmethod | types.ClassMethodDescriptorType):
-        return Method(interp.outside.fixed(getattr(found, "__func__", found)), value)
+    if isinstance(found, classmethod):
+        return _of_class_method(interp, found, value, name)
+    if isinstance(found, types.ClassMethodDescriptorType):
+        return Method(interp.outside.fixed(found), value)
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, _class_source(interp, kind, name))
     unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
@@ -425,7 +455,7 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
     if isinstance(found, staticmethod):
         return interp.outside.value(found.__func__, source)
     if isinstance(found, classmethod):
-        return Method(interp.outside.fixed(found.__func__), interp.outside.fixed(kind))
+        return _of_class_method(interp, found, interp.outside.fixed(kind), "")
     if isinstance(found, property):
         return _run_descriptor(interp, value, found, "")
     if type(found) is functools.cached_property:
@@ -436,6 +466,18 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
     if hasattr(type(found), "__get__"):
         raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
     return interp.outside.value(found, source)
+
+
+def _of_class_method(interp: Interpreter, found: Any, kind: Value, name: str) -> Value:
+    """What a class method is when it is read: a method, or before 3.13 whatever a descriptor inside of it says."""
+    inner = found.__func__
+    if isinstance(inner, types.FunctionType):
+        return Method(interp.outside.fixed(inner), kind)
+    if type(inner) is property and isinstance(inner.fget, types.FunctionType) and sys.version_info < (3, 13):
+        return interp.call(interp.outside.fixed(inner.fget), [kind])
+    if hasattr(type(inner), "__get__") or not callable(inner):
+        raise Unsupported("B007", f"{name or 'a class method'} of {describe(kind)}")
+    return Method(interp.outside.fixed(inner), kind)
 
 
 def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value:
@@ -490,6 +532,7 @@ def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | N
             raise
         del interp.frames[depth:]
         interp.frames[-1].stack = stack
+        raised.bare()
         return None
 
 
@@ -540,7 +583,7 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     if _is_data_descriptor(found) and not _is_slot(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
     members = _members(interp, target, found)
-    interp.touch(members)
+    interp.touch_item(members, name)
     members.items[name] = value
 
 

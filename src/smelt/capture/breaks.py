@@ -99,6 +99,12 @@ class Raised(Unsupported):
         self.cause: Any = None  # of `raise … from …`
         self.details: dict[str, Any] = {}  # attributes that C code gives a new exception
 
+    def bare(self) -> "Raised":
+        if isinstance(self.error, BaseException):
+            self.error.__context__ = self.error.__cause__ = self.error.__traceback__ = None
+        super().bare()
+        return self
+
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
         """For a real exception, as Python words it."""

@@ -7,15 +7,16 @@ import builtins
 import logging
 import math
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from smelt.capture.arity import ANY, Takes, fitting, takes
 from smelt.capture.attributes import (
     attribute,
-    attribute_now,
     attribute_or_none,
     delete_attribute,
     plain_attribute,
@@ -49,7 +50,9 @@ from smelt.capture.operators import (
     unary,
 )
 from smelt.capture.polyfills import greatest, least, logs, reversed_
+from smelt.capture.special import refused, special
 from smelt.capture.values import (
+    WORDING,
     Awaited,
     Cell,
     Constant,
@@ -71,6 +74,7 @@ from smelt.capture.values import (
     Value,
     describe,
     of_number,
+    own_operators,
     python_type,
 )
 from smelt.capture.wording import formatted, text_of
@@ -97,9 +101,7 @@ PURE: dict[Any, bool] = dict.fromkeys(
 )
 
 
-def _no_keywords(kwargs: dict[str, Value], name: str) -> None:
-    if kwargs:
-        raise Unsupported("B008", f"{name} with keywords")
+_MESSAGE = takes(2, ANY, names="exc_info stack_info stacklevel extra")
 
 
 def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -142,7 +144,7 @@ def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
 
 
 def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    name = interp.plain(args[1])
+    name = _name(interp, args[1])
     if len(args) == 2:
         return attribute(interp, args[0], name)
     found = attribute_or_none(interp, args[0], name)
@@ -150,14 +152,21 @@ def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -
 
 
 def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return Constant(attribute_or_none(interp, args[0], interp.plain(args[1])) is not None)
+    return Constant(attribute_or_none(interp, args[0], _name(interp, args[1])) is not None)
+
+
+def _name(interp: Interpreter, value: Value) -> str:
+    name = interp.plain(value)
+    if type(name) is not str:
+        raise Unsupported("B019", f"TypeError: {name!r} as the name of an attribute")
+    return name
 
 
 def _changes(change: Callable[..., object]) -> Builtin:
     """`setattr`, `delattr` and their kin."""
 
     def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        change(interp, args[0], interp.plain(args[1]), *args[2:])
+        change(interp, args[0], _name(interp, args[1]), *args[2:])
         return Constant(None)
 
     return rule
@@ -208,7 +217,10 @@ def _format(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) ->
 
 def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if len(args) == 1 and isinstance(args[0], Instance):
-        return interp.call(attribute_now(interp, args[0], "__next__"), [])  # it words its own StopIteration
+        method = special(interp, args[0], "__next__")
+        if method is None:
+            raise refused(args[0], "__next__")
+        return interp.call(method, [])  # it words its own StopIteration
     item = advance(interp, args[0])
     if item is not None:
         return item
@@ -219,10 +231,9 @@ def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
 
 def _make_sequence(kind: type) -> Builtin:
     def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        _no_keywords(kwargs, kind.__name__)
         if kind is tuple and args and isinstance(args[0], Sequence) and args[0].kind is tuple:
             return args[0]
-        return Sequence(kind, drain(interp, args[0]) if args else [])
+        return Sequence(kind, drain(interp, args[0], hinted=True) if args else [])
 
     return make
 
@@ -234,14 +245,34 @@ def _has_keys(interp: Interpreter, value: Value) -> bool:
 def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> dict[Any, Any]:
     """What `dict(*args, **kwargs)` holds."""
     items: dict[Any, Any] = {}
+    unpack_into(interp, items, args, kwargs)
+    return items
+
+
+def unpack_into(interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value]) -> None:
+    """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already."""
+    if len(args) > 1:
+        raise Unsupported("B019", f"TypeError: a dict of {len(args)} arguments")
     if args and (isinstance(args[0], Mapping) or _has_keys(interp, args[0])):
         items.update(mapped(interp, args[0]))
     elif args:
-        for pair in drain(interp, args[0]):
-            key, value = drain(interp, pair)
+        source = interp.now(iterator(interp, args[0]))
+        while (pair := advance(interp, source)) is not None:
+            key, value = _pair(interp, pair)
             items[hashable(interp, key)] = value
     items.update(kwargs)
-    return items
+
+
+def _pair(interp: Interpreter, value: Value) -> list[Value]:
+    try:
+        pair = drain(interp, value, hinted=True)
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), TypeError):
+            raise
+        raise Unsupported("B019", f"TypeError: {describe(value)} is no pair of a key and a value") from None
+    if len(pair) != 2:
+        raise Unsupported("B019", f"ValueError: {describe(value)} is no pair of a key and a value")
+    return pair
 
 
 def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -285,8 +316,17 @@ def _zip(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
 
 
 def _enumerate(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    start = kwargs.get("start", args[1] if len(args) > 1 else Constant(0))
-    return Joined(enumerate, [interp.now(iterator(interp, args[0]))], position=interp.plain(start))
+    start = interp.plain(_given_once(args, kwargs, "start", Constant(0)))
+    if type(start) is not int:
+        raise Unsupported("B002", "enumerate from anything but an int")
+    return Joined(enumerate, [interp.now(iterator(interp, args[0]))], position=start)
+
+
+def _given_once(args: list[Value], kwargs: dict[str, Value], name: str, default: Value) -> Value:
+    """The second argument, by place or by name."""
+    if name in kwargs and len(args) > 1:
+        raise Unsupported("B019", f"TypeError: {name} given twice")
+    return kwargs.get(name, args[1] if len(args) > 1 else default)
 
 
 def _map(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -334,25 +374,63 @@ def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if args:
         if len(args) == 2 and isinstance(args[0], Object):
-            return Super(interp.outside.pin(args[0]), args[1])
+            return _seen_from(interp, args[0], args[1])
         raise Unsupported("B002", "super")
     frame = interp.frames[-1]
+    if not frame.info.code.co_argcount:
+        raise Raised.of(RuntimeError("super(): no arguments"))
     receiver = frame.slots[0] and interp.outside.force(frame.slots[0])
     names = frame.info.slot_names
     cell = frame.slots[names.index("__class__")] if "__class__" in names else None
     if isinstance(receiver, Cell):
         receiver = interp.outside.cell_contents(receiver)
     kind = interp.outside.cell_contents(cell) if isinstance(cell, Cell) else None
-    if receiver is None or not isinstance(kind, Object):
+    if receiver is None:
+        raise Raised.of(RuntimeError("super(): arg[0] deleted"))
+    if cell is None:
+        raise Raised.of(RuntimeError("super(): __class__ cell not found"))
+    if not isinstance(kind, Object):
         raise Unsupported("B002", "super")
-    return Super(interp.outside.pin(kind), receiver)
+    return _seen_from(interp, kind, receiver)
+
+
+def _seen_from(interp: Interpreter, kind: Object, receiver: Value) -> Value:
+    """`super(kind, receiver)`, of a receiver that is an object of the class, or a class below it."""
+    seen: Any = interp.outside.pin(kind)
+    real = receiver.value if isinstance(receiver, Object) else None
+    own = python_type(receiver)
+    below = isinstance(real, type) and seen in real.__mro__
+    if not isinstance(seen, type) or not (below or (own is not None and seen in own.__mro__)):
+        raise Unsupported("B019", f"TypeError: super() of {describe(receiver)}")
+    return Super(seen, receiver)
+
+
+COMPENSATED = sys.version_info >= (3, 12)
+"""Whether `sum` of floats keeps what rounding takes from the running sum, and adds it at the end."""
+
+_NUMBERS = (bool, int, float)
 
 
 def _sum(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    total = kwargs.get("start", args[1] if len(args) > 1 else Constant(0))
-    for item in drain(interp, args[0]):
+    total = _given_once(args, kwargs, "start", Constant(0))
+    if python_type(total) in (str, bytes, bytearray):
+        raise Unsupported("B019", "TypeError: sum() of strings")
+    items = drain(interp, args[0])
+    if COMPENSATED:
+        total, items = _sum_of_floats(interp, total, items)
+    for item in items:
         total = binary(interp, "+", total, item)
     return total
+
+
+def _sum_of_floats(interp: Interpreter, start: Value, items: list[Value]) -> tuple[Value, list[Value]]:
+    """What Python sums in C, the numbers before anything else: floats with what rounding took from them."""
+    count = next((n for n, item in enumerate(items) if python_type(item) not in _NUMBERS), len(items))
+    numbers = [start, *items[:count]]
+    if python_type(start) not in _NUMBERS or not any(python_type(item) is float for item in numbers):
+        return start, items
+    first, *rest = [interp.plain(item) for item in numbers]
+    return interp.compute(sum, rest, first), items[count:]
 
 
 def _any_all(wanted: bool) -> Builtin:
@@ -368,6 +446,8 @@ def _any_all(wanted: bool) -> Builtin:
 
 def _min_max(function: Any, polyfill: Any) -> Builtin:
     def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) > 1 and "default" in kwargs:
+            raise Unsupported("B019", f"TypeError: a default for {function.__name__}() of several arguments")
         items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
         if any(isinstance(item, Awaited) for item in items):
             raise needed()
@@ -383,7 +463,7 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
 def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if isinstance(args[0], Set) and not kwargs and interp.is_plain(args[0]):
         return interp.compute(sorted, args[0].items)  # in whatever order it would be taken
-    return Sequence(list, in_order(interp, drain(interp, args[0]), kwargs))
+    return Sequence(list, in_order(interp, drain(interp, args[0], hinted=True), kwargs))
 
 
 def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) -> list[Value]:
@@ -392,7 +472,9 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
     named = by is None or (isinstance(by, Constant) and by.value is None)
     keys = [item if named else interp.now(interp.call(by, [item])) for item in items]  # type: ignore[arg-type]
     plain = [interp.plain(key) for key in keys]
-    reverse = bool(interp.plain(kwargs["reverse"])) if "reverse" in kwargs else False
+    reverse = interp.plain(kwargs["reverse"]) if "reverse" in kwargs else False
+    if type(reverse) not in (bool, int):
+        raise Unsupported("B019", f"TypeError: reverse={reverse!r}")
     try:
         order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
     except TypeError as error:
@@ -421,6 +503,8 @@ def _new_tuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     kind = args[0].value if isinstance(args[0], Object) else None
     if not isinstance(kind, type) or not hasattr(kind, "_fields") or len(args) != 2 or kwargs:
         raise Unsupported("B002", "tuple.__new__")
+    if not own_operators(kind) <= WORDING:
+        raise Unsupported("B002", f"class {kind.__qualname__}, a tuple with operators of its own")
     return Sequence(interp.outside.pin(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
 
 
@@ -458,7 +542,7 @@ def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[st
     if isinstance(target, Instance) or (
         isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor)
     ):
-        return plain_attribute(interp, target, interp.plain(args[1]))
+        return plain_attribute(interp, target, _name(interp, args[1]))
     raise Unsupported("B002", "object.__getattribute__")
 
 
@@ -492,67 +576,72 @@ def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     return interp.tensor_call("call_function", torch.scalar_tensor, args, kwargs)
 
 
+_RULES: dict[Any, tuple[Takes, Builtin]] = {
+    torch.as_tensor: (takes(0, ANY, names=None), _as_tensor),
+    types.FunctionType.__get__: (takes(2, 3), _bind_function),
+    isinstance: (takes(2), _isinstance),
+    issubclass: (takes(2), _issubclass),
+    type: (takes(1), _type),
+    getattr: (takes(2, 3), _getattr),
+    hasattr: (takes(2), _hasattr),
+    setattr: (takes(3), _changes(store_attribute)),
+    delattr: (takes(2), _changes(delete_attribute)),
+    callable: (takes(1), _callable),
+    id: (takes(1), _id),
+    len: (takes(1), _len),
+    bool: (takes(0, 1), _bool),
+    str: (takes(0, 3, names="object encoding errors"), _text("__str__", str)),
+    repr: (takes(1), _text("__repr__", repr)),
+    ascii: (takes(1), _text("__ascii__", ascii)),
+    format: (takes(1, 2), _format),
+    iter: (takes(1, 2), _iter),
+    next: (takes(1, 2), _next),
+    tuple: (takes(0, 1), _make_sequence(tuple)),
+    list: (takes(0, 1), _make_sequence(list)),
+    dict: (takes(0, 1, names=None), _dict),
+    set: (takes(0, 1), _set(set)),
+    frozenset: (takes(0, 1), _set(frozenset)),
+    zip: (takes(0, ANY, names="strict"), _zip),
+    enumerate: (takes(1, 2, names="start"), _enumerate),
+    map: (takes(2, ANY), _map),
+    reversed: (takes(1), _reversed),
+    logging.Logger.debug: (_MESSAGE, _log(logging.Logger.debug, logging.DEBUG)),
+    logging.Logger.info: (_MESSAGE, _log(logging.Logger.info, logging.INFO)),
+    logging.Logger.warning: (_MESSAGE, _log(logging.Logger.warning, logging.WARNING)),
+    range: (takes(1, 3), _range),
+    slice: (takes(1, 3), _slice),
+    super: (takes(0, 2), _super),
+    sum: (takes(1, 2, names="start"), _sum),
+    any: (takes(1), _any_all(True)),
+    all: (takes(1), _any_all(False)),
+    min: (takes(1, ANY, names="key default"), _min_max(min, least)),
+    max: (takes(1, ANY, names="key default"), _min_max(max, greatest)),
+    sorted: (takes(1, names="key reverse"), _sorted),
+    abs: (takes(1), _abs),
+    dict.__dict__["fromkeys"]: (takes(2, 3), _fromkeys),
+    operator.abs: (takes(1), _abs),
+    **{function: (takes(1, 2, names=None), rule) for function, rule in FUNCTION_CALLS.items()},
+    object.__init__: (takes(1, ANY, names=None), _object_init),
+    object.__getattribute__: (takes(2), _object_getattribute),
+    object.__setattr__: (takes(3), _changes(plain_store)),
+    object.__delattr__: (takes(2), _changes(plain_delete)),
+    tuple.__new__: (takes(1, ANY, names=None), _new_tuple),
+    vars: (takes(0, 1), _vars),
+    torch.is_tensor: (takes(1), _is_tensor),
+    torch._C._has_torch_function: (takes(1), _false_without_subclasses),
+    torch._C._has_torch_function_unary: (takes(1), _false_without_subclasses),
+    torch._C._has_torch_function_variadic: (takes(0, ANY), _false_without_subclasses),
+    operator.getitem: (takes(2), lambda interp, args, kwargs: subscript(interp, *args)),
+    operator.contains: (takes(2), lambda interp, args, kwargs: Constant(contains(interp, *args))),
+    operator.is_: (takes(2), lambda interp, args, kwargs: Constant(identical(interp, *args))),
+    operator.is_not: (takes(2), lambda interp, args, kwargs: Constant(not identical(interp, *args))),
+    operator.truth: (takes(1), _bool),
+    **{function: (takes(1), _unary(name)) for name, function in UNARY.items()},
+    **{function: (takes(2), _operator(binary, symbol)) for symbol, function in BINARY.items()},
+    **{function: (takes(2), _operator(compare, symbol)) for symbol, function in COMPARE.items()},
+}
+
 BUILTIN_CALLS: dict[Any, Builtin] = {
-    torch.as_tensor: _as_tensor,
-    types.FunctionType.__get__: _bind_function,
-    isinstance: _isinstance,
-    issubclass: _issubclass,
-    type: _type,
-    getattr: _getattr,
-    hasattr: _hasattr,
-    setattr: _changes(store_attribute),
-    delattr: _changes(delete_attribute),
-    callable: _callable,
-    id: _id,
-    len: _len,
-    bool: _bool,
-    str: _text("__str__", str),
-    repr: _text("__repr__", repr),
-    ascii: _text("__ascii__", ascii),
-    format: _format,
-    iter: _iter,
-    next: _next,
-    tuple: _make_sequence(tuple),
-    list: _make_sequence(list),
-    dict: _dict,
-    set: _set(set),
-    frozenset: _set(frozenset),
-    zip: _zip,
-    enumerate: _enumerate,
-    map: _map,
-    reversed: _reversed,
-    logging.Logger.debug: _log(logging.Logger.debug, logging.DEBUG),
-    logging.Logger.info: _log(logging.Logger.info, logging.INFO),
-    logging.Logger.warning: _log(logging.Logger.warning, logging.WARNING),
-    range: _range,
-    slice: _slice,
-    super: _super,
-    sum: _sum,
-    any: _any_all(True),
-    all: _any_all(False),
-    min: _min_max(min, least),
-    max: _min_max(max, greatest),
-    sorted: _sorted,
-    abs: _abs,
-    dict.__dict__["fromkeys"]: _fromkeys,
-    operator.abs: _abs,
-    **FUNCTION_CALLS,
-    object.__init__: _object_init,
-    object.__getattribute__: _object_getattribute,
-    object.__setattr__: _changes(plain_store),
-    object.__delattr__: _changes(plain_delete),
-    tuple.__new__: _new_tuple,
-    vars: _vars,
-    torch.is_tensor: _is_tensor,
-    torch._C._has_torch_function: _false_without_subclasses,
-    torch._C._has_torch_function_unary: _false_without_subclasses,
-    torch._C._has_torch_function_variadic: _false_without_subclasses,
-    operator.getitem: lambda interp, args, kwargs: subscript(interp, args[0], args[1]),
-    operator.contains: lambda interp, args, kwargs: Constant(contains(interp, args[0], args[1])),
-    operator.is_: lambda interp, args, kwargs: Constant(identical(interp, args[0], args[1])),
-    operator.is_not: lambda interp, args, kwargs: Constant(not identical(interp, args[0], args[1])),
-    operator.truth: _bool,
-    **{function: _unary(name) for name, function in UNARY.items()},
-    **{function: _operator(binary, symbol) for symbol, function in BINARY.items()},
-    **{function: _operator(compare, symbol) for symbol, function in COMPARE.items()},
+    function: fitting(getattr(function, "__qualname__", function.__name__), given, rule)
+    for function, (given, rule) in _RULES.items()
 }

@@ -139,6 +139,7 @@ _TWO_SLOTS = {
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _SEES_LOCALS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
 
+_MOST_DECODED = 8192
 _decoded: dict[int, CodeInfo] = {}  # by identity: equal code objects may come from different files
 
 
@@ -146,6 +147,8 @@ def decode(code: CodeType) -> CodeInfo:
     """The decoded form of `code`, kept per code object."""
     info = _decoded.get(id(code))
     if info is None:
+        while len(_decoded) >= _MOST_DECODED:  # a program may make new code all the time
+            del _decoded[next(iter(_decoded))]
         info = _decoded[id(code)] = _decode(code)  # which keeps the code, and so its id, alive
     return info
 

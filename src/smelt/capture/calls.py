@@ -17,6 +17,7 @@ import torch
 
 from smelt.capture import modules
 from smelt.capture.ambient_calls import AMBIENT_CALLS, BLOCKS
+from smelt.capture.arity import refuse_arguments
 from smelt.capture.attributes import attribute_now
 from smelt.capture.awaited import item_of_tensor
 from smelt.capture.backward_calls import BACKWARD_CALLS
@@ -57,6 +58,7 @@ from smelt.capture.policy import (
 from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
 from smelt.capture.remembered import WRAPPER, call_cached
 from smelt.capture.resizing import resized
+from smelt.capture.special import refused, special
 from smelt.capture.stepping import STEPPING, averaging_batch_norm
 from smelt.capture.values import (
     Cell,
@@ -97,7 +99,10 @@ def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[s
     if isinstance(function, Object):
         return _call_object(interp, function, args, kwargs)
     if isinstance(function, Instance):
-        return call(interp, attribute_now(interp, function, "__call__"), args, kwargs)
+        method = special(interp, function, "__call__")
+        if method is None:
+            raise refused(function, "__call__")
+        return call(interp, method, args, kwargs)
     raise Unsupported("B002", describe(function))
 
 
@@ -154,6 +159,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     polyfill = _hashable_get(POLYFILLS, real)
     if polyfill is not None:
         interp.outside.pin(function)
+        refuse_arguments(real, args, kwargs)
         return call(interp, interp.outside.fixed(polyfill), args, kwargs)
     handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real) or _hashable_get(COPIES, real)
     if handler is not None:
@@ -323,7 +329,7 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         answer = method_of(interp, real, receiver, args[1:], kwargs)
         if answer is not None:
             return answer
-    if isinstance(receiver, Generator):
+    if isinstance(receiver, Generator) and not kwargs:
         return generator_method(interp, real.__name__, receiver, args[1:])
     if isinstance(receiver, Deque) and not kwargs:
         answer = deque_method(interp, real.__name__, receiver, args[1:])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt.capture.awaited import converted, item_of_tensor
-from smelt.capture.breaks import Unsupported
+from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.deque_calls import make_deque
 from smelt.capture.failures import make_failure
@@ -25,7 +25,9 @@ from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
 from smelt.capture.values import (
+    WORDING,
     Constant,
+    Function,
     Instance,
     Mapping,
     Method,
@@ -34,7 +36,10 @@ from smelt.capture.values import (
     Sequence,
     Tensor,
     Value,
+    describe,
     is_constant,
+    own_operators,
+    python_type,
 )
 
 _HEAP_TYPE = 1 << 9
@@ -84,8 +89,13 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return awaited
     if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):
         named = {name: interp.plain(value) for name, value in kwargs.items()}
-        return interp.outside.fixed(kind(*[interp.plain(value) for value in args], **named))
+        try:
+            getter = kind(*[interp.plain(value) for value in args], **named)
+        except TypeError as error:
+            raise Raised.of(error) from error
+        return interp.outside.fixed(getter)
     if kind is functools.partial and args:
+        _check_callable(interp, args[0])
         return Partial(args[0], args[1:], dict(kwargs))
     if kind is defaultdict:
         return _make_defaultdict(interp, args, kwargs)
@@ -110,9 +120,19 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
     return _initialise(interp, made, base, args, kwargs)
 
 
+def _check_callable(interp: Interpreter, value: Value) -> None:
+    if isinstance(value, Function | Method | Partial):
+        return
+    kind = python_type(value)
+    if kind is None or interp.tree.class_attribute(kind, "__call__") is ABSENT:
+        raise Unsupported("B019", f"TypeError: {describe(value)} is not callable")
+
+
 def _make_defaultdict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     factory = args[0] if args else Constant(None)
     none = isinstance(factory, Constant) and factory.value is None
+    if not none:
+        _check_callable(interp, factory)
     return Mapping(unpacked(interp, args[1:], kwargs), defaultdict, factory=None if none else factory)
 
 
@@ -165,7 +185,7 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
 
 def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fields: tuple[str, ...] = kind._fields
-    if "__init__" in kind.__dict__ or len(args) > len(fields):
+    if "__init__" in kind.__dict__ or len(args) > len(fields) or not own_operators(kind) <= WORDING:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     by_name = dict(zip(fields, args, strict=False))
     if set(by_name) & set(kwargs) or set(kwargs) - set(fields):

@@ -1,11 +1,13 @@
 """Methods of lists, tuples, dicts, sets and strings, on values."""
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from smelt.capture.arity import ANY, Takes, takes
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.builtin_calls import in_order, unpacked
+from smelt.capture.builtin_calls import in_order, unpack_into
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
 from smelt.capture.operators import (
@@ -13,13 +15,27 @@ from smelt.capture.operators import (
     contains,
     delete_subscript,
     hashable,
+    holds_nan,
     is_same,
     item_key,
     length,
     store_subscript,
     subscript,
 )
-from smelt.capture.values import Constant, DictView, Mapping, Object, Sequence, Set, Value
+from smelt.capture.overloads import index_of
+from smelt.capture.values import (
+    Constant,
+    DictView,
+    Generator,
+    Instance,
+    Joined,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    Value,
+    describe,
+)
 
 Method = Callable[[Interpreter, Any, list[Value]], Value]
 _NONE = Constant(None)
@@ -46,13 +62,19 @@ def container_method(
         return None
     else:
         handler = None
-    if handler is not None and not kwargs:
-        return handler(interp, receiver, args)
-    if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list and not args:
+    if handler is not None and handler[0].why_not(args, kwargs) is None:
+        return handler[1](interp, receiver, args)
+    if handler is not None:
+        raise Unsupported("B019", f"TypeError: {name} with {handler[0].why_not(args, kwargs)}")
+    if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list:
+        if args or not set(kwargs) <= {"key", "reverse"}:
+            raise Unsupported("B019", "TypeError: list.sort() with other arguments")
         items = in_order(interp, interp.outside.items(receiver), kwargs)
         interp.touch(receiver)
         receiver.items = items
         return _NONE
+    if isinstance(receiver, Sequence | Set) and any(map(holds_nan, (receiver, *args))):
+        return None  # by which object it is, Python knows
     everything = (receiver, *args, *kwargs.values())
     if (
         isinstance(receiver, Constant | Sequence | Set)
@@ -75,29 +97,39 @@ _CHANGES = frozenset(
 
 
 def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    interp.touch(receiver)
+    interp.touch_end(receiver)
     receiver.unseen.append(args[0])
     return _NONE
 
 
 def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    interp.touch(receiver)
-    drain(interp, args[0], receiver.unseen)
+    interp.touch_end(receiver)
+    drain(interp, args[0], receiver.unseen, hinted=True)
     return _NONE
 
 
+def _position(interp: Interpreter, value: Value) -> int:
+    position = interp.plain(index_of(interp, value))
+    if type(position) not in (int, bool) or not -sys.maxsize <= position <= sys.maxsize:
+        raise Unsupported("B019", f"TypeError: {describe(value)} as an index")
+    return int(position)
+
+
 def _insert(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    position = interp.plain(args[0])
+    position = _position(interp, args[0])
     interp.touch(receiver)
     receiver.items.insert(position, args[1])
     return _NONE
 
 
 def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    position = interp.plain(args[0]) if args else -1
+    position = _position(interp, args[0]) if args else -1
     if not -len(receiver.items) <= position < len(receiver.items):
         raise Raised.of(IndexError("pop index out of range" if receiver.items else "pop from empty list"))
-    interp.touch(receiver)
+    if position in (-1, len(receiver.items) - 1):
+        interp.touch_last(receiver)
+    else:
+        interp.touch(receiver)
     return interp.outside.force(receiver.items.pop(position))
 
 
@@ -183,20 +215,20 @@ def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Va
     key = hashable(interp, args[0])
     if interp.outside.present(receiver, key):
         return interp.outside.force(receiver.items[key])
-    interp.touch(receiver)
+    interp.touch_item(receiver, key)
     receiver.items[key] = args[1] if len(args) > 1 else _NONE
     return interp.outside.force(receiver.items[key])
 
 
 def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
     interp.touch(receiver)
-    if args:
-        receiver.items.update(unpacked(interp, args, {}))
-    receiver.items.update(kwargs)
+    unpack_into(interp, receiver.items, args, kwargs)
     return _NONE
 
 
 def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    if receiver.kind is OrderedDict and (receiver.owner is not None or receiver.inside):
+        raise Unsupported("B002", "OrderedDict.copy of a subclass")  # which calls that class
     interp.outside.complete(receiver)
     return Mapping(dict(receiver.items), receiver.kind, factory=receiver.factory)
 
@@ -205,19 +237,18 @@ def _view(part: str) -> Method:
     return lambda interp, receiver, args: DictView(receiver, part)
 
 
-def _change_item(name: str) -> Method:
-    """A set method that takes one item."""
-
-    def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-        item = item_key(interp, args[0])
-        interp.touch(receiver)
-        getattr(receiver.items, name)(item)
-        return _NONE
-
-    return change
+def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    item = item_key(interp, args[0])
+    interp.touch_member(receiver, item)
+    receiver.items.add(item)
+    return _NONE
 
 
-_discard = _change_item("discard")
+def _discard(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    item = item_key(interp, args[0])
+    interp.touch(receiver)
+    receiver.items.discard(item)
+    return _NONE
 
 
 def _plain_set(interp: Interpreter, value: Value) -> set[Any]:
@@ -228,6 +259,8 @@ def _difference(name: str) -> Method:
     """A set method that changes the set by other plain values."""
 
     def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+        if any(isinstance(value, Generator | Joined | Instance | Object) for value in args):
+            raise Unsupported("B002", f"set.{name} of what may look at the set")
         others = [value.items if isinstance(value, Set) else _plain_set(interp, value) for value in args]
         interp.touch(receiver)
         getattr(receiver.items, name)(*others)
@@ -238,7 +271,7 @@ def _difference(name: str) -> Method:
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     if item_key(interp, args[0]) not in receiver.items:
-        raise Unsupported("B019", f"KeyError: {args[0]}")
+        raise Unsupported("B019", f"KeyError: {describe(args[0])}")
     return _discard(interp, receiver, args)
 
 
@@ -258,56 +291,61 @@ def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value
     if not receiver.items or (args and receiver.kind is not OrderedDict):
         raise Unsupported("B002", "dict.popitem")
     last = not args or bool(interp.plain(args[0]))
-    interp.touch(receiver)
+    if last:
+        interp.touch_last(receiver)
+    else:
+        interp.touch(receiver)
     key = next(reversed(receiver.items) if last else iter(receiver.items))
     item = receiver.items.pop(key)
     return Sequence(tuple, [interp.outside.fixed(key), interp.outside.force(item)])
 
 
-TUPLE: dict[str, Method] = {
-    "__getitem__": _getitem,
-    "__contains__": _contains,
-    "__len__": _length,
-    "__iter__": _iter,
-    "numel": _elements,
+_METHOD = dict[str, tuple[Takes, Method]]
+
+TUPLE: _METHOD = {
+    "__getitem__": (takes(1), _getitem),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
+    "numel": (takes(0), _elements),
 }
-LIST: dict[str, Method] = TUPLE | {
-    "append": _append,
-    "extend": _extend,
-    "insert": _insert,
-    "pop": _pop,
-    "remove": _remove,
-    "clear": _clear,
-    "reverse": _reverse,
-    "copy": _copy_list,
-    "__setitem__": _setitem,
-    "__delitem__": _delitem,
+LIST: _METHOD = TUPLE | {
+    "append": (takes(1), _append),
+    "extend": (takes(1), _extend),
+    "insert": (takes(2), _insert),
+    "pop": (takes(0, 1), _pop),
+    "remove": (takes(1), _remove),
+    "clear": (takes(0), _clear),
+    "reverse": (takes(0), _reverse),
+    "copy": (takes(0), _copy_list),
+    "__setitem__": (takes(2), _setitem),
+    "__delitem__": (takes(1), _delitem),
 }
-DICT: dict[str, Method] = {
-    "get": _get,
-    "pop": _pop_key,
-    "setdefault": _setdefault,
-    "copy": _copy_dict,
-    "clear": _clear,
-    "popitem": _popitem,
-    "move_to_end": _move_to_end,
-    "keys": _view("keys"),
-    "values": _view("values"),
-    "items": _view("items"),
-    "__getitem__": _getitem,
-    "__setitem__": _setitem,
-    "__delitem__": _delitem,
-    "__contains__": _contains,
-    "__len__": _length,
-    "__iter__": _iter,
+DICT: _METHOD = {
+    "get": (takes(1, 2), _get),
+    "pop": (takes(1, 2), _pop_key),
+    "setdefault": (takes(1, 2), _setdefault),
+    "copy": (takes(0), _copy_dict),
+    "clear": (takes(0), _clear),
+    "popitem": (takes(0, 1), _popitem),
+    "move_to_end": (takes(1, 2), _move_to_end),
+    "keys": (takes(0), _view("keys")),
+    "values": (takes(0), _view("values")),
+    "items": (takes(0), _view("items")),
+    "__getitem__": (takes(1), _getitem),
+    "__setitem__": (takes(2), _setitem),
+    "__delitem__": (takes(1), _delitem),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
 }
-SET: dict[str, Method] = {
-    "add": _change_item("add"),
-    "discard": _discard,
-    "remove": _remove_item,
-    "clear": _clear,
-    **{name: _difference(name) for name in ("update", "difference_update", "intersection_update")},
-    "__contains__": _contains,
-    "__len__": _length,
-    "__iter__": _iter,
+SET: _METHOD = {
+    "add": (takes(1), _add),
+    "discard": (takes(1), _discard),
+    "remove": (takes(1), _remove_item),
+    "clear": (takes(0), _clear),
+    **{name: (takes(0, ANY), _difference(name)) for name in ("update", "difference_update", "intersection_update")},
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
 }

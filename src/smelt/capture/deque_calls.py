@@ -45,7 +45,8 @@ def _change(interp: Interpreter, receiver: Deque) -> None:
 
 
 def _append(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
-    _change(interp, receiver)
+    interp.touch_end(receiver)
+    receiver.changes += 1
     receiver.unseen.append(args[0])
     return _NONE
 

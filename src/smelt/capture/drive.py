@@ -30,17 +30,21 @@ def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Ent
     """Run `plan` and whatever follows it; the result of the outermost frame."""
     assert isinstance(plan, Stop)
     failure: GraphFailed | None = None
+    start: list[list[LiveFrame]] = []
     try:
-        frames = plan.state(collected)
+        start.append(plan.state(collected))
     except GraphFailed as raised:
         failure = raised.with_traceback(None)
     if failure is not None:
         return recover(owner, entrance, failure, collected)
-    return _go_on(owner, frames, _finish_eagerly if plan.eager else _one_step(plan))
+    return _go_on(owner, start, _finish_eagerly if plan.eager else _one_step(plan))
 
 
-def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
-    """Act on the state, then alternate between plans for the state that results and what they ask for."""
+def _go_on(owner: "Engine", start: list[list[LiveFrame]], action: "Action") -> Any:
+    """Act on the state, then alternate between plans for the state that results and what they ask for.
+
+    The state is taken out of `start`, so that nobody holds on to what the program drops on the way."""
+    frames = start.pop()
     while True:
         outcome = _guarded(owner, frames, action)
         if outcome is not _RUNNING:
@@ -50,10 +54,12 @@ def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
             action = _finish_eagerly
             continue
         plan, collected = found
+        del found
         try:
             if isinstance(plan, Return):
                 return plan.finish(collected)
             frames = plan.state(collected)
+            del collected  # what the program has dropped is gone while it goes on
             action = _finish_eagerly if plan.eager else _one_step(plan)
             continue
         except GraphFailed as raised:
@@ -75,7 +81,7 @@ def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected
 
 def run_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """Let CPython run the innermost frame to its end, and go on from there."""
-    return _go_on(owner, frames, _finish_eagerly)
+    return _go_on(owner, [frames], _finish_eagerly)
 
 
 Action = Callable[["Engine", list[LiveFrame]], Any]

@@ -15,6 +15,7 @@ from smelt.capture.attributes import attribute
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import Instruction
 from smelt.capture.interpret import Frame, Interpreter
+from smelt.capture.special import special
 from smelt.capture.table import handles, push, take
 from smelt.capture.values import (
     HANDLED_OUTSIDE,
@@ -125,12 +126,8 @@ def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) ->
         return
     if not isinstance(manager, Object | Method) and not hasattr(manager, "members"):
         raise Unsupported("B013", describe(manager))
-    try:
-        leave = interp.now(attribute(interp, manager, "__exit__"))
-        enter = interp.now(attribute(interp, manager, "__enter__"))
-    except Raised as missing:
-        raise Unsupported("B013", describe(manager)) from missing
-    if not all(isinstance(part, Method) and _is_python(part.function) for part in (leave, enter)):
+    leave, enter = special(interp, manager, "__exit__"), special(interp, manager, "__enter__")
+    if leave is None or enter is None or not (_is_python(leave.function) and _is_python(enter.function)):
         raise Unsupported("B013", describe(manager))
     frame.stack.append(leave)
     push(frame, interp.call(enter, []))

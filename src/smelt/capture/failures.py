@@ -9,6 +9,7 @@ from typing import Any
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import static_lookup
 from smelt.capture.interpret import PUSHED, SIMPLE_ERRORS, Interpreter
+from smelt.capture.special import said_text
 from smelt.capture.values import Constant, Failure, Sequence, Trace, Value, describe
 
 _HEAP_TYPE = 1 << 9
@@ -118,7 +119,7 @@ def worded(interp: Interpreter, failure: Failure, how: str) -> Value:
     """`str(failure)` or `repr(failure)`: `how` is `__str__` or `__repr__`."""
     found = interp.tree.class_attribute(failure.kind, how)
     if isinstance(found, types.FunctionType):
-        return interp.now(interp.call(interp.outside.fixed(found), [failure]))
+        return said_text(failure, interp.now(interp.call(interp.outside.fixed(found), [failure])))
     if how == "__str__" and found is object.__str__:
         return worded(interp, failure, "__repr__")
     return _by_class(interp, failure, found)

@@ -21,12 +21,12 @@ _SAYS_OTHERWISE = ("__signature__", "__text_signature__", "_partialmethod", "__p
 
 def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`inspect.signature` of a function or method; one that wraps another has that one's."""
+    if kwargs or len(args) != 1:
+        raise Unsupported("B002", "inspect.signature")
     bound = isinstance(args[0], Method)
     function = args[0].function if isinstance(args[0], Method) else args[0]
     while isinstance(function, Function) and function.wraps is not None:
         function = function.wraps
-    if kwargs:
-        raise Unsupported("B002", "inspect.signature")
     found = _of_new(interp, function) if isinstance(function, Function) else _of_real(interp, function)
     return interp.outside.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
 

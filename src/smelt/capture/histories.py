@@ -69,7 +69,8 @@ _saving: dict[type, bool] = {}
 def _saves(node: Any) -> bool:
     """Whether a node keeps tensors for its backward; of one written in Python it is taken for granted."""
     kind = type(node)
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return True  # and not kept: classes of the program come and go
     if kind not in _saving:
-        python = isinstance(node, torch.autograd.function.BackwardCFunction)
-        _saving[kind] = python or any(name.startswith("_raw_saved_") for name in dir(kind))
+        _saving[kind] = any(name.startswith("_raw_saved_") for name in dir(kind))
     return _saving[kind]

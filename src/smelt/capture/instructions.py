@@ -12,7 +12,7 @@ from smelt.capture.attributes import attribute, delete_attribute, store_attribut
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
 from smelt.capture.interpret import Frame, Interpreter
-from smelt.capture.iterate import advance, drain, iterator, send
+from smelt.capture.iterate import advance, drain, iterator, send, taken
 from smelt.capture.operators import (
     UNARY,
     binary,
@@ -43,6 +43,7 @@ from smelt.capture.values import (
     Set,
     Slice,
     Value,
+    describe,
 )
 from smelt.capture.wording import formatted, joined_text, text_of
 
@@ -165,7 +166,7 @@ def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 @handles("STORE_GLOBAL")
 def _store_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
-    interp.touch(names)
+    interp.touch_item(names, instruction.value)
     names.items[instruction.value] = frame.stack.pop()
 
 
@@ -362,7 +363,7 @@ def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruc
 def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
-    interp.touch(target)
+    interp.touch_end(target)
     target.items.append(value)
 
 
@@ -370,7 +371,7 @@ def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = item_key(interp, frame.stack.pop())
     target: Any = frame.stack[-instruction.arg]
-    interp.touch(target)
+    interp.touch_member(target, value)
     target.items.add(value)
 
 
@@ -379,16 +380,23 @@ def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
     key, value = take(frame, 2)
     target: Any = frame.stack[-instruction.arg]
     real = hashable(interp, key)
-    interp.touch(target)
+    interp.touch_item(target, real)
     target.items[real] = value
 
 
 @handles("LIST_EXTEND")
 def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     items = frame.stack.pop()
+    _refuse_to_spread(items)
     target: Any = frame.stack[-instruction.arg]
-    interp.touch(target)
-    drain(interp, items, target.unseen)
+    interp.touch_end(target)
+    drain(interp, items, target.unseen, hinted=True)
+
+
+def _refuse_to_spread(value: Value) -> None:
+    """`*value` of what is no iterable: Python has words of its own for it."""
+    if isinstance(value, Constant) and not hasattr(type(value.value), "__iter__"):
+        raise Unsupported("B019", f"TypeError: * of {describe(value)}")
 
 
 @handles("SET_UPDATE")
@@ -411,15 +419,16 @@ def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     target.items.update(items)
 
 
-def _to_unpack(interp: Interpreter, value: Value) -> list[Value]:
+def _refuse_to_unpack(value: Value) -> None:
     if isinstance(value, Constant) and not hasattr(type(value.value), "__iter__"):
         raise Raised.of(TypeError(f"cannot unpack non-iterable {type(value.value).__name__} object"))
-    return drain(interp, value)
 
 
 @handles("UNPACK_SEQUENCE")
 def _unpack_sequence(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = _to_unpack(interp, frame.stack.pop())
+    value = frame.stack.pop()
+    _refuse_to_unpack(value)
+    items = taken(interp, value, instruction.arg + 1)
     if len(items) > instruction.arg:
         raise Raised.of(ValueError(f"too many values to unpack (expected {instruction.arg})"))
     if len(items) < instruction.arg:
@@ -430,7 +439,9 @@ def _unpack_sequence(interp: Interpreter, frame: Frame, instruction: Instruction
 
 @handles("UNPACK_EX")
 def _unpack_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    items = _to_unpack(interp, frame.stack.pop())
+    value = frame.stack.pop()
+    _refuse_to_unpack(value)
+    items = drain(interp, value)
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
     if len(items) < before + after:
         text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
@@ -555,7 +566,9 @@ def _call_function_ex(interp: Interpreter, frame: Frame, instruction: Instructio
     keywords: dict[str, Value] = {}
     if instruction.arg & 1:
         keywords = {key: interp.outside.force(item) for key, item in mapped(interp, frame.stack.pop()).items()}
-    positional = drain(interp, frame.stack.pop())
+    spread = frame.stack.pop()
+    _refuse_to_spread(spread)
+    positional = drain(interp, spread, hinted=True)
     if CALLABLE_FIRST:
         frame.stack.pop()
         function = frame.stack.pop()

@@ -10,6 +10,7 @@ the instruction that could not be interpreted.
 import builtins
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,7 @@ class Interpreter:
             level = self._handling_level(depth)
             if level >= 0:
                 self._catch(raised, level)
+                raised.bare()
                 return
             if depth > 0:
                 self._leave_by(raised, depth)
@@ -366,13 +368,71 @@ class Interpreter:
             self.tape.take_back()
         return not traced and not self._changes
 
-    def touch(self, value: Any) -> None:
-        """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
+    def touch_end(self, value: Sequence | Deque) -> None:
+        """`touch`, before items are put at the end of a list: it is cut off there again. A copy of the list for each
+        would make a loop that appends to it take time by the square of its length."""
+        if isinstance(value, Deque) and value.maxlen is not None:
+            self.touch(value)  # whose first items may be dropped, too
+            return
+        self._note_write(value)
+        size, changes = len(value.unseen), value.changes if isinstance(value, Deque) else 0
+
+        def cut() -> None:
+            del value.unseen[size:]
+            if isinstance(value, Deque):
+                value.changes = changes
+
+        self._undo.append(cut)
+
+    def touch_last(self, value: Sequence | Mapping) -> None:
+        """`touch`, before the last item of a list or dict is taken."""
+        self._note_write(value)
+        if isinstance(value, Sequence):
+            last = value.unseen[-1]
+            self._undo.append(lambda: value.unseen.append(last))
+            return
+        key = next(reversed(value.items))
+        item = value.items[key]
+        self._undo.append(lambda: value.items.update({key: item}))
+
+    def touch_item(self, value: Sequence | Mapping, key: Any) -> None:
+        """`touch`, before one item of a list or dict is replaced, or put into a dict as its last."""
+        self._note_write(value)
+        items: Any = value.unseen if isinstance(value, Sequence) else value.items
+        if isinstance(value, Mapping) and key not in items:
+            self._undo.append(lambda: value.items.pop(key, None))
+            return
+        before = items[key]
+
+        def put_back() -> None:
+            held: Any = value.unseen if isinstance(value, Sequence) else value.items
+            held[key] = before
+
+        self._undo.append(put_back)
+
+    def touch_member(self, value: Set, item: Any) -> None:
+        """`touch`, before an item is put into a set."""
+        self._note_write(value)
+        if item in value.items:
+            return
+
+        def take_out() -> None:
+            value.items.discard(item)
+            value.ordered = False  # it may have grown, and yield in another order
+
+        self._undo.append(take_out)
+
+    def _note_write(self, value: Any) -> None:
+        """What is about to be changed is to be written, if it is from outside."""
         self._changes += not isinstance(getattr(value, "owner", None) or value, Generator | Failure)
         if value.source is not None:
             self.outside.write(value, self._undo)
         elif self.outside.sealed:
             self.outside.touched.append(value)
+
+    def touch(self, value: Any) -> None:
+        """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
+        self._note_write(value)
         if isinstance(value, Generator):
             frame, done = value.frame, value.done
             index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled
@@ -419,8 +479,11 @@ class Interpreter:
         if isinstance(value, Sequence):
             return make_sequence(value.kind, [self.plain(item) for item in value.items])
         if isinstance(value, Mapping):
+            if value.kind not in (dict, OrderedDict):
+                raise Unsupported("B017", describe(value))
             self.outside.complete(value)
-            return {key: self.plain(item) for key, item in value.items.items()}
+            items = {key: self.plain(item) for key, item in value.items.items()}
+            return items if value.kind is dict else OrderedDict(items)
         if isinstance(value, Set) and self.is_plain(value):
             self.tree.rely_on_order(value.items)
             return value.kind(value.items)
@@ -435,9 +498,9 @@ class Interpreter:
         if isinstance(value, Pending):
             return is_constant(value.value)
         if isinstance(value, Sequence):
-            return all(self.is_plain(item) for item in value.items)
+            return not own_operators(value.kind) and all(self.is_plain(item) for item in value.items)
         if isinstance(value, Mapping):
-            return all(self.is_plain(item) for item in value.items.values())
+            return value.kind in (dict, OrderedDict) and all(self.is_plain(item) for item in value.items.values())
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
         if isinstance(value, Set):
@@ -450,8 +513,8 @@ class Interpreter:
             return Constant(real)
         if isinstance(real, tuple | list):
             return Sequence(type(real), [self.wrap_plain(item) for item in real])
-        if type(real) is dict:
-            return Mapping({key: self.wrap_plain(item) for key, item in real.items()})
+        if type(real) in (dict, OrderedDict):
+            return Mapping({key: self.wrap_plain(item) for key, item in real.items()}, type(real))
         if type(real) in (set, frozenset) and all(is_constant(item) for item in real):
             return Set(set(real), type(real))
         if type(real) is slice:

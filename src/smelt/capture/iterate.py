@@ -7,11 +7,12 @@ import enum
 import types
 from typing import Any
 
-from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import stop_iteration
+from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Interpreter
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
+from smelt.capture.special import ask, ask_length_hint, refused, special
 from smelt.capture.values import (
     Constant,
     Deque,
@@ -34,7 +35,7 @@ from smelt.capture.values import (
 
 
 def iterator(interp: Interpreter, value: Value) -> Value:
-    """`iter(value)`. May answer `PUSHED` for a class with its own `__iter__`."""
+    """`iter(value)`."""
     if isinstance(value, Iterator | Joined | Generator):
         return value
     if isinstance(value, Sequence):
@@ -58,13 +59,31 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
         return Iterator(Sequence(tuple, [Constant(member) for member in interp.outside.pin(value)]), "forward")
     if isinstance(value, Object | Instance):
-        if isinstance(value, Object) and hasattr(type(value.value), "__next__"):
-            return value
-        method = attribute_now(interp, value, "__iter__")
-        return interp.call(method, [])
+        return _own_iterator(interp, value)
     if isinstance(value, Constant):
         interp.compute(iter, value.value)  # raises as Python would
     raise Unsupported("B009", describe(value))
+
+
+def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
+    """What `__iter__` of a class answers, which must be an iterator."""
+    kind = python_type(value)
+    if isinstance(value, Object) and hasattr(kind, "__next__") and not _is_python(interp, kind, "__iter__"):
+        return value  # an iterator written in C, or `loops.Paused`
+    if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
+        raise Unsupported("B009", f"{describe(value)}, by its items")
+    answer = ask(interp, value, "__iter__")
+    if isinstance(answer, Iterator | Joined | Generator):
+        return answer
+    kind = python_type(answer)
+    if kind is None or interp.tree.class_attribute(kind, "__next__") is ABSENT:
+        raise refused(value, "__iter__")
+    return answer
+
+
+def _is_python(interp: Interpreter, kind: Any, name: str) -> bool:
+    found = interp.tree.class_attribute(kind, name)
+    return isinstance(found, types.FunctionType) and kind not in (Paused, PausedJoined)
 
 
 def advance(interp: Interpreter, value: Value) -> Value | None:
@@ -97,6 +116,7 @@ def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), StopIteration):
             raise
+        raised.bare()
         return None
 
 
@@ -118,11 +138,19 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
         raise Raised.of(RuntimeError(CHANGED.get(over.kind, CHANGED[dict])))
     if position >= len(over.items):
         return None
-    key = list(over.items)[position]
+    key = _key_at(value, over, position)
     if value.part == "keys":
         return key_value(interp, key)
     item = interp.outside.force(over.items[key])
     return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
+
+
+def _key_at(value: Iterator, over: Mapping, position: int) -> Any:
+    """The key at a position. Those of a dict that does not change are listed once, not for every step of a loop."""
+    keys = value.keys
+    if len(keys) != len(over.items) or keys[position] not in over.items or next(reversed(over.items)) is not keys[-1]:
+        keys = value.keys = list(over.items)
+    return keys[position]
 
 
 def key_value(interp: Interpreter, key: object) -> Value:
@@ -181,8 +209,13 @@ def send(interp: Interpreter, sent: Value, value: Value) -> Value | None:
     return advance(interp, value)
 
 
+_ARGUMENTS = {"__iter__": 0, "__next__": 0, "send": 1, "close": 0}
+
+
 def generator_method(interp: Interpreter, name: str, value: Generator, args: list[Value]) -> Value:
     """`next`, `send`, `throw` and `close` of a generator."""
+    if len(args) != _ARGUMENTS.get(name, len(args)):
+        raise Unsupported("B019", f"TypeError: generator.{name} with {len(args)} arguments")
     if name == "__iter__":
         return value
     if name == "throw" and args:
@@ -266,19 +299,35 @@ def _close(interp: Interpreter, value: Generator) -> Value:
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), GeneratorExit | StopIteration):
             raise
+        raised.bare()
         return Constant(None)
     if item is not None:
         raise Raised.of(RuntimeError("generator ignored GeneratorExit"))
     return Constant(None)
 
 
-def drain(interp: Interpreter, value: Value, into: list[Any] | None = None) -> list[Value]:
-    """Everything an iterable yields, put `into` a list as it comes: what came before an exception stays there."""
+def drain(interp: Interpreter, value: Value, into: list[Any] | None = None, *, hinted: bool = False) -> list[Value]:
+    """Everything an iterable yields, put `into` a list as it comes: what came before an exception stays there.
+
+    Where Python makes a list or tuple of it, it asks how long it will be (`hinted`)."""
     found: list[Value] = [] if into is None else into
     if isinstance(value, Sequence):
         found.extend(interp.outside.items(value))
         return found
     source = interp.now(iterator(interp, value))
+    if hinted:
+        ask_length_hint(interp, value)
     while (item := advance(interp, source)) is not None:
+        found.append(item)
+    return found
+
+
+def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
+    """The first items of an iterable, no more than `most`: whoever takes it apart looks no further."""
+    if isinstance(value, Sequence):
+        return interp.outside.items(value)
+    source = interp.now(iterator(interp, value))
+    found: list[Value] = []
+    while len(found) < most and (item := advance(interp, source)) is not None:
         found.append(item)
     return found

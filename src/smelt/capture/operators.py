@@ -4,24 +4,25 @@ import enum
 import operator
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from smelt.base.symint import Formula, apply, meaning
-from smelt.capture.attributes import Missing, attribute_now
+from smelt.capture.attributes import attribute_or_none
 from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.indices import item_of, set_item
 from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
-from smelt.capture.iterate import drain
+from smelt.capture.iterate import advance, drain, iterator
 from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.policy import acts_as_in_eager
+from smelt.capture.special import ask, refused, said_bool, said_length, special
 from smelt.capture.values import (
     Awaited,
     Constant,
@@ -111,9 +112,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     ):
         return Sequence(_result_kind(left), interp.outside.items(left) * right.value)
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
-        interp.outside.complete(left)
-        interp.outside.complete(right)
-        return Mapping({**left.items, **right.items})
+        return _merge(interp, left, right)
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
         return _change_in_place(interp, symbol, left, right)
     if isinstance(left, DictView) or isinstance(right, DictView):
@@ -121,6 +120,16 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
     if interp.is_plain(left) and interp.is_plain(right):
         return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
     return overloaded_binary(interp, symbol, left, right)
+
+
+def _merge(interp: Interpreter, left: Mapping, right: Mapping) -> Value:
+    """`left | right`: of the class, and with the factory, of the first of the two that is more than a dict."""
+    if not {left.kind, right.kind} <= {dict, OrderedDict, defaultdict}:
+        raise Unsupported("B008", f"| of {describe(left)} and {describe(right)}")
+    interp.outside.complete(left)
+    interp.outside.complete(right)
+    leading = right if left.kind is dict else left
+    return Mapping({**left.items, **right.items}, leading.kind, factory=leading.factory)
 
 
 def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value:
@@ -259,11 +268,15 @@ def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, 
 
 
 def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value) -> Value:
-    interp.touch(left)
     if symbol == "+=":
-        drain(interp, right, left.unseen)
+        interp.touch_end(left)
+        drain(interp, right, left.unseen, hinted=True)
     else:
-        left.items *= interp.plain(right)
+        interp.touch(left)
+        times = interp.plain(index_of(interp, right))
+        if type(times) not in (int, bool):
+            raise Unsupported("B019", f"TypeError: a list *= {describe(right)}")
+        left.items *= times
     return left
 
 
@@ -298,14 +311,17 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
             return Constant(found)
         return _on_numbers(interp, COMPARE[symbol], left, right)
     plain = interp.is_plain(left) and interp.is_plain(right)
-    if plain and not (holds_symbols(left) or holds_symbols(right)):
+    nans = holds_nan(left) or holds_nan(right)
+    if plain and not nans and not (holds_symbols(left) or holds_symbols(right)):
         return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
     if isinstance(left, Sequence) and isinstance(right, Sequence) and _alike(interp, left, right):
         return _compare_sequences(interp, symbol, left, right)
-    if plain:
+    if plain and not nans:
         return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol in ("==", "!="):
         return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
+    if plain:
+        raise Unsupported("B014", "a NaN in one container is one in another")
     if isinstance(left, DictView) or isinstance(right, DictView):
         return interp.compute(COMPARE[symbol], _as_set(interp, left), _as_set(interp, right))
     if isinstance(left, Deque) or isinstance(right, Deque):
@@ -321,6 +337,21 @@ def holds_symbols(value: Value) -> bool:
     if isinstance(value, Sequence):
         return any(holds_symbols(item) for item in value.unseen if isinstance(item, Value))
     return isinstance(value, Number) and value.symbolic is not None
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a value, or an item that nobody has looked at, is a NaN: no other is its equal, but it is itself."""
+    real = value.known if isinstance(value, Number) else getattr(value, "value", None)
+    return type(real) in (float, complex) and real != real
+
+
+def holds_nan(value: Any) -> bool:
+    """Whether a container holds a NaN: then it matters which object that is."""
+    if isinstance(value, Sequence | Deque):
+        return any(is_nan(item) or holds_nan(item) for item in value.unseen)
+    if isinstance(value, Mapping):
+        return any(is_nan(item) or holds_nan(item) for item in value.items.values())
+    return isinstance(value, Set) and any(type(item) is float and item != item for item in value.items)
 
 
 def _alike(interp: Interpreter, left: Sequence, right: Sequence) -> bool:
@@ -360,6 +391,8 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if left is right:
         return True
     if isinstance(left, Constant) and isinstance(right, Constant):
+        if is_nan(left) and is_nan(right):
+            return _one_nan(left, right)
         if python_type(left) is not python_type(right) or left.value != right.value:
             return False
         if left.value is not right.value or isinstance(left.value, float | complex):
@@ -387,6 +420,13 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
         interp.tree.relations.append((left.source.collect(), right.source.collect(), same))
         return same
     raise Unsupported("B014", f"{describe(left)} is {describe(right)}")
+
+
+def _one_nan(left: Constant, right: Constant) -> bool:
+    """Whether two NaNs are one object, which is known of those that the captured code made."""
+    if left.source is not None or right.source is not None or Number in (type(left), type(right)):
+        raise Unsupported("B014", "one NaN is another")
+    return left.value is right.value
 
 
 def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
@@ -438,7 +478,8 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     for name in ("__bool__", "__len__"):
         found = interp.tree.class_attribute(kind, name)
         if isinstance(found, types.FunctionType):
-            return bool(interp.plain(interp.now(interp.call(interp.outside.fixed(found), [value]))))
+            method = Method(interp.outside.fixed(found), value)
+            return said_bool(interp, value, method) if name == "__bool__" else said_length(interp, value, method) > 0
         contents = value.contents if isinstance(value, Instance) else interp.outside.contents(value)
         if contents is not None and found is not ABSENT:
             return length(interp, contents) > 0
@@ -468,8 +509,10 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
         return len(interp.outside.pin(value))
     if isinstance(value, Object | Instance):
-        method = attribute_now(interp, value, "__len__")
-        return int(interp.plain(interp.now(interp.call(method, []))))
+        method = special(interp, value, "__len__")
+        if method is None:
+            raise refused(value, "__len__")
+        return said_length(interp, value, method)
     if isinstance(value, Constant):
         return int(interp.plain(interp.compute(len, value.value)))
     raise Unsupported("B008", f"len of {describe(value)}")
@@ -495,9 +538,19 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, Sequence | Deque | DictView):
         return any(is_same(interp, candidate, item) for candidate in drain(interp, container))
     if isinstance(container, Object | Instance):
-        method = attribute_now(interp, container, "__contains__")
-        return truth(interp, interp.now(interp.call(method, [item])))
+        if special(interp, container, "__contains__") is not None:
+            return truth(interp, ask(interp, container, "__contains__", item))
+        return _is_found(interp, container, item)
     raise Unsupported("B008", f"in {describe(container)}")
+
+
+def _is_found(interp: Interpreter, container: Value, item: Value) -> bool:
+    """Whether an iterable yields the item; it is asked no further than that."""
+    source = interp.now(iterator(interp, container))
+    while (candidate := advance(interp, source)) is not None:
+        if is_same(interp, candidate, item):
+            return True
+    return False
 
 
 def _can_be_compared(container: Mapping | Set) -> bool:
@@ -509,6 +562,8 @@ def is_same(interp: Interpreter, left: Value, right: Value) -> bool:
     """Whether containers take one for the other."""
     if left is right:
         return True
+    if is_nan(left) and is_nan(right):
+        return _one_nan(left, right)  # type: ignore[arg-type]
     return truth(interp, compare(interp, "==", left, right))
 
 
@@ -521,7 +576,14 @@ def item_key(interp: Interpreter, value: Value) -> Any:
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
         value.source.check(("is", value.real))
         return Held(value, value.real)
-    return interp.plain(value)
+    if is_nan(value) or holds_nan(value):
+        raise Unsupported("B017", "a NaN in a set")
+    real = interp.plain(value)
+    try:
+        hash(real)
+    except TypeError:
+        raise Unsupported("B017", f"{describe(value)}, which cannot be hashed, in a set") from None
+    return real
 
 
 def hashable(interp: Interpreter, key: Value) -> Any:
@@ -537,6 +599,8 @@ def hashable(interp: Interpreter, key: Value) -> Any:
         return key.real
     if isinstance(key, Sequence) and key.kind is not list:
         return make_sequence(key.kind, [hashable(interp, interp.outside.force(item)) for item in key.items])
+    if is_nan(key):
+        raise Unsupported("B017", "a NaN as a key")
     if isinstance(key, Constant) and is_constant(key.value):
         return key.value
     raise Unsupported("B017", describe(key))
@@ -560,7 +624,10 @@ def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
         return dict(value.items)
     if not isinstance(value, Object | Instance):
         raise Unsupported("B008", f"** of {describe(value)}")
-    keys = drain(interp, interp.now(interp.call(attribute_now(interp, value, "keys"), [])))
+    method = attribute_or_none(interp, value, "keys")
+    if method is None:
+        raise Unsupported("B019", f"TypeError: ** of {describe(value)}")
+    keys = drain(interp, interp.now(interp.call(method, [])))
     return {hashable(interp, key): interp.now(subscript(interp, value, key)) for key in keys}
 
 
@@ -578,7 +645,7 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
             if container.factory is None:
                 raise Raised.of(KeyError(real))
             made = interp.now(interp.call(container.factory, []))
-            interp.touch(container)
+            interp.touch_item(container, real)
             container.items[real] = made
         return interp.outside.force(container.items[real])
     if interp.is_plain(container) and interp.is_plain(key):
@@ -586,10 +653,9 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if isinstance(container, Object) and isinstance(container.value, type):
         return _of_class(interp, container, key)
     if isinstance(container, Object | Instance):
-        try:
-            method = attribute_now(interp, container, "__getitem__")
-        except Missing:
-            raise Unsupported("B019", f"TypeError: {describe(container)} is not subscriptable") from None
+        method = special(interp, container, "__getitem__")
+        if method is None:
+            raise refused(container, "__getitem__")
         return interp.call(method, [key])
     raise Unsupported("B008", f"[] of {describe(container)}")
 
@@ -635,7 +701,7 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         return
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        interp.touch(container)
+        interp.touch_item(container, real)
         container.items[real] = value
         return
     if isinstance(container, Deque):
@@ -652,12 +718,11 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
             return
         if not isinstance(position, int):
             raise Unsupported("B008", "[]=")
-        interp.touch(container)
+        interp.touch_item(container, position)
         container.items[position] = value
         return
     if isinstance(container, Object | Instance):
-        method = attribute_now(interp, container, "__setitem__")
-        interp.now(interp.call(method, [key, value]))
+        ask(interp, container, "__setitem__", key, value)
         return
     raise Unsupported("B005", f"{describe(container)}[…] = …")
 
@@ -683,11 +748,10 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
         interp.touch(container)
         try:
             del container.items[interp.plain(key)]
-        except IndexError as error:
+        except (IndexError, TypeError) as error:
             raise Raised.of(error) from error
         return
     if isinstance(container, Object | Instance):
-        method = attribute_now(interp, container, "__delitem__")
-        interp.now(interp.call(method, [key]))
+        ask(interp, container, "__delitem__", key)
         return
     raise Unsupported("B005", f"del {describe(container)}[…]")

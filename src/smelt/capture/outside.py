@@ -26,6 +26,7 @@ from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
+    WORDING,
     Cell,
     Constant,
     Deque,
@@ -44,6 +45,7 @@ from smelt.capture.values import (
     Value,
     describe,
     is_constant,
+    own_operators,
 )
 from smelt.ir.generators import make_own
 
@@ -57,21 +59,17 @@ _IDENTIFIED = (
 )
 
 
-@functools.cache
-def _runs_code(metaclass: type) -> bool:
-    return isinstance(static_lookup(metaclass, "__getattribute__"), types.FunctionType)
-
-
 def runs_code(kind: type) -> bool:
     """Whether looking at a class runs code of its metaclass: not ours to run."""
-    return type(kind) is not type and _runs_code(type(kind))
+    metaclass = type(kind)
+    return metaclass is not type and isinstance(static_lookup(metaclass, "__getattribute__"), types.FunctionType)
 
 
 def _is_plain_namedtuple(kind: type) -> bool:
     """Whether objects of a class are a tuple with names for its items, and no more than that."""
     if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
         return False
-    return all(getattr(kind, name) is getattr(tuple, name) for name in ("__iter__", "__getitem__", "__len__"))
+    return own_operators(kind) <= WORDING
 
 
 def slot_names(kind: type) -> list[str]:
@@ -149,6 +147,20 @@ class Outside:
         self.fullgraph = False
         self.lent: dict[int, Lent] = {}  # by the ids of generators
         self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
+
+    def release(self) -> None:
+        """Let go of the program's objects now: values may hold each other, and the collector is slow."""
+        for _, value in self._shared.values():
+            if isinstance(value, Sequence | Deque):
+                value.unseen, value.original = [], None
+            elif isinstance(value, Mapping | Set):
+                value.items, value.original = type(value.items)(), None
+            elif isinstance(value, Cell):
+                value.contents = value.real = None
+        for objects in self._objects.values():
+            for each in objects:
+                each.value = None
+        self._shared, self._objects, self.written = {}, {}, {}
 
     def follows(self, entered: Entered) -> bool:
         """Whether a compiled function is compiled as this one is, and may break where this one may."""

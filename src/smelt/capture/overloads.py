@@ -9,6 +9,7 @@ from typing import Any
 from smelt.capture.breaks import Unsupported
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Interpreter
+from smelt.capture.special import said_index
 from smelt.capture.values import Constant, Failure, Instance, Object, Sequence, Value, describe, python_type
 
 _NAMES = {
@@ -84,7 +85,7 @@ def index_of(interp: Interpreter, value: Value) -> Value:
     if _is_python(value) and kind is not None:
         found = interp.tree.class_attribute(kind, "__index__")
         if isinstance(found, types.FunctionType):
-            return interp.now(interp.call(interp.outside.fixed(found), [value]))
+            return said_index(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
     return value
 
 

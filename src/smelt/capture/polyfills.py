@@ -70,6 +70,8 @@ def _bisected(items: Any, low: int, high: int | None, is_before: Callable[[Any],
 
 
 def product(*iterables: Iterable[Any], repeat: int = 1) -> Iterator[Any]:
+    if repeat < 0:
+        raise ValueError("repeat argument cannot be negative")
     pools = [tuple(each) for each in iterables] * repeat
     return _product(pools, ())
 
@@ -84,10 +86,9 @@ def _product(pools: list[tuple[Any, ...]], before: tuple[Any, ...]) -> Iterator[
 
 def islice(iterable: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
     cut = slice(*bounds)
-    start, step = cut.start or 0, cut.step or 1
-    if start < 0 or step < 1 or (cut.stop is not None and cut.stop < 0):
-        return itertools.islice(iterable, *bounds)  # which says what is wrong
-    return _islice(iter(iterable), start, cut.stop, step)
+    if cut.step == 0:
+        raise ValueError("Step for islice() must be a positive integer or None.")
+    return _islice(iter(iterable), cut.start or 0, cut.stop, cut.step or 1)
 
 
 def _islice(source: Iterator[Any], start: int, stop: int | None, step: int) -> Iterator[Any]:
@@ -113,8 +114,8 @@ def count(start: Any = 0, step: Any = 1) -> Iterator[Any]:
         start = start + step
 
 
-def repeat(object: Any, times: int | None = None) -> Iterator[Any]:
-    if times is None:
+def repeat(object: Any, times: int = _MISSING) -> Iterator[Any]:
+    if times is _MISSING:
         while True:
             yield object
     for _ in range(times):
@@ -170,7 +171,10 @@ def _pairwise(source: Iterator[Any]) -> Iterator[Any]:
 
 
 def combinations(iterable: Iterable[Any], r: int) -> Iterator[Any]:
-    return _combinations(tuple(iterable), r, 0)
+    pool = tuple(iterable)
+    if r < 0:
+        raise ValueError("r must be non-negative")
+    return _combinations(pool, r, 0)
 
 
 def _combinations(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
@@ -184,6 +188,8 @@ def _combinations(pool: tuple[Any, ...], r: int, start: int) -> Iterator[Any]:
 
 def permutations(iterable: Iterable[Any], r: int | None = None) -> Iterator[Any]:
     pool = tuple(iterable)
+    if r is not None and r < 0:
+        raise ValueError("r must be non-negative")
     return _permutations(pool, len(pool) if r is None else r)
 
 

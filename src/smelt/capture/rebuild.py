@@ -127,7 +127,8 @@ class Rebuilder:
                 raise Abandoned("what holds others too deep to be rebuilt") from None
             finally:
                 self._depth -= 1
-            self._known[id(value)] = known
+            # What a value holds may lead back to it, as the cell of a function that names itself: then it is made.
+            known = self._known.setdefault(id(value), known)
         return known
 
     def fill(self, steps: Callable[[], None]) -> None:

@@ -60,8 +60,27 @@ _DOES: dict[str, tuple[int, Callable[..., tuple[Any, ...]]]] = {
     "DELETE_SUBSCR": (2, lambda instruction, container, key: (operator.delitem, container, key)),
     "STORE_SLICE": (4, lambda instruction, value, container, *ends: (operator.setitem, container, slice(*ends), value)),
 }
+
+
+def _is_iterable(value: Any) -> bool:
+    """Whether there is a way to iterate: else Python's instructions have words of their own for it."""
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+
+
+def _extend(items: list[Any], value: Any) -> None:
+    if not _is_iterable(value):
+        raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
+    items.extend(value)
+
+
+def _update(items: dict[Any, Any], value: Any) -> None:
+    if not hasattr(value, "keys"):
+        raise TypeError(f"'{type(value).__name__}' object is not a mapping")
+    items.update(value)
+
+
 # What puts the top of the stack into a container further down.
-_FILLS = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update, "SET_ADD": set.add, "DICT_UPDATE": dict.update}
+_FILLS = {"LIST_EXTEND": _extend, "SET_UPDATE": set.update, "SET_ADD": set.add, "DICT_UPDATE": _update}
 
 
 @steps(*_YIELDS)
@@ -110,7 +129,14 @@ def _call_function_ex(frame: LiveFrame, instruction: Instruction, invoke: Invoke
     positional = frame.stack.pop()
     function, other = _take(frame, 2) if CALLABLE_FIRST else reversed(_take(frame, 2))
     assert other is _native.NULL
+    if not _is_iterable(positional) or not hasattr(keywords, "keys"):
+        invoke(_spread, function, positional, keywords)
     frame.stack.append(invoke(function, *positional, **keywords))
+
+
+def _spread(function: Any, positional: Any, keywords: Any) -> None:
+    """Raise what Python says of arguments that cannot be spread out, by the name of the function."""
+    function(*positional, **keywords)
 
 
 @steps("LOAD_METHOD")
@@ -184,12 +210,8 @@ def _unpack_sequence(frame: LiveFrame, instruction: Instruction, invoke: Invoke)
 
 def _unpack(value: Any, count: int) -> list[Any]:
     """Exactly `count` items, with Python's own words for too many or too few."""
-    try:
-        source = iter(value)
-    except TypeError:
-        raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from None
     items: list[Any] = []
-    for item in source:
+    for item in _to_unpack(value):
         if len(items) == count:
             raise ValueError(f"too many values to unpack (expected {count})")
         items.append(item)
@@ -198,9 +220,19 @@ def _unpack(value: Any, count: int) -> list[Any]:
     return items
 
 
+def _to_unpack(value: Any) -> Any:
+    if not _is_iterable(value):
+        raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
+    return iter(value)
+
+
+def _unpack_all(value: Any) -> list[Any]:
+    return list(_to_unpack(value))
+
+
 @steps("UNPACK_EX")
 def _unpack_ex(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    items = invoke(list, frame.stack.pop())
+    items = invoke(_unpack_all, frame.stack.pop())
     before, after = instruction.arg & 0xFF, instruction.arg >> 8
     if len(items) < before + after:
         text = f"not enough values to unpack (expected at least {before + after}, got {len(items)})"

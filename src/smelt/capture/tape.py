@@ -92,6 +92,14 @@ class Tape:
         self._added: list[fx.Node] = []
         self._rewritten: list[tuple[Tensor, fx.Node]] = []
 
+    def release(self) -> None:
+        """Let go of the program's tensors now: a tape holds on to itself, and the collector is slow."""
+        for met in self._met.values():
+            for _, value in met:
+                value.real = value.state = None
+        for table in (self._met, self._by_ghost, self._data, self._made_leaves, self.inputs, self._places, self.lifted):
+            table.clear()  # type: ignore[attr-defined]
+
     def begin(self) -> None:
         """A new instruction starts: from here `take_back` undoes."""
         if self._added or self._rewritten:

@@ -124,6 +124,8 @@ def _capture_in_mode(
             return _capture(frames, outside, compile_graph, fullgraph, entry, generators, keep)
         finally:
             tree.release()
+            tape.release()
+            outside.release()
 
 
 def _capture(
@@ -141,7 +143,7 @@ def _capture(
             interp = Interpreter(virtual, outside, HANDLERS, call, generators)
             ending = interp.run()
     except Unsupported as unreadable:
-        raise Abandoned(unreadable.reason) from unreadable
+        raise Abandoned(unreadable.reason) from unreadable.bare()
     return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep)
 
 

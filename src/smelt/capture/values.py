@@ -263,6 +263,7 @@ class Iterator(Value):
     position: int = 0
     size: int | None = None  # of a dict, or the changes of a deque, when the loop began: it may not change
     looped: bool = False  # whether a loop takes its items
+    keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last
 
 
 @dataclass(slots=True, eq=False)
@@ -444,27 +445,32 @@ def of_number(number: Any) -> Constant:
 # What Python's operators call; what has nothing to do with operators; and what yields text.
 _OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
 _OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
-_WORDING = frozenset({"__str__", "__repr__", "__format__"})
+WORDING = frozenset({"__str__", "__repr__", "__format__"})
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
 
 
-@functools.cache
 def own_operators(kind: type) -> frozenset[str]:
-    """Those special methods for operators that a class of the program has from code of the program."""
+    """Those special methods for operators that a class of the program has from code of the program.
+
+    Looked up each time: a class may gain some, and classes come and go."""
+    if not kind.__flags__ & _HEAP_TYPE:
+        return frozenset()
     return frozenset(
-        name
-        for base in kind.__mro__
-        for name, found in vars(base).items()
-        if name in _OPERATORS
-        and isinstance(found, types.FunctionType)
-        and (found.__module__ or "").partition(".")[0] not in sys.stdlib_module_names
+        name for base in kind.__mro__ for name in _OPERATORS & vars(base).keys() if _is_own(vars(base)[name])
     )
+
+
+def _is_own(found: object) -> bool:
+    if not isinstance(found, types.FunctionType):
+        return False
+    return (found.__module__ or "").partition(".")[0] not in sys.stdlib_module_names
 
 
 def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
     if type(value) in CONSTANT_TYPES:
         return True
-    return isinstance(value, enum.Enum) and own_operators(type(value)) <= _WORDING
+    return isinstance(value, enum.Enum) and own_operators(type(value)) <= WORDING
 
 
 def describe(value: Any) -> str:

@@ -16,12 +16,14 @@ import torch
 from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
 from smelt.capture.interpret import Interpreter
+from smelt.capture.special import said_text
 from smelt.capture.values import (
     Awaited,
     Constant,
     Failure,
     Instance,
     Object,
+    Sequence,
     Tensor,
     Text,
     Value,
@@ -39,8 +41,8 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     if isinstance(value, Failure) and how != "__ascii__":
         return worded(interp, value, how)
     if how in _own_wording(value):
-        found = interp.tree.class_attribute(type(value.value), how)  # type: ignore[attr-defined]
-        return interp.now(interp.call(interp.outside.fixed(found), [value]))
+        found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
+        return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
     if interp.is_plain(value):
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
     if isinstance(value, Text) and how == "__str__":
@@ -57,12 +59,14 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         if how == "__str__" and found is object.__str__:
             return text_of(interp, value, "__repr__")
         if isinstance(found, types.FunctionType):
-            return interp.now(interp.call(interp.outside.fixed(found), [value]))
+            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
 def _own_wording(value: Value) -> frozenset[str]:
-    """Methods by which the class of a member of an enum words it."""
+    """Methods by which the class of a member of an enum, or of a named tuple, words it."""
+    if isinstance(value, Sequence):
+        return own_operators(value.kind)
     member = value.value if isinstance(value, Constant) else None
     return own_operators(type(member)) if isinstance(member, enum.Enum) else frozenset()
 
@@ -85,7 +89,7 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
     if isinstance(value, Object | Instance) and kind is not None:
         found = interp.tree.class_attribute(kind, "__format__")
         if isinstance(found, types.FunctionType):
-            return interp.now(interp.call(interp.outside.fixed(found), [value, Constant(spec)]))
+            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value, Constant(spec)])))
         if found is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")

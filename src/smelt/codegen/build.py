@@ -54,7 +54,8 @@ class CompiledKernel:
 
 _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
 _MOST = 2048  # kernels, some 20 kB each; a program keeps its own, so nothing but time is lost
-_built: dict[str, list[CompiledKernel]] = {}  # by text, what was asked for last at the end
+_MOST_OF_ONE = 16  # versions of one text, each for sizes of which other facts hold
+_built: dict[str, list[CompiledKernel]] = {}  # by text, what was asked for last at the end, and so the versions of each
 _lock = threading.Lock()
 
 
@@ -93,6 +94,10 @@ def _known(key: str, kernel: Kernel) -> CompiledKernel | None:
 def _relied_on(key: str, kernel: Kernel) -> CompiledKernel:
     found = _known(key, kernel)
     assert found is not None
+    versions = _built[key]
+    if versions[-1] is not found:
+        versions.remove(found)
+        versions.append(found)
     world = world_of(kernel) if found.facts else None
     for fact in found.facts:
         assert world is not None
@@ -119,7 +124,9 @@ def _build(new: dict[str, Kernel]) -> None:
             buffers = len(kernel.parameters) + bool(code.sizes)
             address, workspace = built.address(symbol), code.per_thread_workspace
             made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
-            _built.setdefault(keys[place], []).append(made)
+            versions = _built.setdefault(keys[place], [])
+            versions.append(made)
+            del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
         events.emit("asm", lambda: engine.assemble(_text(units), target), kernels)
 

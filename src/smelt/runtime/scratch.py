@@ -19,6 +19,7 @@ from smelt.ir.program import Library, Operand, Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.launch import BINDINGS
 
+_MOST = 8192  # calls, which differ by their sizes
 _known: dict[Any, int] = {}
 _one_at_a_time = threading.Lock()
 
@@ -36,10 +37,13 @@ def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> in
     if effect_of(op, args, kwargs) is not None and not _is_out_variant(op):
         return 0
     key = (op, repr(given), torch.get_num_threads())
-    if key not in _known:
+    found = _known.get(key)
+    if found is None:
         with _one_at_a_time:
-            _known[key] = _tried(BINDINGS.get(op, op), *_map((tuple(args), dict(kwargs)), _zeros))
-    return _known[key]
+            if len(_known) >= _MOST:
+                _known.clear()
+            found = _known[key] = _tried(BINDINGS.get(op, op), *_map((tuple(args), dict(kwargs)), _zeros))
+    return found
 
 
 def scratch_of_step(program: Program, step: Library) -> int:
