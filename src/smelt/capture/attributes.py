@@ -188,7 +188,7 @@ def _by_hook(
     interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str
 ) -> Value:
     """What a class's own `__getattribute__` answers; if it raises AttributeError, `__getattr__` is asked."""
-    asked = [value, Constant(name)]
+    asked: list[Value] = [value, Constant(name)]
     if interp.tree.class_attribute(kind, "__getattr__") is ABSENT:
         return interp.call(interp.outside.fixed(hook), asked)
     depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
@@ -263,8 +263,10 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
 
 def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) -> Value:
     """`object.__getattribute__(value, name)`, which knows nothing of the class's `__getattr__`."""
-    plainly = _plain_of_instance if isinstance(value, Instance) else _plain_of_object
-    found = plainly(interp, value, name)  # type: ignore[operator]
+    if isinstance(value, Instance):
+        found = _plain_of_instance(interp, value, name)
+    else:
+        found = _plain_of_object(interp, value, name)
     if found is None:
         raise Missing(value, name)
     return found

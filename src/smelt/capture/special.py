@@ -7,6 +7,7 @@ What Python would not take for an answer it shall refuse itself: the instruction
 
 import sys
 import types
+from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.guards import ABSENT
@@ -88,7 +89,7 @@ def ask_length_hint(interp: Interpreter, value: Value) -> None:
             if issubclass(interp.failure_kind(raised), TypeError):
                 raise refused(value, name) from None  # which Python forgets, or not
             raise
-        known = answer.value if isinstance(answer, Constant) else None
+        known: Any = answer.value if isinstance(answer, Constant) else None
         if known is NotImplemented and name == "__length_hint__":
             return
         if type(known) not in (int, bool) or not 0 <= known <= sys.maxsize:

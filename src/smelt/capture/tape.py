@@ -98,7 +98,7 @@ class Tape:
             for _, value in met:
                 value.real = value.state = None
         for table in (self._met, self._by_ghost, self._data, self._made_leaves, self.inputs, self._places, self.lifted):
-            table.clear()  # type: ignore[attr-defined]
+            table.clear()
 
     def begin(self) -> None:
         """A new instruction starts: from here `take_back` undoes."""
