@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import smelt
 from tests.capture.programs import Captured, compare
 
 X = torch.arange(6.0).reshape(2, 3) / 3
@@ -304,3 +306,11 @@ def test_is_compiling_is_true_inside() -> None:
         return x * 2 if torch.compiler.is_compiling() else x * 3
 
     torch.testing.assert_close(Captured()(f, X), X * 2)
+
+
+def test_structures_of_which_there_is_one() -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        newer = sys.version_info >= (3, 8) and sys.version_info[:2] < (9, 9)
+        return x + newer + len(sys.version_info) + (sys.flags == sys.flags)
+
+    torch.testing.assert_close(smelt.compile(call, fullgraph=True)(torch.ones(2)), call(torch.ones(2)))

@@ -131,6 +131,7 @@ class _Run:
     outputs: list[Any]
     specs: Sequence[TensorSpec] = ()
     storages: list[Any] = field(default_factory=list)  # what the inputs lie in as the graph begins
+    constants: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,11 @@ def _trace_joint(source: Source, decompositions: Decompositions | None, *, leave
         seen = Seen(run.outputs, arrangement.outputs, rebased)
         leaning = find_leaning(seen, len(arrangement.results), {place: values[place][1] for place in differentiable})
         mark_arrivals(recorder, seen, leaning)
+        shown = [*run.inputs, *run.constants, *(each for each in run.outputs if isinstance(each, torch.Tensor))]
+        before = [settled(tensor).node for tensor in shown]
         tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
+        if [settled(tensor).node for tensor in shown] != before:
+            raise CannotTrace("the backward writes an input or an output, which only PyTorch does")
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
     fed, spends = _histories(run.leaves, results, gradients)
@@ -238,6 +243,7 @@ def _run(source: Source, recorder: SharingRecorder, *, with_gradients: bool, lea
         run.histories.append(run.inputs[-1].grad_fn)
         run.storages.append(run.inputs[-1].untyped_storage())
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
+    run.constants = list(constants.values())
     before = {name: settled(tensor).node for name, tensor in constants.items()}
     try:
         with Substituting(recorder.functions, WriteWatch(run.inputs)), restored():
@@ -317,9 +323,8 @@ def _backward(
 ) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node], list[int]]:
     """Run the engine. Yields the specs of the tangents, the gradient's node by input, and inputs as theirs arrived."""
     specs = tuple(_tangent_spec(node) for node, _ in values)
-    tangents = [
-        functional(run.recorder.placeholder(f"tangents_{number}", spec)) for number, spec in enumerate(specs, 1)
-    ]
+    given = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
+    tangents = list(map(functional, given))
     wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
     if not values or not wanted:
         return (), {}, []
@@ -338,6 +343,8 @@ def _backward(
         if isinstance(error, CannotTrace):
             raise
         raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
+    if any(settled(tangent).node is not ghost.node for tangent, ghost in zip(tangents, given, strict=True)):
+        raise CannotTrace("the backward writes a gradient that it is given, which only PyTorch does")
     found: dict[int, torch.Tensor] = {}
     for index, gradient in zip(wanted, gradients, strict=True):
         if gradient is None:

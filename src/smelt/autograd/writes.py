@@ -39,6 +39,8 @@ class WriteWatch:
         written = [tensor for tensor, version in given if tensor._version != version]
         if not written and name.endswith("_") and name.startswith("_foreach_"):
             written = list(_tensors(args[:1]))
+            if len({id(each) for each in written}) != len(written):
+                raise CannotTrace(f"{name} writes to a tensor more than once")
             torch.autograd.graph.increment_version(written)  # of lists of stand-ins nobody keeps count
         if any(map(self._is_spread, written)):
             raise CannotTrace(f"{name} writes to a tensor that shows elements of its memory more than once")

@@ -567,7 +567,13 @@ class Interpreter:
         return isinstance(value, Tensor)
 
 
+# Structure sequences of which there is one, and of which no other can be made.
+_ONLY = {type(each): each for each in (sys.version_info, sys.flags)}
+
+
 def make_sequence(kind: type, items: list[Any]) -> Any:
     """A real tuple, list, namedtuple or structure sequence of `kind`."""
+    if kind in _ONLY:
+        return _ONLY[kind]
     make = getattr(kind, "_make", None)
     return make(items) if make is not None else kind(items)

@@ -50,6 +50,10 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
 
+# Namespaces of operators that call nothing of the program's.
+_BUILT_IN = frozenset({"aten", "prims", "profiler", "quantized", "mkldnn"})
+
+
 class GhostError(Exception):
     """An operator whose result cannot be described without data: `.item()`, `nonzero`, resizing in place."""
 
@@ -95,6 +99,14 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return propagate(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Functions compiled by smelt run in plain Python wherever a mode is active. They have to where an operator of the
+    program calls them while it is asked for the shapes of its results; so there is one, which sees nothing."""
+    with GhostMode(), no_dispatch():  # type: ignore[no-untyped-call]
+        yield
 
 
 @contextlib.contextmanager
@@ -264,7 +276,8 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         meta_kwargs["device"] = _META
     before = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
     try:
-        result = func(*meta_args, **meta_kwargs)
+        with contextlib.nullcontext() if func.namespace in _BUILT_IN else _plainly():
+            result = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
         raise GhostError(f"{func} has no result that can be known without data") from missing
     after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
