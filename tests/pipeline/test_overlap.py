@@ -221,6 +221,7 @@ def test_an_ahead_of_time_function() -> None:
         lambda y: torch._foreach_add_([y[:4], y[2:6]], 1.0),
         lambda y: torch._foreach_add_([y[:4], y[4:]], 1.0),
         lambda y: torch._foreach_add_([y[:4]], [y[2:6]]),
+        lambda y: torch._foreach_mul_([y, y], 2.0),
     ],
 )
 @pytest.mark.parametrize("given", [False, True])
