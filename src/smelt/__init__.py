@@ -11,11 +11,11 @@ from smelt.base.collector import paused
 
 with paused():
     import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
-    from smelt.api import compile, disable, explain, is_compiling, record, reset, verify
+    from smelt.api import compile, disable, explain, record, reset, verify
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
     from smelt.base.events import counters
     from smelt.base.options import Options, config, when_set
-    from smelt.capture import graph_break, mark_dynamic
+    from smelt.capture import graph_break, is_compiling, mark_dynamic
     from smelt.pipeline.backends import list_backends, register_backend
 
 if TYPE_CHECKING:

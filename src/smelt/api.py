@@ -385,11 +385,3 @@ def reset() -> None:
         if module is not None:
             getattr(module, forget)()
     counters.clear()
-
-
-def is_compiling() -> bool:
-    """False here; inside a function being captured, it is a constant True."""
-    return False
-
-
-is_compiling._smelt_is_compiling = True  # type: ignore[attr-defined]  # how capture knows it

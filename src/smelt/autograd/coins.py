@@ -9,10 +9,14 @@ Functionalization writes both as `aten.bernoulli.p`, so the second is given a co
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils._mode_utils import no_dispatch
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 aten = torch.ops.aten
 

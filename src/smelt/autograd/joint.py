@@ -46,6 +46,7 @@ from smelt.ir.ghost import GhostError, without_caller_hooks
 from smelt.ir.graph import Level, Traced, format_graph, placeholders
 from smelt.ir.history import behind
 from smelt.ir.joint import Phase, Plan, Replay, phase_of
+from smelt.ir.originals import BASE
 from smelt.ir.resize import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 
@@ -84,7 +85,7 @@ class Source:
         """Compiled code's inputs as the function takes them."""
         if not self.numbers:
             return inputs
-        return [each.item() if place in self.numbers else each for place, each in enumerate(inputs)]
+        return [BASE.item(each) if place in self.numbers else each for place, each in enumerate(inputs)]
 
     def eager(self) -> Eager:
         """The original as PyTorch runs it."""
@@ -370,7 +371,7 @@ def _handed(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
 def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
     """The gradients' nodes, with copies where `views_to_copy` says so."""
     nodes = {index: _node_of(gradient) for index, gradient in gradients.items()}
-    copies = {index: _node_of(gradients[index].clone()) for index in views_to_copy(nodes)}
+    copies = {index: _node_of(BASE.clone(gradients[index])) for index in views_to_copy(nodes)}
     return nodes | copies
 
 

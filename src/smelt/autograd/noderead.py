@@ -16,6 +16,7 @@ from smelt import _native
 from smelt.autograd.nodekinds import Kind, kind_of
 from smelt.autograd.nodelayout import materializes
 from smelt.base.data import dataclass
+from smelt.ir.originals import BASE
 from smelt.runtime.joined import Joined, crossing_of, joined_of
 from smelt.runtime.leaning import LeaningResult
 from smelt.runtime.parted import Crossing, Way
@@ -183,7 +184,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _number(tensor: torch.Tensor) -> Any:
     """What a Python number is that a tensor stands for: PyTorch hands it to operators as a number again."""
-    return _exactly(tensor.item()) if is_number(tensor) else None
+    return _exactly(BASE.item(tensor)) if is_number(tensor) else None
 
 
 def is_number(tensor: torch.Tensor) -> bool:

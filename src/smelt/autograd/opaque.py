@@ -13,16 +13,20 @@ contents.
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import torch
 from torch._library.custom_ops import CustomOpDef
 
 from smelt.autograd.without_data import WithoutData
 from smelt.base.data import dataclass
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.ghost import GhostError
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 _library = torch.library.Library("smelt_derivatives", "FRAGMENT")  # type: ignore[no-untyped-call]
 _known: dict[tuple[Any, ...], Callable[..., Any]] = {}  # operators by what they compute

@@ -8,16 +8,22 @@ that looks pure and is not; where no substitute catches it first, the recorder r
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from smelt.autograd.coins import toss_contiguous
 from smelt.autograd.trace import CannotTrace
 from smelt.autograd.writes import WriteWatch
+from smelt.ir.originals import BASE, meant
 from smelt.ir.spelled import spell_out
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+else:
+    from smelt.ir.originals import functional as F
+    from smelt.ir.originals import pristine as torch
 
 aten = torch.ops.aten
 
@@ -144,7 +150,7 @@ def _shared_in_secret(name: str) -> Callable[..., Any]:
 _SHARED_IN_SECRET = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
-    **{getattr(owner, name): _shared_in_secret(name) for owner in (torch, torch.Tensor) for name in _SHARED_IN_SECRET},
+    **{getattr(owner, name): _shared_in_secret(name) for owner in (torch, BASE) for name in _SHARED_IN_SECRET},
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
@@ -156,7 +162,7 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
     },
     torch.bernoulli: toss_contiguous,
-    torch.Tensor.bernoulli: toss_contiguous,
+    BASE.bernoulli: toss_contiguous,
 }
 
 
@@ -171,7 +177,7 @@ class Substituting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = meant(func), kwargs or {}
         given = self._watch.before(args, kwargs)
         made = spell_out(func, args, kwargs, in_place=True)
         if made is NotImplemented:

@@ -32,6 +32,7 @@ from smelt.ir.ghost import GhostError, GhostTensor, Recorder
 from smelt.ir.gradients import running_backward, set_backward
 from smelt.ir.graph import Traced, output_node
 from smelt.ir.joint import Phase, Wish, phase_of, set_phase, set_wish
+from smelt.ir.originals import BASE, METHODS_OF_C, call_method
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 
 aten = torch.ops.aten
@@ -282,7 +283,7 @@ def _lay_as_before(written: Lying) -> None:
             continue
         order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
         with torch.no_grad():
-            rows = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+            rows = BASE.clone(tensor.permute(order), memory_format=torch.contiguous_format)
             made = settled(rows.permute([order.index(dim) for dim in range(len(shape))]))
         torch._functionalize_replace(tensor, made)
         torch._functionalize_commit_update(tensor)
@@ -311,8 +312,8 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             written = _written(node, args, kwargs)
             if _is_float(node) and any(map(is_symbolic, args)):
                 made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
-            elif node.op == "call_method":
-                made = getattr(args[0], node.target)(*args[1:], **kwargs)
+            elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
+                made = call_method(node.target, *args, **kwargs)
             else:
                 made = node.target(*args, **kwargs)
                 watch(node.target, made)

@@ -1,7 +1,7 @@
 """Capture: Python functions as they run become torch-level graphs, guards, and points to go on from."""
 
 from smelt.capture.breaks import REASONS
-from smelt.capture.marks import DISABLED, graph_break, mark_dynamic, mark_entered
+from smelt.capture.marks import DISABLED, graph_break, is_compiling, mark_dynamic, mark_entered
 from smelt.capture.recompiles import RecompileRecord
 from smelt.capture.records import BreakRecord, GraphRecord
 from smelt.capture.region import CompiledRegion
@@ -14,6 +14,7 @@ __all__ = [
     "GraphRecord",
     "RecompileRecord",
     "graph_break",
+    "is_compiling",
     "mark_dynamic",
     "mark_entered",
 ]

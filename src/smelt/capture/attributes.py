@@ -41,6 +41,7 @@ from smelt.capture.values import (
     is_constant,
     python_type,
 )
+from smelt.ir.originals import is_own
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -149,6 +150,11 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 
 
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
+    found = interp.tree.class_attribute(value.kind, name)
+    if not is_own(interp.tree.class_attribute(value.kind, "__getattribute__")):
+        raise Unsupported("B007", f"{name} of a tensor, whose attributes the program looks up itself")
+    if not is_own(found):
+        return _replaced_of_tensor(interp, value, found, name)
     if name == "grad" and (value.real is not None or interp.tape.gradient_slots(value) is not None):
         return gradient_of(interp, value)
     set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
@@ -156,22 +162,33 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         return set_to
     if name == "grad_fn" and not value.ghost.requires_grad:
         return Constant(None)
-    if name in TENSOR_BREAKS and not callable(getattr(torch.Tensor, name, None)):
+    if name in TENSOR_BREAKS and isinstance(found, (*_DESCRIPTORS_OF_C, property)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":
         return interp.outside.fixed(value.kind)
-    found = interp.tree.class_attribute(value.kind, name)
     if value.real is not None and value.source is not None and name in value.real.__dict__:
         return interp.outside.value(value.real.__dict__[name], value.source.member(name))
     if found is ABSENT:
         if value.source is not None:
             value.source.instance_dict().check(("lacks", name))
-        raise Missing(value, name)
+        return _fallback(interp, value, value.kind, name)
     if isinstance(found, (*_C_METHODS, types.FunctionType)):
         return Method(interp.outside.fixed(found), value)
     if isinstance(found, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
     return interp.tensor_call("call_function", getattr, [value, Constant(name)])
+
+
+def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: str) -> Value:
+    """What the program put into a class of tensors, read through a tensor."""
+    if isinstance(found, property):
+        if not isinstance(found.fget, types.FunctionType):
+            raise Unsupported("B007", f"{name} of a tensor")
+        return _run_getter(interp, value, found.fget, name)
+    held = value.real is not None and name in value.real.__dict__
+    if held or not isinstance(found, types.FunctionType):
+        raise Unsupported("B007", f"{name} of a tensor, which the program replaced")
+    return Method(interp.outside.fixed(found), value)
 
 
 def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:

@@ -16,6 +16,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
 from smelt.capture.policy import acts_as_in_eager, is_layer
 from smelt.capture.values import Awaited, Constant, Tensor, Value, python_type
+from smelt.ir.originals import BASE
 
 _NUMBERS = (bool, int, float)
 _OF_ANY = frozenset({operator.add, operator.sub, operator.mul})
@@ -39,7 +40,7 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
     if interp.outside.sealed or interp.outside.closed or interp.tape.ambient.inference:
         raise needed("Tensor.item")  # it runs twice, or later; or its copy would be of another kind than other results
     bare = interp.tensor_call("call_method", "detach", [tensor])
-    return Awaited(kind or own, kind or torch.Tensor.item, [interp.tensor_call("call_method", "clone", [bare])])
+    return Awaited(kind or own, kind or BASE.item, [interp.tensor_call("call_method", "clone", [bare])])
 
 
 def counts(interp: Interpreter, tensor: Tensor, kind: type | None) -> bool:

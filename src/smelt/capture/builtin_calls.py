@@ -88,7 +88,7 @@ _PURE_BUILTINS = (
 PURE: dict[Any, bool] = dict.fromkeys(
     [
         *(getattr(builtins, name) for name in _PURE_BUILTINS.split()),
-        *(value for value in vars(math).values() if callable(value)),
+        *(value for value in vars(math).values() if isinstance(value, types.BuiltinFunctionType)),
         *(
             value
             for name, value in vars(operator).items()

@@ -31,11 +31,19 @@ from smelt.capture.copies import COPIES
 from smelt.capture.deque_calls import deque_method
 from smelt.capture.failures import method_of
 from smelt.capture.functions import FUNCTION_CALLS, ONCE
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.leaf_state import store_requires_grad
-from smelt.capture.marks import DISABLED, afterwards, entered_by, graph_break, left_to_python, nothing_waits
+from smelt.capture.marks import (
+    DISABLED,
+    afterwards,
+    entered_by,
+    graph_break,
+    is_compiling,
+    left_to_python,
+    nothing_waits,
+)
 from smelt.capture.number_calls import number_call, tensor_of
 from smelt.capture.operators import contains, is_computed, subscript
 from smelt.capture.policy import (
@@ -48,15 +56,18 @@ from smelt.capture.policy import (
     TENSOR_BREAKS,
     Treatment,
     acts_as_in_eager,
+    is_library,
     is_polyfill,
     is_torch_leaf,
     is_transform,
+    known_name,
     optimizer_behind,
-    qualified_name,
     treatment_of_code,
 )
 from smelt.capture.polyfills import KINDS, MAKERS, POLYFILLS
+from smelt.capture.reliance import rely_on_names
 from smelt.capture.remembered import WRAPPER, call_cached
+from smelt.capture.replaced import rely_on_own_in
 from smelt.capture.resizing import resized
 from smelt.capture.special import refused, special
 from smelt.capture.stepping import STEPPING, averaging_batch_norm
@@ -80,6 +91,7 @@ from smelt.capture.values import (
     python_type,
 )
 from smelt.ir.effects import is_pointwise
+from smelt.ir.originals import BASE
 
 CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **modules.MODULE_CALLS}
 _GENERATOR = 0x20
@@ -129,8 +141,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
         return _weights_have_changed(interp, args[0])
-    name = qualified_name(real)
-    if name in ANSWERED_TRUE or getattr(real, "_smelt_is_compiling", False):
+    name = known_name(real)
+    if name in ANSWERED_TRUE or real is is_compiling:
         interp.outside.pin(function)
         return Constant(not acts_as_in_eager(interp.frames[-1].info.code))
     if name in ANSWERED_FALSE:
@@ -139,7 +151,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     if name in IDENTITIES and args and not kwargs:
         interp.outside.pin(function)
         return args[-1]
-    ambient = _hashable_get(AMBIENT_CALLS, real)
+    ambient = _known(AMBIENT_CALLS, real)
     if ambient is not None:
         interp.outside.pin(function)
         given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
@@ -153,20 +165,23 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         if name in OF_THE_MACHINE:
             interp.tree.rely_on_machine(real, None if args or kwargs else answer)
         return answer
-    block: Builtin | None = _hashable_get(CONTEXT_CALLS, real)
+    block: Builtin | None = _known(CONTEXT_CALLS, real)
     if block is not None:
         return block(interp, args, kwargs)
-    polyfill = _hashable_get(POLYFILLS, real)
+    polyfill = _known(POLYFILLS, real)
     if polyfill is not None:
         interp.outside.pin(function)
         refuse_arguments(real, args, kwargs)
         return call(interp, interp.outside.fixed(polyfill), args, kwargs)
-    handler: Builtin | None = _hashable_get(BUILTIN_CALLS, real) or _hashable_get(COPIES, real)
+    handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(COPIES, real)
     if handler is not None:
         interp.outside.pin(function)
+        rely_on_own_in(interp, real, args)
         return handler(interp, args, kwargs)
     if is_torch_leaf(real):
         interp.outside.pin(function)
+        if isinstance(real, types.FunctionType) and not rely_on_names(interp.tree, real):
+            return _follow(interp, function, args, kwargs)
         _refuse_method(real)
         made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
         if made is not None:
@@ -233,13 +248,14 @@ def _unchanged_weights(module: Any) -> bool:
     return not module._weights_have_changed()
 
 
-def _hashable_get(table: dict[Any, Any], key: Any) -> Any:
-    if isinstance(type(key).__hash__, types.FunctionType):
+def _known(table: dict[Any, Any], real: Any) -> Any:
+    """What a table of library functions says of a callable; None for one of the program's, which may stand in a
+    library function's place since before smelt was imported."""
+    if isinstance(real, types.FunctionType):
+        return table.get(real) if is_library(real.__code__) else None
+    if not isinstance(static_lookup(type(real), "__hash__"), types.WrapperDescriptorType):
         return None  # hashing it would run the program's code
-    try:
-        return table.get(key)
-    except TypeError:
-        return None
+    return table.get(real)
 
 
 def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -291,20 +307,22 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
 
 def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real = function.value
-    if _hashable_get(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
+    if _known(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
         interp.outside.pin(function)
         in_symbols = number_call(interp, real, args, kwargs)
         if in_symbols is not None:
             return in_symbols
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         return interp.compute(real, *[interp.plain(value) for value in args], **named)
-    raise Unsupported("B002", qualified_name(real).removeprefix("builtins."))
+    raise Unsupported("B002", f"{real.__module__ or ''}.{real.__name__}".removeprefix("builtins."))
 
 
 def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A method of a C type, called with its receiver first."""
     real, receiver = function.value, args[0] if args else None
     if isinstance(receiver, Tensor):
+        if real.__objclass__ is not BASE and real.__name__ not in TENSOR_BREAKS:
+            raise Unsupported("B002", f"{real.__qualname__} of a tensor")
         if real.__name__ == "requires_grad_":
             store_requires_grad(interp, receiver, args[1:], kwargs)
             return receiver

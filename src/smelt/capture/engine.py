@@ -35,6 +35,7 @@ from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
 from smelt.ir.ambient import default_devices
 from smelt.ir.graph import GraphCompiler, Recaller
+from smelt.ir.originals import replaced_underneath
 
 _ENOUGH_IDLE = 3
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
@@ -116,7 +117,7 @@ class Engine:
         if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
             self.native.never(code)
             return None
-        if not self._has_stack(code.co_qualname):
+        if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
             return None
         frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
         with self._lock:
@@ -187,7 +188,7 @@ class Engine:
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
-        if self._no_room or _watched() or _native.Region.held():
+        if self._no_room or _watched() or _native.Region.held() or replaced_underneath() is not None:
             return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)

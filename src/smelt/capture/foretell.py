@@ -23,6 +23,7 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.sizes import read_size
 from smelt.capture.tape import Tape
 from smelt.capture.values import Number, Tensor, Value
+from smelt.ir.originals import BASE, method
 
 _MOST_NODES = 24
 
@@ -153,11 +154,11 @@ def _run(steps: list[fx.Node], given: Any) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
     for node in steps:
         if node.op == "placeholder":
-            values[node] = given.detach().clone()
+            values[node] = BASE.clone(BASE.detach(given))
             continue
         places = _places(node, values)
         args = map_arg(node.args if places is None else tuple(_at(node, places)), values.__getitem__)
         kwargs = map_arg(node.kwargs, values.__getitem__)
-        function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+        function: Any = method(str(node.target)) if node.op == "call_method" else node.target
         values[node] = function(*args, **kwargs)
     return values

@@ -114,6 +114,7 @@ def _tie(interp: Interpreter, kind: type, context: Context, given: list[Value], 
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
     tape, wanted = LaterTape(_at_backward(interp)), len(given)
+    tape.methods = interp.tape.methods
     gradients: list[Value] = [
         tape.argument(f"grad_{number}", TensorSpec.of(value.ghost)) if isinstance(value, Tensor) else Constant(None)
         for number, value in enumerate(outputs)

@@ -11,6 +11,7 @@ import torch
 
 from smelt.capture.source import Source
 from smelt.ir.ambient import autocast_nesting, autocast_settings, default_devices
+from smelt.ir.originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode, SizeFacts
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 # Functions in C, as each is called once per call of anything compiled.
 PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("grad mode", torch.is_grad_enabled),
-    ("inference mode", torch.is_inference_mode_enabled),
+    ("grad mode", torch._C.is_grad_enabled),
+    ("inference mode", torch._C.is_inference_mode_enabled),
     ("autocast", torch._C._is_any_autocast_enabled),
-    ("default dtype", torch.get_default_dtype),
+    ("default dtype", torch._C.get_default_dtype),
     ("deterministic algorithms", torch._C._get_deterministic_algorithms),
     ("torch function modes", torch._C._len_torch_function_stack),
     ("torch dispatch modes", torch._C._len_torch_dispatch_stack),
@@ -58,6 +59,7 @@ class GuardTree:
         self.transient = ""  # what was looked at that is another in another process, and that no guard asks for
         self.asked: dict[tuple[int, int], tuple[type, type, bool]] = {}  # see `is_subclass`
         self.machine: dict[Callable[[], Any], Any] = {}  # see `rely_on_machine`
+        self.relied_on: set[Any] = set()  # functions of PyTorch, see `reliance`
         self.remembered: dict[Any, Any] = {}  # calls of cached functions, in their order
         self.inference_mode = torch.is_inference_mode_enabled()
         self.nesting = autocast_nesting()
@@ -143,7 +145,7 @@ class GuardTree:
         self._classes = {}
         collected: list[Source] = []
         slots = [self._slots[index] for index in sorted(self._slots)]
-        nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values())]
+        nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values(), *_underneath())]
         return tuple(node for node in nodes if node is not None), collected
 
 
@@ -159,10 +161,27 @@ class GuardTree:
             source.children, source.value, source.parent = {}, None, None
 
 
+UNDERNEATH = "PyTorch, as smelt uses it"
+
+
+def _underneath() -> tuple[Source, Source]:
+    """What smelt itself asks of PyTorch, which no program has replaced; people are not shown it."""
+    tensors = Source(None, ("value", torch.Tensor), UNDERNEATH)
+    functions = Source(None, ("value", torch.__dict__), UNDERNEATH)
+    for name in ASKED_OF_TENSORS:
+        found = static_lookup(torch.Tensor, name)
+        if found is not ABSENT:  # in this version of PyTorch
+            tensors.check(("class has", name, found))
+    for name in ASKED_OF_TORCH:
+        if name in torch.__dict__:
+            functions.child(("key", name), name).check(("is", torch.__dict__[name]))
+    return tensors, functions
+
+
 def format_guards(roots: "tuple[GuardNode, ...]", sizes: "SizeFacts | None" = None) -> str:
     """Guards as text: one line per check, in the order they run."""
     lines: list[str] = []
-    pending = list(reversed(roots))
+    pending = [root for root in reversed(roots) if root[4] != UNDERNEATH]
     while pending:
         _, checks, children, collected, text = pending.pop()
         lines += [f"  {text}: {_check_text(check)}" for check in checks]

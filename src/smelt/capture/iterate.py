@@ -12,6 +12,7 @@ from smelt.capture.failures import stop_iteration
 from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Interpreter
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
+from smelt.capture.replaced import rely_on_own
 from smelt.capture.special import ask, ask_length_hint, refused, special
 from smelt.capture.values import (
     Constant,
@@ -55,6 +56,7 @@ def iterator(interp: Interpreter, value: Value) -> Value:
         items = [item.value if isinstance(item, Held) else interp.outside.fixed(item) for item in value.items]
         return Iterator(Sequence(tuple, items), "forward")
     if isinstance(value, Tensor):
+        rely_on_own(interp, value, "__iter__")
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
     if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
         return Iterator(Sequence(tuple, [Constant(member) for member in interp.outside.pin(value)]), "forward")

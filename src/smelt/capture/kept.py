@@ -132,7 +132,7 @@ def _summary(real: Any, depth: int = 2) -> str:
     the rest."""
     kind = type(real)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
-        if getattr(real, DYNAMIC, ()):
+        if real.__dict__.get(DYNAMIC):
             raise Transient("sizes are to change")
         return f"{kind.__name__} {real.dtype} {tuple(real.shape)} {real.requires_grad}"
     if issubclass(kind, torch.nn.Module):

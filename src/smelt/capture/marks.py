@@ -41,6 +41,11 @@ def entered_by(function: Any) -> Entered | None:
     return found if found is not None and found.by() is function else None
 
 
+def is_compiling() -> bool:
+    """False here; inside a function being captured, it is a constant True."""
+    return False
+
+
 def graph_break() -> None:
     """Ends the captured graph where it is called; does nothing else."""
 
@@ -66,9 +71,9 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:
     """Compile for any size of `tensor` along `dim` (one or several), from the first call on."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"mark_dynamic takes a tensor, not {type(tensor).__name__}")
-    marked = set(getattr(tensor, DYNAMIC, ()))
+    marked = set(tensor.__dict__.get(DYNAMIC, ()))
     for each in (dim,) if isinstance(dim, int) else dim:
         if not -tensor.dim() <= each < tensor.dim():
             raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {each}")
         marked.add(each % tensor.dim())
-    setattr(tensor, DYNAMIC, frozenset(marked))
+    tensor.__dict__[DYNAMIC] = frozenset(marked)

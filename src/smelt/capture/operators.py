@@ -22,6 +22,7 @@ from smelt.capture.iterate import advance, drain, iterator
 from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.policy import acts_as_in_eager
+from smelt.capture.replaced import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.special import ask, refused, said_bool, said_length, special
 from smelt.capture.values import (
     Awaited,
@@ -94,10 +95,11 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         free = _free_number(symbol.rstrip("="), left, right)
         if free is not None:
             return free
-    if isinstance(left, Tensor):
-        return _on_tensors(interp, function, left, right)
-    if isinstance(right, Tensor) and not isinstance(left, Object | Instance):
-        return _on_tensors(interp, BINARY[symbol.rstrip("=")], left, right)  # `0 += x` makes a new tensor
+    if isinstance(left, Tensor) or (isinstance(right, Tensor) and not isinstance(left, Object | Instance)):
+        if not isinstance(left, Tensor):
+            function = BINARY[symbol.rstrip("=")]  # `0 += x` makes a new tensor
+        replaced = replaced_binary(interp, symbol, left, right)
+        return _on_tensors(interp, function, left, right) if replaced is None else replaced
     if any(isinstance(value, Sequence) and value.kind is torch.Size for value in (left, right)):
         return _on_shapes(interp, BINARY[symbol.rstrip("=")], left, right)
     if isinstance(left, Sequence) and left.kind is list and symbol in ("+=", "*="):
@@ -285,6 +287,7 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
     if isinstance(value, Awaited):
         return arithmetic(UNARY[name], value)
     if isinstance(value, Tensor):
+        rely_on_own(interp, value, f"__{UNARY[name].__name__}__")
         return interp.tensor_call("call_function", UNARY[name], [value])
     if isinstance(value, Object | Instance):
         return overloaded_unary(interp, name, value)
@@ -302,7 +305,8 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         if symbol in ("==", "!=") and any(isinstance(v, Constant) and v.value is None for v in (left, right)):
             return Constant(symbol == "!=")
-        return _on_tensors(interp, COMPARE[symbol], left, right)
+        replaced = replaced_compare(interp, symbol, left, right)
+        return _on_tensors(interp, COMPARE[symbol], left, right) if replaced is None else replaced
     if _in_symbols(left, right):
         if is_computed(left) or is_computed(right):
             return Constant(foretell(interp, COMPARE[symbol], left, right))
@@ -450,6 +454,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
     if isinstance(value, Constant):
         return bool(value.value)
     if isinstance(value, Tensor):
+        rely_on_own(interp, value, "__bool__")
         answer = interp.tape.decided(value)
         if answer is None and acts_as_in_eager(interp.frames[-1].info.code):
             return foretell_truth(interp, value)  # what optimizers decide by is a count of steps
@@ -484,7 +489,7 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
         if contents is not None and found is not ABSENT:
             return length(interp, contents) > 0
         if found is not ABSENT:
-            if value.source is not None and name == "__len__":
+            if value.source is not None and name == "__len__" and isinstance(found, types.WrapperDescriptorType):
                 value.source.check(("length", len(real)))  # type: ignore[arg-type]
                 return len(real) > 0  # type: ignore[arg-type]
             raise Unsupported("B003", describe(value))
@@ -501,6 +506,7 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, DictView):
         return length(interp, value.mapping)
     if isinstance(value, Tensor):
+        rely_on_own(interp, value, "__len__")
         if value.ghost.dim() == 0:
             raise Unsupported("B019", "TypeError: len() of a 0-d tensor")
         return int(value.ghost.shape[0])
@@ -634,6 +640,7 @@ def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
 def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     """`container[key]`."""
     if isinstance(container, Tensor):
+        rely_on_own(interp, container, "__getitem__")
         return item_of(interp, container, key)
     if isinstance(container, Sequence):
         return _item(interp, container, key)
@@ -697,6 +704,7 @@ def _place(interp: Interpreter, container: Deque, key: Value) -> int:
 def store_subscript(interp: Interpreter, container: Value, key: Value, value: Value) -> None:
     """`container[key] = value`."""
     if isinstance(container, Tensor):
+        rely_on_own(interp, container, "__setitem__")
         set_item(interp, container, key, value)
         return
     if isinstance(container, Mapping):

@@ -12,12 +12,12 @@ from smelt.capture.interpret import Interpreter
 from smelt.capture.special import said_index
 from smelt.capture.values import Constant, Failure, Instance, Object, Sequence, Value, describe, python_type
 
-_NAMES = {
+NAMES = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
     "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
 }  # fmt: skip
-_COMPARISONS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
-_REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
+COMPARISONS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
+REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 _BY_IDENTITY = (object.__eq__, type.__eq__, BaseException.__eq__)
 
 
@@ -28,9 +28,9 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
     if kind is None or other is None:
         raise refused
     plain = symbol.removesuffix("=")
-    name, reflected = f"__{_NAMES[plain]}__", f"__r{_NAMES[plain]}__"
+    name, reflected = f"__{NAMES[plain]}__", f"__r{NAMES[plain]}__"
     if plain != symbol and _is_python(left):
-        answer = _ask(interp, left, kind, f"__i{_NAMES[plain]}__", right, refused)
+        answer = _ask(interp, left, kind, f"__i{NAMES[plain]}__", right, refused)
         if answer is not None:
             return answer
     turns = [(left, kind, name, right), (right, other, reflected, left)]
@@ -66,7 +66,7 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
     refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if kind is None or other is None:
         raise refused
-    mirrored = _REFLECTED[symbol]
+    mirrored = REFLECTED[symbol]
     turns = [(left, kind, symbol, right), (right, other, mirrored, left)]
     if kind is not other and issubclass(other, kind):
         turns.reverse()
@@ -120,9 +120,9 @@ def _ask(
 def _ask_comparison(
     interp: Interpreter, receiver: Value, kind: type, symbol: str, argument: Value, refused: Unsupported
 ) -> Value | None:
-    found = _lookup(interp, kind, _COMPARISONS[symbol])
+    found = _lookup(interp, kind, COMPARISONS[symbol])
     if isinstance(found, types.FunctionType):
-        return _ask(interp, receiver, kind, _COMPARISONS[symbol], argument, refused)
+        return _ask(interp, receiver, kind, COMPARISONS[symbol], argument, refused)
     if symbol == "!=" and found is object.__ne__:
         if not isinstance(_lookup(interp, kind, "__eq__"), types.FunctionType):
             return None
@@ -139,4 +139,4 @@ def _ask_comparison(
 
 def static_object_method(symbol: str) -> Any:
     """What `object` itself says to a comparison: nothing."""
-    return getattr(object, _COMPARISONS[symbol])
+    return getattr(object, COMPARISONS[symbol])

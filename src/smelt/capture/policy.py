@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from smelt.base.options import config
+from smelt.ir.originals import TORCH as _TORCH
+from smelt.ir.originals import own_name
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 _SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
 _POLYFILLS = tuple(
@@ -195,9 +196,16 @@ TENSOR_BREAKS: dict[str, str] = {
 }
 
 
-def qualified_name(function: Any) -> str:
-    """`torch.nn.functional.relu`, `builtins.len`: the name the tables above use."""
-    return f"{getattr(function, '__module__', None) or ''}.{getattr(function, '__name__', '')}"
+_TYPES: dict[Any, str] = {
+    kind: name
+    for kind, name in ((torch.finfo, "torch.finfo"), (torch.iinfo, "torch.iinfo"), (torch.device, "torch.device"))
+    if isinstance(kind, type) and not kind.__flags__ & 1 << 9  # of C: nobody has put another class there
+}
+
+
+def known_name(function: Any) -> str:
+    """The name the tables above use for a function of PyTorch's own; "" for any other, whatever it calls itself."""
+    return _TYPES.get(function, "") if type(function) is type else own_name(function)
 
 
 def treatment_of_code(code: types.CodeType) -> Treatment:
@@ -262,6 +270,14 @@ def runs_alone(function: Any) -> bool:
 
 def _is_numpy(file: str) -> bool:
     return f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file
+
+
+def is_library(code: types.CodeType) -> bool:
+    """Whether the code is of PyTorch, of Python's library, or smelt's own: none of the program's."""
+    file = code.co_filename
+    if file.startswith((_TORCH, _SMELT, "<frozen ")) or file.endswith(os.sep + "typing_extensions.py"):
+        return True
+    return file.startswith(_STDLIB) and "-packages" + os.sep not in file
 
 
 def is_polyfill(code: types.CodeType) -> bool:
@@ -341,7 +357,7 @@ def is_torch_leaf(function: Any) -> bool:
         return True
     if not isinstance(function, types.BuiltinFunctionType | types.FunctionType):
         return False
-    name = qualified_name(function)
+    name = own_name(function)
     module, _, short = name.rpartition(".")
     if module not in _LEAF_MODULES or name in NEVER_LEAVES or name in EVALUATED:
         return False

@@ -14,7 +14,7 @@ from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.keeping import Kept, may_be_step, refuse, stamp_of, stamps_of
 from smelt.capture.named import EQUAL, WRAPPERS, Transient, find, forget_classes, is_like
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, Return, related
-from smelt.capture.policy import OF_THE_MACHINE, qualified_name
+from smelt.capture.policy import OF_THE_MACHINE, known_name
 from smelt.capture.rebuild import Recipe
 from smelt.capture.remembered import WRAPPER, Remembered
 from smelt.capture.state import LiveFrame, flat
@@ -325,7 +325,7 @@ class Loading:
 
 
 def _of_machine(function: Any) -> Callable[[], Any]:
-    if qualified_name(function) not in OF_THE_MACHINE:
+    if known_name(function) not in OF_THE_MACHINE:
         raise ValueError(f"{function!r} is not asked")
     asked: Callable[[], Any] = function
     return asked

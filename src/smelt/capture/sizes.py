@@ -83,13 +83,13 @@ class Sizes:
             dim: self.world.symbol(f"{source.text}.shape[{dim}]", shape[dim], (source, "size", dim))
             for dim in sorted(changing)
         }
-        self._marked += [symbols[dim] for dim in getattr(tensor, DYNAMIC, ()) if dim in symbols]
+        self._marked += [symbols[dim] for dim in tensor.__dict__.get(DYNAMIC, ()) if dim in symbols]
         sizes = [Expression.of(symbols.get(dim, size)) for dim, size in enumerate(shape)]
         strides = self._steps(sizes, stride, moving, source)
         return tuple(self._number(each) for each in sizes), tuple(self._number(each) for each in strides)
 
     def _changing(self, tensor: torch.Tensor, shape: tuple[int, ...], source: Source) -> set[int]:
-        marked: Iterable[int] = getattr(tensor, DYNAMIC, ())
+        marked: Iterable[int] = tensor.__dict__.get(DYNAMIC, ())
         changing = set(marked) if self._dynamic is not False else set()
         if self._dynamic is None:
             changing |= self._history.sizes(source.place, shape)

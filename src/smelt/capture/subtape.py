@@ -91,6 +91,7 @@ class RegionTape(Subtape):
         self._outer = outer
         self.regions = outer.regions
         self.inferred = outer.inferred
+        self.methods = outer.methods
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         return self._outer.input(tensor, source, shape, stride)

@@ -45,6 +45,7 @@ from smelt.ir.effects import is_random, quietly_written, raises
 from smelt.ir.generators import Own
 from smelt.ir.ghost import GhostError, GhostMode, GhostTensor
 from smelt.ir.numbers import NumberWriter
+from smelt.ir.originals import held_by, is_own, method
 from smelt.ir.spelled import spell_out
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
 
@@ -65,6 +66,7 @@ class Tape:
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
         self.only_apart = False  # whether the graph is right only where inputs lie apart: see `Care`
+        self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
         self.draws = False  # whether an operator draws random numbers
         self.raises = False  # whether an operator raises for some values
         self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
@@ -149,12 +151,17 @@ class Tape:
         """The node of a size or a stride of an input, or the placeholder of a number from outside."""
         source, what, dim = leaf.origin
         if what != "number":
-            node = self.graph.call_method(what, (self._places[source], dim))
+            node = self._method(what, self._places[source], dim)
             self._added.append(node)
             return node
         if source not in self._places:
             set_spec(self._input(source), NumberSpec(Expression.of(leaf) if isinstance(leaf, Symbol) else leaf))
         return self._places[source]
+
+    def _method(self, name: str, *args: Any) -> fx.Node:
+        if self._is_replaced(name, Constant(None)):
+            return self.graph.call_function(method(name), args)
+        return self.graph.call_method(name, args)
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
@@ -198,7 +205,7 @@ class Tape:
         """A tensor without its history, if a backward has freed that; None if it has it still."""
         if not value.ghost.requires_grad or not self.histories.is_spent(value.ghost):
             return None
-        node = self.graph.call_method("detach", (self.home(value),))
+        node = self._method("detach", self.home(value))
         set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
         return node
 
@@ -491,13 +498,9 @@ class Tape:
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
         try:
-            function = getattr(torch.Tensor, target, None) if opcode == "call_method" else target
+            function = method(target) if opcode == "call_method" else target
             made = spell_out(function, ghosts, named)
-            if made is not NotImplemented:
-                return made
-            if opcode == "call_method":
-                return getattr(ghosts[0], target)(*ghosts[1:], **named)
-            return target(*ghosts, **named)
+            return function(*ghosts, **named) if made is NotImplemented else made
         except (GhostError, Undecided) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
@@ -512,11 +515,22 @@ class Tape:
         nodes = tuple(_convert(value, self._operand) for value in args)
         named = {name: _convert(value, self._operand) for name, value in kwargs.items()}
         self.heed(self.ambient)
+        if opcode == "call_method" and self._is_replaced(target, args[0]):
+            opcode, target = "call_function", method(target)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place
         set_spec(node, spec_of_value(result))
         self._added.append(node)
         return node
+
+    def _is_replaced(self, name: str, receiver: Value) -> bool:
+        """Whether the program has put something else in the place of a method of tensors; that it has not is relied
+        on, as a graph's text finds the method by its name."""
+        kind = receiver.kind if isinstance(receiver, Tensor) else torch.Tensor
+        if not is_own(held_by(kind, name)):
+            return True
+        self.methods.add((kind, name))
+        return False
 
     def _wrap(self, result: Any, node: fx.Node) -> Value:
         if isinstance(result, GhostTensor):

@@ -273,6 +273,8 @@ class _Closing:
         self.inference = bool(inferred)
         self._close_graph()
         self._collect_entrance()
+        for kind, name in sorted(self.tape.methods, key=_place_of_method):
+            self.interp.tree.class_attribute(kind, name)
         _, collected = self.interp.tree.build()
         arguments = self._order_inputs(len(collected))
         computation = self._computation(arguments, len(collected))
@@ -587,3 +589,8 @@ def _drop_unused_parts(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.target is operator.getitem and not node.users and type(node.args[1]) is int:
             graph.erase_node(node)
+
+
+def _place_of_method(method: tuple[type, str]) -> tuple[str, str]:
+    kind, name = method
+    return kind.__name__, name

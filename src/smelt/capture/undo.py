@@ -19,6 +19,7 @@ from smelt.base.data import dataclass
 from smelt.capture.plan import GraphRun, Unwritten
 from smelt.ir.ambient import without_default_devices
 from smelt.ir.graph import Traced
+from smelt.ir.originals import BASE
 from smelt.runtime.overlap import overlap
 from smelt.runtime.written import forbids_writing
 
@@ -164,16 +165,16 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _copy(tensor: torch.Tensor, rebased: bool) -> torch.Tensor:
     with torch.set_grad_enabled(rebased):
-        return tensor.clone()
+        return BASE.clone(tensor)
 
 
 def _restore(tensor: torch.Tensor, version: int | None, copy: torch.Tensor, rebased: bool) -> None:
     if copy.requires_grad:  # gradients go where they went, by way of the copy
         with torch.enable_grad():
-            tensor.copy_(copy)
+            BASE.copy_(tensor, copy)
     else:
         if rebased and tensor.requires_grad:
             tensor.detach_()
-        tensor.data.copy_(copy)
+        BASE.copy_(tensor.data, copy)
     if version is not None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

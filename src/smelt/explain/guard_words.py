@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.data import dataclass
+from smelt.capture.guards import UNDERNEATH
 
 _STATES = {True: "on", False: "off"}
 _SETTINGS = {  # of the process, by the text of the guard: what must stay, in words
@@ -43,7 +44,7 @@ def in_words(roots: Sequence[Any]) -> GuardWords:
     values: list[str] = []
     settings: list[str] = []
     machinery = 0
-    for text, check in _checks(roots):
+    for text, check in _checks([root for root in roots if root[4] != UNDERNEATH]):
         if check[0] == "calls":
             settings += _setting(text, check)
             continue

@@ -6,17 +6,21 @@ A `Place` is an affine position over the kernel's axes. An expression `varies` i
 its `ready` is the first pass over the cols in which it can be had: a fold of pass p is had from pass p + 1 on.
 """
 
-from typing import Any, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from smelt.base.data import dataclass
 from smelt.base.sizes import Shape, Size
 from smelt.base.varying import is_varying, known_equal, typical, varies
 from smelt.fuse.values import Value
 from smelt.ir.kernel import Reduction, Running
+from smelt.ir.originals import BASE
 from smelt.ops.promote import widened
 from smelt.ops.record import CHEAP, ROOT, TRANSCENDENTAL, Number, Scalar
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 # Offset, then a stride per axis of the kernel, rows before cols.
 Place = tuple[Size, ...]
@@ -277,7 +281,7 @@ def _fitted(number: Number, dtype: torch.dtype) -> Number:
     if is_varying(number) or (varies(number) and dtype.is_floating_point):
         return number
     if dtype in (torch.float16, torch.bfloat16):
-        return float(torch.tensor(float(number), dtype=dtype).item())
+        return float(BASE.item(torch.tensor(float(number), dtype=dtype)))
     if dtype.is_floating_point:
         return float(number)
     whole, limits = int(number), torch.iinfo(dtype)

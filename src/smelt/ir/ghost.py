@@ -28,6 +28,7 @@ from smelt.base.symint import Formula, as_number, is_symbolic, meaning, surely_e
 from smelt.base.varying import from_symbolic, is_symbolic_size
 from smelt.ir.graph import add_node
 from smelt.ir.numbers import NumberWriter
+from smelt.ir.originals import originals_of_tensors
 from smelt.ir.sparse import yields_sparse
 from smelt.ir.specrules import describe
 from smelt.ir.specrules.trial import tried
@@ -118,6 +119,8 @@ def without_caller_hooks() -> Iterator[None]:
         hooks.append(top)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     torch.set_anomaly_enabled(False)
+    for name, original in originals_of_tensors().items():
+        setattr(GhostTensor, name, original)  # ghosts are no tensors of the program's
     try:
         yield
     finally:

@@ -10,11 +10,17 @@ those of a recorder, which then has forward and backward in one graph and knows 
 import itertools
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from torch import fx
 
 from smelt.base.sizes import is_dense
+from smelt.ir.originals import BASE
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensors = Sequence[torch.Tensor]
 
@@ -134,8 +140,8 @@ def _run_engine(
 def _kept(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     """As the engine keeps a gradient: in the leaf's layout, or row-major where that has gaps or overlaps."""
     if not is_dense(leaf.shape, leaf.stride()):
-        return gradient.clone(memory_format=torch.contiguous_format)
+        return BASE.clone(gradient, memory_format=torch.contiguous_format)
     if gradient.stride() == leaf.stride():
-        return gradient.clone(memory_format=torch.preserve_format)
+        return BASE.clone(gradient, memory_format=torch.preserve_format)
     made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device)
-    return made.copy_(gradient)
+    return BASE.copy_(made, gradient)

@@ -16,6 +16,7 @@ from torch import fx
 
 from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
+from smelt.ir.bound import BoundCode, bind_code
 from smelt.ir.generators import name_generators
 from smelt.ir.printed import make_printable
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
@@ -49,6 +50,7 @@ class Traced:
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
         name_generators(self.graph)
+        bind_code(self.graph)
         make_printable(self.graph)
         return fx.GraphModule(root, self.graph)
 
@@ -61,11 +63,11 @@ class Traced:
         """The graph as a function that takes its inputs out of a list, so that each is let go after its last use."""
         self.graph.set_codegen(_Consuming())
         forward: Callable[[list[Any]], tuple[Any, ...]] = self.to_module().forward
-        self.graph.set_codegen(fx.graph.CodeGen())
+        self.graph.set_codegen(BoundCode())
         return forward
 
 
-class _Consuming(fx.graph.CodeGen):
+class _Consuming(BoundCode):
     """Python code whose only argument is a list, which it empties."""
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:

@@ -11,13 +11,19 @@ rare there says `NotImplemented`, and sizes are relied on.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
 from smelt.base.symint import is_symbolic
+from smelt.ir.originals import BASE
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+else:
+    from smelt.ir.originals import functional as F
+    from smelt.ir.originals import pristine as torch
 
 Spelled = Callable[..., Any]
 _PRECISE = (torch.float32, torch.float64)  # what PyTorch computes in one step is not rounded in between
@@ -473,7 +479,7 @@ def _passed(step: Spelled, gates: Sequence[Any], state: Any, weights: Any, *, ba
 
 def _methods(**spelled: Spelled) -> dict[Any, Spelled]:
     """By the names of functions of `torch` that are methods too."""
-    owners = (torch, torch.Tensor)
+    owners = (torch, BASE)
     return {getattr(owner, name): rule for name, rule in spelled.items() for owner in owners if hasattr(owner, name)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import is_dense
+from smelt.ir.originals import BASE
 
 
 def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
@@ -16,9 +17,9 @@ def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: b
     before = leaf.grad
     if before is None:
         own = gradient if owned and _lies_alike(gradient, leaf) else _copy(gradient, leaf)
-        leaf.grad = own.detach() if own._is_view() else own
+        leaf.grad = BASE.detach(own) if own._is_view() else own
     elif type(before) is torch.Tensor and before.layout is torch.strided:
-        before.add_(gradient)
+        BASE.add_(before, gradient)
     else:
         deliver(engine, leaf, gradient)
 
@@ -44,5 +45,5 @@ def _obeys(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 def _copy(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     if leaf.numel() and not is_dense(leaf.shape, leaf.stride()):
-        return gradient.clone(memory_format=torch.contiguous_format)
+        return BASE.clone(gradient, memory_format=torch.contiguous_format)
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=gradient.dtype, device=gradient.device).copy_(gradient)

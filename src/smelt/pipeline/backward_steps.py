@@ -32,6 +32,7 @@ from smelt.ir.backward import (
     settled,
 )
 from smelt.ir.hook_calls import laid_out
+from smelt.ir.originals import BASE
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
 from smelt.pipeline.accumulate import accumulate, deliver
 
@@ -203,7 +204,7 @@ def _called_python(node: Any, gradients: list[Any]) -> Sequence[Any]:
 def _like(result: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """A gradient with the dtype and sizes that the engine would give it, in the layout that was traced with."""
     if result.dtype != spec.dtype:
-        result = result.to(spec.dtype)
+        result = BASE.to(result, spec.dtype)
     if tuple(result.shape) != spec.shape:
         result = result.sum_to_size(spec.shape)
     return laid_out(result, spec.stride)
@@ -224,7 +225,7 @@ class _Carrier(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: Callable[[], None], anchor: torch.Tensor) -> torch.Tensor:
         ctx.work = work
-        return anchor.clone()
+        return BASE.clone(anchor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

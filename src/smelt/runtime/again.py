@@ -16,6 +16,7 @@ import torch
 
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
+from smelt.ir.originals import BASE
 from smelt.runtime.kept import gone, version_of
 from smelt.runtime.state import Differentiable
 
@@ -73,7 +74,7 @@ class _Holding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach()
+        return BASE.detach(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -142,9 +143,9 @@ def differentiable_backward(
         )
     with torch.enable_grad(), _rewound(random):
         # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
-        inputs = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in inputs]
+        inputs = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
         written = state.plan.written
-        given = [tensor.clone() if index in written else tensor for index, tensor in enumerate(inputs)]
+        given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(inputs)]
         results = state.replay(given)
     if not state.plan.gradients:
         return ()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt.ir.originals import BASE
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.state import Differentiable, Flat
 
@@ -43,7 +44,7 @@ def fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
     fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     if tensor is None:
-        return fitted.zero_()
+        return BASE.zero_(fitted)
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    return fitted.copy_(tensor)
+    return BASE.copy_(fitted, tensor)

@@ -24,6 +24,7 @@ from smelt import _native
 from smelt.base.errors import UnexpectedResult
 from smelt.base.sizes import Shape, Size, product, span
 from smelt.ir.kernel import Role
+from smelt.ir.originals import BASE
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touches
 from smelt.runtime.interface import connect, dtype_code
 from smelt.runtime.products import as_called, small_product
@@ -50,8 +51,8 @@ def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A copy of a tensor with a part of it replaced. PyTorch's own would copy all of the memory the tensor lies in."""
 
     def call(whole: torch.Tensor, part: torch.Tensor, *where: Any, **named: Any) -> torch.Tensor:
-        made = whole.clone()
-        view(made, *where, **named).copy_(part)
+        made = BASE.clone(whole)
+        BASE.copy_(view(made, *where, **named), part)
         return made
 
     return call
@@ -143,7 +144,7 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
             whole = torch.empty(0, dtype=dtype, device=tensor.device)
             return whole.set_(tensor.untyped_storage(), tensor.storage_offset(), shape, stride)
     fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
-    return fitted.copy_(tensor)
+    return BASE.copy_(fitted, tensor)
 
 
 class _Views(list[torch.Tensor]):

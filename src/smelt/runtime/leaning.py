@@ -18,6 +18,7 @@ import torch
 
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
+from smelt.ir.originals import BASE
 from smelt.runtime.again import only_replay_is_right
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
 from smelt.runtime.hooks import Hooks
@@ -89,7 +90,7 @@ class LeaningResult(torch.autograd.Function):
     def forward(ctx: Any, about: tuple[Differentiable, int, Lookout], value: Any, *outputs: Any) -> torch.Tensor:
         ctx.about = about
         ctx.set_materialize_grads(False)
-        detached: torch.Tensor = value.detach()
+        detached: torch.Tensor = BASE.detach(value)
         return detached
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.base.coexist import leave_alone
+from smelt.ir.originals import BASE
 from smelt.runtime.again import Other, differentiable_backward, let_go, only_replay_is_right, saved_inputs, track
 from smelt.runtime.fit import fit_saved, fit_tangent, without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
@@ -118,7 +119,7 @@ def results_of(values: Sequence[Any]) -> tuple[Any, ...]:
     """Values as a node may yield them: PyTorch would forbid writes to a view, as it does for those of a multi-output
     node, and a node has no two results that are one."""
     seen: set[int] = set()
-    return tuple([value.detach() if value._is_view() or _again(value, seen) else value for value in values])
+    return tuple([BASE.detach(value) if value._is_view() or _again(value, seen) else value for value in values])
 
 
 def _again(value: object, seen: set[int]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Repeat
+from smelt.ir.originals import BASE
 
 _NOTHING: Mapping[int, Any] = {}
 
@@ -19,7 +20,7 @@ _NOTHING: Mapping[int, Any] = {}
 def own_tensors(values: Sequence[Any]) -> list[Any]:
     """Results as tensors of their own: compiled graphs run without gradients, and views made there may not be written
     with gradients."""
-    return [value.detach() if value._is_view() else value for value in values]
+    return [BASE.detach(value) if value._is_view() else value for value in values]
 
 
 def finisher(plan: Plan) -> Callable[..., tuple[Any, ...]] | None:
@@ -60,7 +61,7 @@ def _seen(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
 
 def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
     if output.detached or not output.steps:
-        tensor = tensor.detach() if output.detached else tensor.view_as(tensor)
+        tensor = BASE.detach(tensor) if output.detached else BASE.view_as(tensor, tensor)
     for step in output.steps:
         tensor = step.apply(tensor)
     return tensor

@@ -18,6 +18,7 @@ import torch
 
 from smelt.base.coexist import leave_alone
 from smelt.base.data import dataclass
+from smelt.ir.originals import BASE
 from smelt.runtime.hooks import call_for_own_gradients
 from smelt.runtime.kept import Left
 from smelt.runtime.node import compute, gradients_of
@@ -130,7 +131,7 @@ class PartOfResults(torch.autograd.Function):
         ctx.crossing, ctx.numbers = crossing, numbers
         ctx.set_materialize_grads(False)
         # Not the values themselves: what is saved may be one of them, and would lead back to this node.
-        return tuple([value.detach() for value in values])
+        return tuple([BASE.detach(value) for value in values])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:

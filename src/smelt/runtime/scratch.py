@@ -15,6 +15,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from smelt.ir.effects import effect_of
+from smelt.ir.originals import BASE
 from smelt.ir.program import Library, Operand, Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.launch import BINDINGS
@@ -102,7 +103,7 @@ def _zeros(value: Any) -> Any:
     if not isinstance(value, TensorSpec):
         return value
     made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-    return made.zero_()
+    return BASE.zero_(made)
 
 
 def _specs_in(value: Any) -> "Sequence[TensorSpec]":

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.joint import Plan, Replay
+from smelt.ir.originals import BASE
 from smelt.runtime.again import leaves, only_replay_is_right, track
 from smelt.runtime.fit import without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
@@ -213,7 +214,7 @@ def _quick(state: Differentiable) -> Flat:
         ctx.set_materialize_grads(False)
         if count == 1:
             value = values[0]
-            return (value.detach() if value._is_view() else value,)
+            return (BASE.detach(value) if value._is_view() else value,)
         return results_of(values[:count])
 
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
@@ -261,7 +262,7 @@ def _apart(bystanders: tuple[int, ...], inputs: Any) -> Any:
     given = list(inputs)
     for index in bystanders:
         if getattr(given[index], "requires_grad", False):
-            given[index] = given[index].detach()
+            given[index] = BASE.detach(given[index])
     return tuple(given)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from smelt.ir.joint import Plan
+from smelt.ir.originals import BASE
 from smelt.runtime.overlap import memory_of, overlap
 
 
@@ -66,7 +67,7 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
     repeats = [step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)]
     if any(repeats) and not tensor.requires_grad:
         return _alike(tensor[tuple([slice(1 if each else None) for each in repeats])]).expand(tensor.shape)
-    made = tensor.clone()
+    made = BASE.clone(tensor)
     if made.stride() == tensor.stride():
         return made
     return torch.empty_strided(made.shape, tensor.stride(), dtype=made.dtype, device=made.device).copy_(made)
@@ -74,7 +75,7 @@ def _alike(tensor: torch.Tensor) -> torch.Tensor:
 
 def _view_of_copy(tensor: torch.Tensor) -> torch.Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.itemsize
-    whole = tensor.as_strided((elements,), (1,), 0).clone()
+    whole = BASE.clone(tensor.as_strided((elements,), (1,), 0))
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
@@ -102,13 +103,13 @@ def write_back(plan: Plan, inputs: Sequence[torch.Tensor], new_values: Sequence[
 def _copy_back(plan: Plan, tensors: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """A new value that is some input's own memory is copied out first."""
     places = set(map(memory_of, tensors))
-    safe = [value.clone() if value is not None and memory_of(value) in places else value for value in new_values]
+    safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]
     with torch.no_grad():
         for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
             if index not in plan.rebased and value is not None:
-                tensor.copy_(value)
+                BASE.copy_(tensor, value)
     if plan.rebased:
         with torch.enable_grad():
             for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
                 if index in plan.rebased and value is not None:
-                    tensor.copy_(value)
+                    BASE.copy_(tensor, value)

@@ -8,19 +8,24 @@ The value is rounded to the tensor's dtype first, as the tensor itself would hol
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from smelt.base.data import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.sizes import contiguous_stride
 from smelt.ir.graph import Traced
+from smelt.ir.originals import BASE
 from smelt.ir.specrules.promotion import KNOWN
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.ops.promote import in_range
 from smelt.simplify.memory import fits, insert
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 aten = torch.ops.aten
 
@@ -99,7 +104,7 @@ def _rounded(value: Any, dtype: torch.dtype) -> _Uniform | None:
     if type(value) not in (bool, int, float) or not in_range(value, dtype):
         return None
     try:
-        return _Uniform(torch.full((), value, dtype=dtype).item(), dtype)
+        return _Uniform(BASE.item(torch.full((), value, dtype=dtype)), dtype)
     except (RuntimeError, OverflowError):
         return None
 
@@ -123,7 +128,7 @@ def _computed(node: fx.Node, spec: TensorSpec, known: dict[fx.Node, _Uniform]) -
     kwargs = fx.node.map_arg(node.kwargs, sample)
     assert isinstance(node.target, torch._ops.OpOverload)
     made = node.target(*args, **kwargs)
-    return _Uniform(made.item(), spec.dtype) if made.dtype is spec.dtype else None
+    return _Uniform(BASE.item(made), spec.dtype) if made.dtype is spec.dtype else None
 
 
 def _as_full(node: fx.Node, found: _Uniform, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:

@@ -9,15 +9,19 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.simplify.memory import Memory, fits, same_layout
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 aten = torch.ops.aten
 

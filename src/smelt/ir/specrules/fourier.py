@@ -7,12 +7,15 @@ own description is not always the same. There the transform itself is asked, onc
 """
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.ir.specrules.reduction import row_major
 from smelt.ir.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 aten = torch.ops.aten
 

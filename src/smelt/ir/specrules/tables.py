@@ -7,12 +7,15 @@ Rules go by the names of operators, "sum.dim_IntList": looking up each that has 
 import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smelt.ir.specrules import pointwise
 from smelt.ir.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 EVERYWHERE = ("pointwise", "reduction", "creation", "views")
 ON_CPU = ("library", "images", "rearranging", "indexing", "losses", "fourier", "missing")

@@ -12,9 +12,8 @@ where they say.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils._mode_utils import no_dispatch
 
 from smelt.base.sizes import contiguous_stride
@@ -23,6 +22,11 @@ from smelt.base.symint import Formula, meaning, surely_equal
 from smelt.ir.effects import is_random, is_view
 from smelt.ir.specrules.layout import channels_last_stride
 from smelt.ir.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 LARGEST = 1 << 28
 

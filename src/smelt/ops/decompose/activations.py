@@ -5,11 +5,14 @@
 The formulas keep to the order of operations of PyTorch's CPU kernels where infinities and overflow would tell.
 """
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.ops.decompose.table import choose, constant, decomposes, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

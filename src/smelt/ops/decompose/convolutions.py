@@ -9,14 +9,17 @@ The last is so few operations that it fuses with what stands round it. `smelt.de
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
 from smelt.device.library import slow_convolutions, slow_narrow_convolutions
 from smelt.ops.decompose.products import on_host, widened
 from smelt.ops.decompose.table import checked, decomposes, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

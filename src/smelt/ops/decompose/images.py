@@ -9,12 +9,15 @@ edge, or are large, stay library calls.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
 from smelt.ops.decompose.table import choose, decomposes, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

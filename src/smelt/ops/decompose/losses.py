@@ -4,12 +4,15 @@ mse_loss(x, y, 1)                        → d = x - y; mean(d·d)
 nll_loss_backward(g, x, classes, …)      → where(class == classes, -g, 0)      nothing is scattered
 """
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
 from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -7,12 +7,15 @@ that a point takes two multiply-adds:  h · rstd + (c · -rstd²·mean(h · x̂)
 """
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
 from smelt.ops.decompose.table import decomposes, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -4,12 +4,15 @@ _softmax(x, 1) → e = exp(x - amax(x, [1], True)); e · reciprocal(sum(e, [1], 
 var(x, [1])    → c = x - mean(x, [1], True); sum(c·c, [1]) / (n - 1)
 """
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
 from smelt.ops.decompose.table import choose, constant, decomposes, derives, left_whole, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -10,12 +10,15 @@ PyTorch's. One dimension at a time reads 2 + 2 neighbours instead of 2 · 2, and
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.base.data import dataclass
 from smelt.ops.decompose.table import choose, decomposes, widen
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -10,11 +10,14 @@ unread: it raises for an index out of range, and is called only then.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smelt.ops.decompose.table import choose, constant, decomposes, left_whole
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.ir.originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
