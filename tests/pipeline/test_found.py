@@ -261,3 +261,29 @@ def test_the_gradient_of_a_trace_of_sizes_that_vary(shape: tuple[int, int]) -> N
         wrap(lambda a: torch.trace(a - 3))(a).backward()
         outcomes.append(a.grad)
     assert torch.equal(*outcomes)
+
+
+SPREADS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1).log(),
+    "var_mean": lambda x: torch.stack(torch.var_mean(x, -1)),
+    "var along the first": lambda x: x.T.contiguous().var(0).rsqrt(),
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_equal_numbers_do_not_vary(name: str) -> None:
+    compiled = smelt.compile(SPREADS[name], dynamic=False)
+    for count in (3, 5, 33, 100):
+        for number in (0.1, 1 / 3, 123.456, 1e-5):
+            x = torch.full((2, count), number, dtype=torch.float64)
+            assert torch.equal(compiled(x), SPREADS[name](x))
+
+
+def test_a_batch_that_does_not_vary_is_normalized_by_nothing() -> None:
+    def norm(x: torch.Tensor) -> Any:
+        return torch.native_batch_norm(x, None, None, None, None, True, 0.1, 0.0)
+
+    x = torch.full((8, 3), 0.5)
+    for mine, eager in zip(smelt.compile(norm)(x), norm(x), strict=True):
+        assert torch.equal(mine, eager)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smelt.base.sizes import product
-from smelt.ops.decompose.table import decomposes, widen
+from smelt.ops.decompose.table import choose, decomposes, widen
 
 if TYPE_CHECKING:
     import torch
@@ -147,6 +147,8 @@ def _batch_norm_training(
     wide = widen(x)
     moments = _moments(wide.to(torch.float64), dims, eps)  # as PyTorch adds them up
     mean, variance, rstd = (moment.to(wide.dtype) for moment in (moments[0], *moments[2:]))
+    if eps == 0.0:  # of what does not vary it is nothing, not infinite
+        rstd = choose(moments[2] == 0.0, 0.0, rstd)
     scale = None if weight is None else _per_channel(x, weight)
     shift = None if bias is None else _per_channel(x, bias)
     result = _affine((wide - mean) * rstd, scale, shift).to(x.dtype)

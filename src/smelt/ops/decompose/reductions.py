@@ -93,6 +93,9 @@ def _spread(x: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor
         return None
     wide = x.to(torch.float64)
     mean = torch.mean(wide, dims, True)
+    if x.dtype is torch.float64:  # what is left beside it is added: of equal numbers it is just that one, as eager's is
+        exact = mean + torch.mean(wide - mean, dims, True)
+        mean = choose(exact == exact, exact, mean)  # of infinities nothing is left
     centered = wide - mean
     variance = torch.sum(centered * centered, dims, keepdim) * (1.0 / freedom)
     return variance, mean if keepdim else _dropped(mean, dims)
