@@ -11,6 +11,8 @@
 #              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
 # make test-recalled  20,000 of them with captures that are kept on disk and recalled (ARGS as above)
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
+# make test-worlds    5,000 stories of worlds that change between calls, some 40,000 changes, against plain Python
+#              (ARGS as above)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
@@ -27,7 +29,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-worlds test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -62,6 +64,9 @@ test-recalled: $(VENV)/dev
 
 test-tensors: $(VENV)/dev
 	@$(PY) -m tests.pipeline.generated.campaign $(ARGS)
+
+test-worlds: $(VENV)/dev
+	@$(PY) -m tests.capture.mutations.campaign $(ARGS)
 
 test-versions:
 	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done

@@ -23,6 +23,11 @@ NULL: object
 #             ("unbound",) an unbound local or empty cell
 #             ("class has", name, obj) a type or its bases hold this very object under the name, descriptors not run
 #             ("class lacks", name) they hold nothing there
+#             ("subclass", T, answer) whether T is among a type's bases; ("unregistered", T) the abstract class T says
+#             that it is none of its subclasses, which is asked again after each registration
+#             ("next has", name, T, obj) the bases after T hold this very object under the name, as super() looks it up
+#             ("next lacks", name, T) they hold nothing there
+#             ("of class", fn, value) fn(a type) == value, fn depending on nothing but what look-ups in the type find
 #             ("calls", fn, value) fn() == value, whatever the parent: grad mode, autocast, default dtype, …
 #             ("predicate", fn) fn(value) is true: for what is rare enough to check in Python
 #   children  more nodes;  collect: append the value to the inputs, in order;  text: the source, e.g. "self.lin.weight"
@@ -180,6 +185,9 @@ def run_from(
 
 def new_frame(function: FunctionType, offset: int, slots: Sequence[Any] | None = None) -> FrameType:
     """A frame object standing at `offset`, for building tracebacks; `slots` are what its f_locals show."""
+
+def class_version(kind: type) -> int:
+    """A number that is another once look-ups in a class may find something else than before; 0 if it has none."""
 
 def hook_installed() -> bool:
     """Whether the frame hook is in place now: only while a region is active on some thread."""

@@ -313,11 +313,30 @@ is_named(const Node *node, const char *name)
     return PyUnicode_CompareWithASCIIString(node->operand, name) == 0;
 }
 
+/* Where a class that Python code has made keeps its name; NULL: the attribute is another, or its metaclass may answer.
+   A class of plain `type` stays one. */
+static PyObject **
+name_of_class(const Node *node, PyTypeObject *type)
+{
+    bool qualified = is_named(node, "__qualname__");
+    if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE) || Py_TYPE(type) != &PyType_Type
+        || !(qualified || is_named(node, "__name__"))) {
+        return NULL;
+    }
+    PyHeapTypeObject *heap = (PyHeapTypeObject *)type;
+    return qualified ? &heap->ht_qualname : &heap->ht_name;
+}
+
 /* An attribute of a plain class that is no descriptor, or a function, which reads as itself. */
 static Reach
 reach_class_attribute(Arm *arm, const Node *node, Level *parent, Level *level)
 {
     PyTypeObject *type = (PyTypeObject *)parent->value;
+    PyObject **name = name_of_class(node, type);
+    if (name) {
+        add_pointer(arm, level->node, name);
+        return fixed(level, *name, false);
+    }
     PyObject *found = _PyType_Lookup(type, node->operand);
     bool plain = found && (Py_TYPE(found)->tp_descr_get == NULL || PyFunction_Check(found));
     if (!plain || Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, node->operand) != NULL

@@ -461,6 +461,11 @@ static const CheckKind kinds[] = {
     {"calls", 2, callable_prepare, calls_hold, calls_explain, true, BY_PROCESS},
     {"class has", 2, class_prepare, class_has_holds, class_has_explain, false, BY_CLASS},
     {"class lacks", 1, class_prepare, class_lacks_holds, class_lacks_explain, false, BY_CLASS},
+    {"subclass", 2, subclass_prepare, subclass_holds, subclass_explain, false, BY_CLASS},
+    {"unregistered", 1, unregistered_prepare, unregistered_holds, unregistered_explain, false, ASK_AGAIN},
+    {"next has", 3, next_prepare, next_has_holds, next_explain, false, BY_CLASS},
+    {"next lacks", 2, next_prepare, next_lacks_holds, next_explain, false, BY_CLASS},
+    {"of class", 2, callable_prepare, of_class_holds, of_class_explain, false, BY_CLASS},
     {"predicate", 1, callable_prepare, predicate_holds, predicate_explain, false, ASK_AGAIN},
 };
 
@@ -474,6 +479,6 @@ find_check(PyObject *name)
     }
     PyErr_Format(PyExc_ValueError,
                  "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, "
-                 "class has, class lacks, predicate", name);
+                 "class has, class lacks, subclass, unregistered, next has, next lacks, of class, predicate", name);
     return NULL;
 }

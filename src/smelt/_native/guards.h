@@ -126,7 +126,7 @@ struct Check {
     const CheckKind *kind;
     PyObject *spec;     /* the whole tuple, borrowed: ("length", 3) */
     TensorSpec *tensor; /* owned; only for "tensor" */
-    Py_ssize_t number;  /* only for "length" */
+    Py_ssize_t number;  /* of "length"; for "unregistered": how many registrations there were when it held */
 };
 
 /* The i-th thing after the check's name, borrowed. */
@@ -176,6 +176,22 @@ int tensor_prepare(Check *check);
 int tensor_holds(const Check *check, PyObject *value);
 PyObject *tensor_explain(const Check *check, PyObject *value);
 int guard_tensor_init(void); /* 0, or -1 with an exception */
+
+/* The rows about classes (guard_classes.c). */
+int subclass_prepare(Check *check);
+int subclass_holds(const Check *check, PyObject *value);
+PyObject *subclass_explain(const Check *check, PyObject *value);
+int unregistered_prepare(Check *check);
+int unregistered_holds(const Check *check, PyObject *value);
+PyObject *unregistered_explain(const Check *check, PyObject *value);
+int next_prepare(Check *check);
+int next_has_holds(const Check *check, PyObject *value);
+int next_lacks_holds(const Check *check, PyObject *value);
+PyObject *next_explain(const Check *check, PyObject *value);
+int of_class_holds(const Check *check, PyObject *value);
+PyObject *of_class_explain(const Check *check, PyObject *value);
+PyObject *class_version(PyObject *module, PyObject *value);
+int guard_classes_init(void); /* 0, or -1 with an exception */
 
 /* Where PyTorch keeps what a tensor is (guard_memory.c): whether memory says that the tensor passes. False: it may. */
 bool tensor_memory_holds(const TensorSpec *spec, PyObject *value);

@@ -107,6 +107,8 @@ static PyMethodDef functions[] = {
     {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
     {"deliver", deliver, METH_VARARGS, PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
+    {"class_version", class_version, METH_O,
+     PyDoc_STR("A number that is another once look-ups in a class may find something else; 0 if it has none.")},
     {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
     {NULL, NULL, 0, NULL},
 };
@@ -124,8 +126,8 @@ PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
                              &RunnerType, &CodeType};
-    if (guard_tensor_init() < 0 || launcher_init() < 0 || runner_init() < 0 || hook_init() < 0 || nodes_init() < 0
-        || deliver_init() < 0) {
+    if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
+        || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from smelt.capture.backward_calls import gradient_of, store_gradient
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import attribute_of, store_in
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, is_a, may_change, names_of, order_of, own_dict, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.policy import TENSOR_BREAKS
@@ -54,7 +55,8 @@ _PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, k
 _OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
 _OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
 _FIELD = type(inspect.Attribute.name)  # of named tuples
-_HEAP_TYPE = 1 << 9  # a class that Python code has made
+_OF_MEMBERS = tuple(vars(enum.Enum)[name] for name in ("value", "name"))
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
 
@@ -68,22 +70,41 @@ class Missing(Raised):
     def __init__(self, value: Value, name: str) -> None:
         super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
         self.details = {"name": Constant(name), "obj": value}
+        real = value.value if isinstance(value, Object) else None
+        self.worded_by = real if isinstance(real, type) else python_type(value)
 
 
 def _missing(value: Value, name: str) -> AttributeError:
     kind = python_type(value)
-    real = value.value if isinstance(value, Object) else None
-    if isinstance(real, types.ModuleType):
+    real: Any = value.value if isinstance(value, Object) else None
+    if is_a(real, types.ModuleType):
         return AttributeError(f"module {real.__name__!r} has no attribute {name!r}")
-    if isinstance(real, type):
-        return AttributeError(f"type object {real.__name__!r} has no attribute {name!r}")
+    if is_a(real, type):
+        short = type.__dict__["__name__"].__get__(real)
+        return AttributeError(f"type object {short!r} has no attribute {name!r}")
     if isinstance(value, Super):
         return AttributeError(f"'super' object has no attribute {name!r}")
     if kind is None:
         return _Unworded(name)
     of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"  # those go by their full names
-    full = f"{kind.__module__}.{kind.__name__}" if of_c else kind.__name__
+    short = type.__dict__["__name__"].__get__(kind)
+    full = f"{kind.__module__}.{short}" if of_c else short
     return AttributeError(f"{full!r} object has no attribute {name!r}")
+
+
+def _is_class(value: Value) -> bool:
+    return isinstance(value, Object) and is_a(value.value, type)
+
+
+def is_shown_plainly(interp: Interpreter, value: Value, kind: type) -> bool:
+    """Whether `value.__class__` is its class, as it is of all but proxies."""
+    if not may_change(kind) or not isinstance(value, Object | Instance):
+        return type(value) is not Object or kind not in _PROXIES
+    if isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.metaclass(value.value)
+    looked_up = interp.tree.class_attribute(kind, "__getattribute__")
+    plain = looked_up in _PLAIN_LOOKUP or looked_up in (type.__getattribute__, types.ModuleType.__getattribute__)
+    return plain and interp.tree.class_attribute(kind, "__class__") is object.__dict__["__class__"]
 
 
 def attribute(interp: Interpreter, value: Value, name: str) -> Value:
@@ -105,8 +126,10 @@ def attribute(interp: Interpreter, value: Value, name: str) -> Value:
     if isinstance(value, Slice) and name in ("start", "stop", "step"):
         part: Value = getattr(value, name)
         return part
-    if isinstance(value, Sequence) and name in getattr(value.kind, "__match_args__", ()):
-        return interp.outside.force(value.items[value.kind.__match_args__.index(name)])  # type: ignore[attr-defined]
+    if isinstance(value, Sequence) and value.kind not in (tuple, list):
+        field = _field_of(interp, value, name)
+        if field is not None:
+            return field
     if isinstance(value, Deque) and name == "maxlen":
         return Constant(value.maxlen)
     if isinstance(value, Function) and value.wraps is not None:
@@ -123,16 +146,12 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
     kind = python_type(value)
     if kind is None:
         raise Unsupported("B007", f"{name} of {describe(value)}")
-    if isinstance(value, Constant) and isinstance(value.value, enum.Enum):
-        found = interp.tree.class_attribute(kind, name)
-        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-            return _run_getter(interp, value, found.fget, name)
-        if type(found).__module__ != "enum" and _own_descriptor(interp, found, "__get__") is not None:
-            raise Unsupported("B007", f"{name} of {describe(value)}")
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
+        return _of_member(interp, value, name)
     if isinstance(value, Constant) and not callable(getattr(value.value, name, None)):
         if not hasattr(value.value, name):
             raise Missing(value, name)
-        if isinstance(value.value, types.CodeType) and name in _OF_ITS_PLACE:
+        if is_a(value.value, types.CodeType) and name in _OF_ITS_PLACE:
             interp.tree.transient = f"{name} of code, which may stand elsewhere"
         return interp.compute(getattr, value.value, name)
     found = interp.tree.class_attribute(kind, name)
@@ -147,6 +166,57 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
     if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
     raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
+    """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
+    fields: list[tuple[str, int]] = []
+    for name in (name for base in order_of(kind) for name in names_of(base)):
+        found = static_lookup(kind, name)
+        if type(found) is _FIELD:
+            place: Any = found.__reduce__()[1][0]
+            fields.append((name, place))
+    return tuple(fields)
+
+
+def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
+    """A field of a named tuple or a structure of C's, by its name; None if it is something else."""
+    place = dict(interp.tree.of_class(value.kind, fields_of)).get(name)
+    if place is not None:
+        return interp.outside.force(value.items[place])
+    found = interp.tree.class_attribute(value.kind, name)
+    names = getattr(value.kind, "__match_args__", ())
+    if isinstance(found, types.MemberDescriptorType) and name in names:
+        return interp.outside.force(value.items[names.index(name)])
+    return None
+
+
+def _of_member(interp: Interpreter, value: Constant, name: str) -> Value:
+    """An attribute of a member of an enum: of what it holds itself, and what its class has."""
+    member, kind = value.value, type(value.value)
+    source = interp.tree.fixed(member, describe(value))
+    if interp.tree.class_attribute(kind, "__getattribute__") not in _PLAIN_LOOKUP:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = interp.tree.class_attribute(kind, name)
+    if any(found is each for each in _OF_MEMBERS):
+        name = f"_{name}_"  # which those read
+        found = interp.tree.class_attribute(kind, name)
+    if name == "__class__":
+        return interp.outside.fixed(kind)
+    if isinstance(found, property | types.DynamicClassAttribute):
+        if not isinstance(found.fget, types.FunctionType):
+            raise Unsupported("B007", f"{name} of {describe(value)}")
+        return _run_getter(interp, value, found.fget, name)
+    if found is not ABSENT and not may_change(type(found)) and _is_data_descriptor(interp, found):
+        return interp.compute(found.__get__, member, kind)  # of a number or a string, which never change
+    if _is_data_descriptor(interp, found):
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    held = _entry(interp, member.__dict__, source.instance_dict(), name, f"{source.text}.{name}")
+    if held is not None:
+        return held
+    if found is ABSENT:
+        return _fallback(interp, value, kind, name)
+    return _bind(interp, value, found, _class_source(interp, kind, name), kind)
 
 
 def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
@@ -228,7 +298,7 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
         return attribute_of(value, name)
     if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
         return interp.outside.force(value.attributes[name])
-    if _is_data_descriptor(found):
+    if _is_data_descriptor(interp, found):
         return _run_descriptor(interp, value, found, name)
     if name in value.attributes:
         return interp.outside.force(value.attributes[name])
@@ -246,23 +316,25 @@ def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
     )
     if receiver_type is None:
         raise Unsupported("B007", f"super().{name}")
-    if value.kind not in receiver_type.__mro__ and kind is not None:
+    if kind is not None and not any(base is value.kind for base in order_of(receiver_type)):
         receiver_type = kind  # in a metaclass
-    order = receiver_type.__mro__
-    for base in order[order.index(value.kind) + 1 :]:
-        if name in base.__dict__:
-            found = interp.tree.class_attribute(base, name)
-            return _bind(interp, value.receiver, found, _class_source(interp, base, name), receiver_type)
-    raise Missing(value, name)
+    if not interp.tree.has_base(receiver_type, value.kind):
+        raise Unsupported("B007", f"super().{name}")
+    found = interp.tree.next_attribute(receiver_type, value.kind, name)
+    if found is ABSENT:
+        raise Missing(value, name)
+    held = found.__func__ if isinstance(found, staticmethod) else found
+    source = interp.tree.fixed(held, f"super().{name}")  # that it is found there, the class's guards say
+    return _bind(interp, value.receiver, found, source, receiver_type)
 
 
 def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     real = value.value
-    if isinstance(real, types.ModuleType):
+    if is_a(real, types.ModuleType):
         return _of_module(interp, value, name)
-    if isinstance(real, type):
+    if is_a(real, type):
         return _of_class(interp, value, name)
-    if isinstance(real, torch.Tensor):
+    if is_a(real, torch.Tensor):
         raise Unsupported("B006", type(real).__qualname__)
     if type(real) is inspect.Signature and name == "parameters" and value.pinned:
         held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
@@ -272,7 +344,7 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if isinstance(hook, types.FunctionType):
         return _by_hook(interp, value, type(real), hook, name)
-    if hook not in _PLAIN_LOOKUP and not isinstance(real, types.FunctionType | types.BuiltinFunctionType):
+    if hook not in _PLAIN_LOOKUP and not is_a(real, types.FunctionType | types.BuiltinFunctionType):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     found = _plain_of_object(interp, value, name)
     return _fallback(interp, value, type(real), name) if found is None else found
@@ -293,9 +365,9 @@ def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | N
     real, kind = value.value, type(value.value)
     source = _source(value)
     found = interp.tree.class_attribute(kind, name)
-    if _is_data_descriptor(found):
+    if _is_data_descriptor(interp, found):
         return _run_descriptor(interp, value, found, name)
-    members = getattr(real, "__dict__", None)
+    members = own_dict(real)
     if type(members) is dict:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
@@ -328,7 +400,12 @@ def _class_source(interp: Interpreter, kind: type, name: str) -> Source:
 
 def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
     members = value.value.__dict__
-    source = interp.tree.fixed(value.value, value.value.__name__)
+    source = interp.tree.fixed(value.value, str(members.get("__name__")))
+    source.check(("type", type(value.value)))
+    if type(value.value) is not types.ModuleType:
+        found = interp.tree.class_attribute(type(value.value), name)
+        if found is not ABSENT and _is_data_descriptor(interp, found):
+            return _of_module_class(interp, value, name)
     if name in members or interp.outside.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
@@ -340,9 +417,8 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         source.instance_dict().check(("lacks", name))
         source.instance_dict().check(("lacks", "__getattr__"))
         raise Missing(value, name)
-    if name == "__dict__" or not hasattr(value.value, name):
-        raise Unsupported("B007", f"{name} of module {value.value.__name__}")
-    raise Unsupported("B007", f"{name} of module {value.value.__name__}, which makes it on demand")
+    how = ", which makes it on demand" if "__getattr__" in members else ""
+    raise Unsupported("B007", f"{name} of module {value.value.__name__}{how}")
 
 
 def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
@@ -351,7 +427,7 @@ def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
     if interp.tree.class_attribute(kind, "__getattribute__") is not types.ModuleType.__getattribute__:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
     found = interp.tree.class_attribute(kind, name)
-    if _is_data_descriptor(found):
+    if _is_data_descriptor(interp, found):
         return _run_descriptor(interp, value, found, name)
     if found is not ABSENT:
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)
@@ -359,19 +435,53 @@ def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
 
 
 def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
-    kind = value.value
-    found = interp.tree.class_attribute(kind, name)
-    if found is ABSENT:
-        if name in ("__mro__", "__bases__"):
-            bases = interp.tree.fixed(kind, kind.__qualname__).attribute(name)
-            return interp.outside.value(getattr(kind, name), bases)
-        if hasattr(kind, name) and name in ("__name__", "__qualname__", "__module__"):
-            return interp.compute(getattr, kind, name) if name.endswith(("name__", "module__")) else _no(value, name)
-        if isinstance(kind, type) and hasattr(kind, name):
+    """An attribute of a class, in the order of `type.__getattribute__`: the metaclass's if it is a data descriptor, the
+    class's own, the metaclass's."""
+    kind, tree = value.value, interp.tree
+    if tree.metaclass_attribute(kind, "__getattribute__") is not type.__getattribute__:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    above = tree.metaclass_attribute(kind, name)
+    if name in _OF_CLASSES and above is _OF_CLASSES[name]:
+        return _of_every_class(interp, value, name)
+    if above is not ABSENT and _is_data_descriptor(interp, above):
+        if isinstance(above, _DESCRIPTORS_OF_C):
             raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+        return _run_descriptor(interp, value, above, name)
+    found = tree.class_attribute(kind, name)
+    if found is not ABSENT:
+        return _held_by_class(interp, value, found, name)
+    if above is not ABSENT:
+        return _bind(interp, value, above, _class_source(interp, type(kind), name), type(kind))
+    hook = tree.metaclass_attribute(kind, "__getattr__")
+    if hook is ABSENT:
         raise Missing(value, name)
-    if name in ("__name__", "__qualname__", "__dict__", "__doc__"):
-        return interp.compute(getattr, kind, name) if is_constant(getattr(kind, name)) else _no(value, name)
+    if not isinstance(hook, types.FunctionType):
+        raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+    return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+
+
+_OF_CLASSES = {
+    name: vars(type)[name] for name in ("__name__", "__qualname__", "__module__", "__doc__", "__mro__", "__bases__")
+}
+
+
+def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
+    """What `type` itself knows of each class."""
+    kind = interp.outside.pin(value)
+    real = vars(type)[name].__get__(kind)
+    if name in ("__name__", "__qualname__"):
+        return Constant(interp.tree.class_name(kind, name))
+    if name in ("__mro__", "__bases__"):
+        return interp.outside.value(real, interp.tree.fixed(kind, kind.__qualname__).attribute(name))
+    interp.tree.class_attribute(kind, name)  # which every class has itself
+    if not is_constant(real):
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    return Constant(real)
+
+
+def _held_by_class(interp: Interpreter, value: Object, found: Any, name: str) -> Value:
+    """What an entry of a class means when it is read from the class."""
+    kind = value.value
     if isinstance(found, classmethod):
         return _of_class_method(interp, found, value, name)
     if isinstance(found, types.ClassMethodDescriptorType):
@@ -384,7 +494,7 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
         return interp.call(own, [interp.outside.fixed(found), Constant(None), value])
-    if hasattr(type(found), "__get__") and not isinstance(found, unbound):
+    if _has_method(interp, found, "__get__") and not isinstance(found, unbound):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
     return interp.outside.value(found, _class_source(interp, kind, name))
 
@@ -393,8 +503,14 @@ def _no(value: Value, name: str) -> Value:
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
-def _is_data_descriptor(found: Any) -> bool:
-    return found is not ABSENT and hasattr(type(found), "__set__")
+def _has_method(interp: Interpreter, found: Any, name: str) -> bool:
+    """Whether the class of an entry of a class has a method, by which the entry is a descriptor."""
+    return interp.tree.class_attribute(interp.tree.rely_on_type(found), name) is not ABSENT
+
+
+def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
+    """Whether an entry of the class goes before one of the object's own: it sets, or deletes."""
+    return found is not ABSENT and (_has_method(interp, found, "__set__") or _has_method(interp, found, "__delete__"))
 
 
 def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
@@ -423,7 +539,7 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         return interp.outside.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
         return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
-    if type(found) is _FIELD and isinstance(value, Object) and isinstance(value.value, tuple):
+    if type(found) is _FIELD and isinstance(value, Object) and is_a(value.value, tuple):
         place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
         return interp.outside.value(tuple.__getitem__(value.value, place), _source(value).item(place))
     if _is_slot(found) and isinstance(value, Object):
@@ -442,12 +558,12 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
 
 def _is_slot(found: Any) -> bool:
     """Whether an entry of the class is one of its `__slots__`."""
-    return isinstance(found, types.MemberDescriptorType) and bool(found.__objclass__.__flags__ & _HEAP_TYPE)
+    return isinstance(found, types.MemberDescriptorType) and may_change(found.__objclass__)
 
 
 def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
     """A descriptor's method, if its class is written in Python."""
-    method = interp.tree.class_attribute(type(found), name)
+    method = interp.tree.class_attribute(interp.tree.rely_on_type(found), name)
     return interp.outside.fixed(method) if isinstance(method, types.FunctionType) else None
 
 
@@ -456,6 +572,7 @@ def _cached(interp: Interpreter, value: Value, found: "functools.cached_property
     if found.attrname is None or not isinstance(value, Instance | Object):
         raise Unsupported("B007", f"a cached property of {describe(value)}")
     try:
+        interp.tree.fixed(found, found.attrname).member("func").check(("is", found.func))
         answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
     except Raised:  # with a line of functools in its traceback
         raise Unsupported("B007", f"{found.attrname} of {describe(value)}, a cached property that raises") from None
@@ -482,7 +599,7 @@ def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: t
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
         return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(kind)])
-    if hasattr(type(found), "__get__"):
+    if _has_method(interp, found, "__get__"):
         raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
     return interp.outside.value(found, source)
 
@@ -581,7 +698,7 @@ def _written_kind(target: Value, name: str) -> type:
         raise Unsupported("B015", f"Tensor.{name} = …")
     if isinstance(target, Instance):
         return target.kind
-    if isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor):
+    if isinstance(target, Object) and not is_a(target.value, type | torch.Tensor):
         return type(target.value)
     raise Unsupported("B005", f"{describe(target)}.{name} = …")
 
@@ -599,7 +716,7 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     if own is not None:
         interp.now(interp.call(own, [interp.outside.fixed(found), target, value]))
         return
-    if _is_data_descriptor(found) and not _is_slot(found):
+    if _is_data_descriptor(interp, found) and not _is_slot(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
     members = _members(interp, target, found)
     interp.touch_item(members, name)
@@ -624,7 +741,7 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(found.fdel), [target]))
         return
-    if _is_data_descriptor(found) and not _is_slot(found):
+    if _is_data_descriptor(interp, found) and not _is_slot(found):
         raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
     members = _members(interp, target, found)
     if _is_slot(found) and name not in members.items:

@@ -98,6 +98,7 @@ class Raised(Unsupported):
         self.handled: Any = None  # what was being handled when it was raised
         self.cause: Any = None  # of `raise … from …`
         self.details: dict[str, Any] = {}  # attributes that C code gives a new exception
+        self.worded_by: type | None = None  # the class whose name is in its message
 
     def bare(self) -> "Raised":
         if isinstance(self.error, BaseException):

@@ -3,6 +3,7 @@
 isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Constant(2.0), being PURE
 """
 
+import abc
 import builtins
 import logging
 import math
@@ -26,8 +27,17 @@ from smelt.capture.attributes import (
 )
 from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.class_checks import (
+    by_bases,
+    by_register,
+    has_base,
+    is_callable,
+    is_instance,
+    is_registered,
+    is_subclass,
+)
 from smelt.capture.function_calls import FUNCTION_CALLS
-from smelt.capture.guards import ABSENT, says_itself, static_lookup
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
 from smelt.capture.operators import (
@@ -58,14 +68,12 @@ from smelt.capture.values import (
     Constant,
     Deque,
     DictView,
-    Function,
     Instance,
     Iterator,
     Joined,
     Mapping,
     Method,
     Object,
-    Partial,
     Sequence,
     Set,
     Slice,
@@ -105,35 +113,22 @@ _MESSAGE = takes(2, ANY, names="exc_info stack_info stacklevel extra")
 
 
 def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value, classes = args
-    kind = python_type(value)
-    wanted = _classes(interp, classes)
-    if kind is None:
-        raise Unsupported("B008", f"isinstance of {describe(value)}")
-    looking = any(says_itself(each) and not each.__module__.startswith("torch.") for each in wanted)
-    if looking and not isinstance(value, Constant | Object):
-        raise Unsupported("B008", f"isinstance of {describe(value)} by a class that looks at it")
-    if isinstance(value, Object) or type(value) is Constant or (looking and isinstance(value, Constant)):
-        return Constant(any(interp.tree.is_instance(value.value, each) for each in wanted))
-    return Constant(any(interp.tree.is_subclass(kind, each) for each in wanted))
-
-
-def _classes(interp: Interpreter, value: Value) -> tuple[type, ...]:
-    if isinstance(value, Sequence):
-        return tuple(found for item in interp.outside.items(value) for found in _classes(interp, item))
-    if isinstance(value, Object) and isinstance(value.value, type):
-        return (interp.outside.pin(value),)
-    if isinstance(value, Object) and isinstance(value.value, types.UnionType):
-        interp.outside.pin(value)
-        return tuple(each for each in value.value.__args__ if isinstance(each, type))
-    raise Unsupported("B008", f"isinstance with {describe(value)}")
+    return Constant(is_instance(interp, args[0], args[1]))
 
 
 def _issubclass(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if isinstance(args[0], Object) and isinstance(args[0].value, type):
-        kind = interp.outside.pin(args[0])
-        return Constant(any(interp.tree.is_subclass(kind, each) for each in _classes(interp, args[1])))
-    raise Unsupported("B008", f"issubclass of {describe(args[0])}")
+    return Constant(is_subclass(interp, args[0], args[1]))
+
+
+def _by_rule(rule: Callable[[Interpreter, Value, Object], bool]) -> Builtin:
+    """A metaclass's own way to say what is an instance, which programs reach by `super()`."""
+
+    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 2 or not isinstance(args[0], Object) or not is_a(args[0].value, type) or kwargs:
+            raise Unsupported("B002", "__instancecheck__")
+        return Constant(rule(interp, args[1], args[0]))
+
+    return decide
 
 
 def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -173,15 +168,7 @@ def _changes(change: Callable[..., object]) -> Builtin:
 
 
 def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0]
-    if isinstance(value, Function | Method | Partial):
-        return Constant(True)
-    if isinstance(value, Object):
-        return Constant(callable(value.value))
-    kind = python_type(value)
-    if kind is None:
-        raise Unsupported("B008", f"callable of {describe(value)}")
-    return Constant(static_lookup(kind, "__call__") is not ABSENT)
+    return Constant(is_callable(interp, args[0]))
 
 
 def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -335,7 +322,7 @@ def _map(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
 
 def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0]
-    if isinstance(value, Sequence) or (isinstance(value, Constant) and isinstance(value.value, range | str)):
+    if isinstance(value, Sequence) or (isinstance(value, Constant) and is_a(value.value, range | str)):
         return Iterator(value, "reversed")
     if isinstance(value, Deque):
         return Iterator(value, "reversed", size=value.changes)
@@ -520,12 +507,12 @@ def _unary(name: str) -> Builtin:
 
 def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     kind = python_type(args[0])
-    return Constant(kind is not None and issubclass(kind, torch.Tensor))
+    return Constant(kind is not None and interp.tree.has_base(kind, torch.Tensor))
 
 
 def _false_without_subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     values = [item for value in args for item in (drain(interp, value) if isinstance(value, Sequence) else [value])]
-    if any(isinstance(value, Object) and isinstance(value.value, torch.Tensor) for value in values):
+    if any(isinstance(value, Object) and is_a(value.value, torch.Tensor) for value in values):
         raise Unsupported("B006", "an argument")
     return Constant(False)
 
@@ -540,7 +527,7 @@ def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     target = args[0]
     if isinstance(target, Instance) or (
-        isinstance(target, Object) and not isinstance(target.value, type | torch.Tensor)
+        isinstance(target, Object) and not is_a(target.value, type | torch.Tensor)
     ):
         return plain_attribute(interp, target, _name(interp, args[1]))
     raise Unsupported("B002", "object.__getattribute__")
@@ -581,6 +568,10 @@ _RULES: dict[Any, tuple[Takes, Builtin]] = {
     types.FunctionType.__get__: (takes(2, 3), _bind_function),
     isinstance: (takes(2), _isinstance),
     issubclass: (takes(2), _issubclass),
+    type.__instancecheck__: (takes(2), _by_rule(by_bases)),
+    abc.ABCMeta.__instancecheck__: (takes(2), _by_rule(by_register)),
+    type.__subclasscheck__: (takes(2), _by_rule(has_base)),
+    abc.ABCMeta.__subclasscheck__: (takes(2), _by_rule(is_registered)),
     type: (takes(1), _type),
     getattr: (takes(2, 3), _getattr),
     hasattr: (takes(2), _hasattr),

@@ -31,7 +31,7 @@ from smelt.capture.copies import COPIES
 from smelt.capture.deque_calls import deque_method
 from smelt.capture.failures import method_of
 from smelt.capture.functions import FUNCTION_CALLS, ONCE
-from smelt.capture.guards import ABSENT, static_lookup
+from smelt.capture.guards import ABSENT, is_a, static_lookup
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.leaf_state import store_requires_grad
@@ -129,7 +129,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(all(args[0] is not each for _, given in interp.outside.later for each in given))
     if real is left_to_python:
         raise Unsupported("B002", str(interp.plain(args[0])))
-    entered = entered_by(real) if isinstance(real, types.FunctionType) else None
+    entered = entered_by(real) if is_a(real, types.FunctionType) else None
     if entered is not None and interp.outside.follows(entered):
         interp.outside.pin(function)
         if not entered.of_method:
@@ -137,7 +137,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         model = entered.function(interp.outside.pin(args[0])) if isinstance(args[0], Object) else args[0]
         if isinstance(args[0], Object) and model is not args[0].value:
             return call(interp, attribute_now(interp, interp.outside.fixed(model), real.__name__), args[1:], kwargs)
-    if isinstance(real, types.FunctionType) and DISABLED in real.__dict__:
+    if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
         return _weights_have_changed(interp, args[0])
@@ -188,24 +188,24 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
             return made
         if real is torch.nn.functional.batch_norm and any(map(is_computed, (*args, *kwargs.values()))):
             return call(interp, interp.outside.fixed(averaging_batch_norm), args, kwargs)
-        if isinstance(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
+        if is_a(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
-    if isinstance(real, types.FunctionType) and real.__code__ is _DISPATCHING and args:
+    if is_a(real, types.FunctionType) and real.__code__ is _DISPATCHING and args:
         return _dispatch(interp, function, args, kwargs)
-    if isinstance(real, types.FunctionType) and real.__code__ is ONCE:
+    if is_a(real, types.FunctionType) and real.__code__ is ONCE:
         interp.tape.once = True
-        return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)  # type: ignore[attr-defined]
-    if isinstance(real, types.FunctionType) and real.__code__ in STEPPING:
-        inner = interp.outside.fixed(real.__wrapped__)  # type: ignore[attr-defined]
+        return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)
+    if is_a(real, types.FunctionType) and real.__code__ in STEPPING:
+        inner = interp.outside.fixed(real.__wrapped__)
         return call(interp, interp.outside.fixed(STEPPING[real.__code__]), [inner, *args], kwargs)
-    if isinstance(real, types.FunctionType):
+    if is_a(real, types.FunctionType):
         return _inline(interp, function, args, kwargs)
-    if isinstance(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
+    if is_a(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
         return _call_descriptor(interp, function, args, kwargs)
-    if isinstance(real, type):
+    if is_a(real, type):
         return call_class(interp, function, args, kwargs)
-    if isinstance(real, types.BuiltinFunctionType):
+    if is_a(real, types.BuiltinFunctionType):
         return _call_builtin(interp, function, args, kwargs)
     return _call_instance(interp, function, args, kwargs)
 
@@ -274,7 +274,7 @@ def _refuse_method(real: Any) -> None:
 
 def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
+        if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
     if "out" in kwargs and not isinstance(kwargs["out"], Constant):
         return _call_into(interp, real, args, kwargs)
@@ -284,7 +284,7 @@ def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[
 def _calls_back(value: Value) -> bool:
     """Whether a value is Python to be called: a torch function that is given it is no operator, but leads to some."""
     if isinstance(value, Object):
-        return isinstance(value.value, types.FunctionType | torch.nn.Module)
+        return is_a(value.value, types.FunctionType | torch.nn.Module)
     return isinstance(value, Function | Method | Partial)
 
 
@@ -335,13 +335,13 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
         return interp.tensor_call("call_method", real.__name__, args, kwargs)
     if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
         receiver = receiver.contents
-    if isinstance(receiver, Object) and isinstance(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
+    if isinstance(receiver, Object) and is_a(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
         receiver = interp.outside.contents(receiver)
     if isinstance(receiver, Mapping) and receiver is not args[0] and real.__name__ == "__getitem__" and len(args) == 2:
         missing = interp.tree.class_attribute(_kind_of(args[0]), "__missing__")
         if isinstance(missing, types.FunctionType) and not contains(interp, receiver, args[1]):
             return call(interp, interp.outside.fixed(missing), args, kwargs)
-    if real is type.__call__ and isinstance(receiver, Object) and isinstance(receiver.value, type):
+    if real is type.__call__ and isinstance(receiver, Object) and is_a(receiver.value, type):
         return make_object(interp, interp.outside.pin(receiver), args[1:], kwargs)
     if isinstance(receiver, Failure):
         answer = method_of(interp, real, receiver, args[1:], kwargs)
@@ -527,7 +527,7 @@ def _refer(interp: Interpreter, function: Object) -> Value:
 def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """An object whose class defines `__call__`."""
     real = function.value
-    if isinstance(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
+    if is_a(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
         interp.outside.pin(function)
         return call(interp, interp.outside.fixed(getattr(real, _SCRIPTED)), args, kwargs)
     if type(real) is functools.partial and function.source is not None:
@@ -541,7 +541,7 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
         return call(interp, inner, [*interp.outside.items(before), *args], merged)
     if type(real) is weakref.ref and not args and not kwargs:
         return _refer(interp, function)
-    if isinstance(real, WRAPPER):
+    if is_a(real, WRAPPER):
         return call_cached(interp, function, args, kwargs)
     if type(real) in GETTERS and len(args) == 1 and not kwargs:
         return _get(interp, interp.outside.pin(function), args[0])

@@ -5,7 +5,6 @@ ModelOutput(loss=l)        →   Instance(ModelOutput, contents=Mapping), a dict
 OrderedDict(), partial(f)  →   Mapping, Partial
 """
 
-import enum
 import functools
 import operator
 import struct
@@ -19,8 +18,9 @@ from smelt.capture.awaited import converted, item_of_tensor
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.deque_calls import make_deque
+from smelt.capture.enums import is_enum, member_of_value
 from smelt.capture.failures import make_failure
-from smelt.capture.guards import ABSENT, static_lookup
+from smelt.capture.guards import ABSENT, may_change, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
@@ -33,16 +33,13 @@ from smelt.capture.values import (
     Method,
     Object,
     Partial,
-    Sequence,
     Tensor,
     Value,
     describe,
-    is_constant,
     own_operators,
     python_type,
 )
 
-_HEAP_TYPE = 1 << 9
 _ABSTRACT = 1 << 20
 # Their own __new__ only serves decorators.
 _GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
@@ -53,25 +50,14 @@ _BASES = (OrderedDict, dict, object)  # the layouts that can be rebuilt, narrowe
 def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`function(*args, **kwargs)` for a class; may push a frame and answer `PUSHED`."""
     kind: type = interp.outside.pin(function)
-    metaclass_call = interp.tree.class_attribute(type(kind), "__call__")
-    if issubclass(kind, enum.Enum):
-        return _enum_member(interp, kind, args, kwargs)
+    metaclass_call = interp.tree.metaclass_attribute(kind, "__call__")
+    if is_enum(function):
+        return member_of_value(interp, function, args, kwargs)
     if isinstance(metaclass_call, types.FunctionType):
         return interp.call(interp.outside.fixed(metaclass_call), [function, *args], kwargs)
     if metaclass_call is not type.__call__:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     return make_object(interp, kind, args, kwargs)
-
-
-def _enum_member(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """`Color("b")` for a value that the enum has."""
-    if len(args) == 1 and not kwargs and isinstance(args[0], Constant):
-        if isinstance(args[0].value, kind):
-            return args[0]
-        found = kind._value2member_map_.get(args[0].value)
-        if found is not None:
-            return Constant(found)
-    raise Unsupported("B002", f"class {kind.__qualname__}")
 
 
 def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -105,7 +91,7 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return make_deque(interp, args, kwargs)
     if kind is OrderedDict:
         return Mapping(unpacked(interp, args, kwargs), OrderedDict)
-    if issubclass(kind, tuple) and hasattr(kind, "_fields") and "__new__" in kind.__dict__:
+    if issubclass(kind, tuple) and may_change(kind):
         return _make_namedtuple(interp, kind, args, kwargs)
     if issubclass(kind, BaseException):
         return make_failure(interp, kind, args, kwargs)
@@ -139,7 +125,8 @@ def _make_defaultdict(interp: Interpreter, args: list[Value], kwargs: dict[str, 
 def layout(interp: Interpreter, kind: type) -> type | None:
     """The C type whose layout objects of this class have, if they are no more than that and a `__dict__` or slots."""
     tree = interp.tree
-    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _ABSTRACT:
+    tree.class_attribute(kind, "__abstractmethods__")  # by which it may become abstract, and the other way round
+    if not may_change(kind) or kind.__flags__ & _ABSTRACT:
         return None
     if not kind.__dictoffset__:
         return _layout_of_slots(interp, kind)
@@ -166,7 +153,9 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
         if args or kwargs:
             raise Unsupported("B019", f"TypeError: {kind.__qualname__}() takes no arguments")
         return made
-    fills_plainly = all(static_lookup(kind, name) is static_lookup(base, name) for name in ("__init__", "__setitem__"))
+    fills_plainly = all(
+        interp.tree.class_attribute(kind, name) is static_lookup(base, name) for name in ("__init__", "__setitem__")
+    )
     if made.contents is not None and (fills_plainly or (initialise is static_lookup(base, "__init__") and not args)):
         if kwargs and not fills_plainly:
             raise Unsupported("B002", f"class {kind.__qualname__}")
@@ -183,16 +172,11 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
     return PUSHED
 
 
-def _make_namedtuple(interp: Interpreter, kind: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fields: tuple[str, ...] = kind._fields
-    if "__init__" in kind.__dict__ or len(args) > len(fields) or not own_operators(kind) <= WORDING:
+def _make_namedtuple(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """By its own `__new__`, which is Python and calls `tuple.__new__`."""
+    make = interp.tree.class_attribute(kind, "__new__")
+    plain = interp.tree.class_attribute(kind, "__init__") is object.__init__
+    plain &= interp.tree.of_class(kind, own_operators) <= WORDING
+    if not plain or not isinstance(make, staticmethod) or not isinstance(make.__func__, types.FunctionType):
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    by_name = dict(zip(fields, args, strict=False))
-    if set(by_name) & set(kwargs) or set(kwargs) - set(fields):
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    by_name |= kwargs
-    missing = [name for name in fields if name not in by_name]
-    if not all(is_constant(kind._field_defaults.get(name, ...)) and name in kind._field_defaults for name in missing):
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    by_name |= {name: Constant(kind._field_defaults[name]) for name in missing}
-    return Sequence(kind, [by_name[name] for name in fields])
+    return interp.call(interp.outside.fixed(make.__func__), [interp.outside.fixed(kind), *args], kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 from smelt.capture.arity import ANY, Takes, takes
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import in_order, unpack_into
+from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
 from smelt.capture.operators import (
@@ -57,7 +58,7 @@ def container_method(
     elif isinstance(receiver, Set):
         handler = SET.get(name)
     elif (
-        isinstance(receiver, Object) and isinstance(receiver.value, dict) and name in ("__contains__", "get", "__len__")
+        isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__")
     ):
         return None
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.construct import layout
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.values import Constant, Instance, Mapping, Object, Sequence, Set, Slice, Value, describe, python_type
 
@@ -75,7 +75,7 @@ def _met_before(interp: Interpreter, value: Value, met: list[Value]) -> Value | 
 def _is_atom(value: Value) -> bool:
     if isinstance(value, Sequence) and value.kind is not list:
         return True  # told apart by what it holds
-    return isinstance(value, Object) and isinstance(value.value, _ATOMS)
+    return isinstance(value, Object) and is_a(value.value, _ATOMS)
 
 
 Each = Callable[[Any], Value]
@@ -83,7 +83,7 @@ Each = Callable[[Any], Value]
 
 def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Value], Any] = lambda made: None) -> Value:
     """A copy whose items are `each(item)`; `early` hears of it before its items are copied."""
-    if isinstance(value, Constant) or (isinstance(value, Object) and isinstance(value.value, _ATOMS)):
+    if isinstance(value, Constant) or (isinstance(value, Object) and is_a(value.value, _ATOMS)):
         return value
     if isinstance(value, Sequence):
         return _copied_sequence(interp, value, each, early)

@@ -14,6 +14,7 @@ import torch
 from smelt.capture.attributes import attribute
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import Instruction
+from smelt.capture.guards import is_a
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.special import special
 from smelt.capture.table import handles, push, take
@@ -46,7 +47,7 @@ def _raise_varargs(interp: Interpreter, frame: Frame, instruction: Instruction) 
 
 def _exception(interp: Interpreter, value: Value) -> Value:
     """What `raise value` raises: a class is called for an instance."""
-    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, BaseException):
+    if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
         value = interp.now(interp.call(value, []))
     kind = python_type(value)
     if kind is None or not issubclass(kind, BaseException):
@@ -85,13 +86,13 @@ def _check_exc_match(interp: Interpreter, frame: Frame, instruction: Instruction
     kind = python_type(frame.stack[-1])
     if kind is None:
         raise Unsupported("B012", f"except with {describe(frame.stack[-1])}")
-    frame.stack.append(Constant(any(each in kind.__mro__ for each in wanted)))
+    frame.stack.append(Constant(any(interp.tree.has_base(kind, each) for each in wanted)))
 
 
 def _classes(interp: Interpreter, value: Value) -> list[type]:
     if isinstance(value, Sequence) and value.kind is tuple:
         return [kind for item in interp.outside.items(value) for kind in _classes(interp, item)]
-    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, BaseException):
+    if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
         return [interp.outside.pin(value)]
     raise Unsupported("B019", f"TypeError: except {describe(value)}")
 
@@ -141,7 +142,7 @@ def _enter_device(interp: Interpreter, frame: Frame, device: Constant) -> None:
 
 
 def _is_python(function: Value) -> bool:
-    return isinstance(function, Object) and isinstance(function.value, types.FunctionType)
+    return isinstance(function, Object) and is_a(function.value, types.FunctionType)
 
 
 @handles("WITH_EXCEPT_START")

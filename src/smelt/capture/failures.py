@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import static_lookup
+from smelt.capture.guards import is_a, static_lookup
 from smelt.capture.interpret import PUSHED, SIMPLE_ERRORS, Interpreter
 from smelt.capture.special import said_text
 from smelt.capture.values import Constant, Failure, Sequence, Trace, Value, describe
@@ -79,7 +79,7 @@ def store_in(interp: Interpreter, failure: Failure, name: str, value: Value) -> 
         interp.touch(failure)
         setattr(failure, name.strip("_"), None if none else value)
         failure.suppresses = failure.suppresses or name == "__cause__"
-    elif name == "__suppress_context__" and isinstance(value, Constant) and isinstance(value.value, bool):
+    elif name == "__suppress_context__" and isinstance(value, Constant) and is_a(value.value, bool):
         interp.touch(failure)
         failure.suppresses = value.value
     elif name == "args" and isinstance(value, Sequence) and value.kind is tuple:

@@ -15,7 +15,7 @@ from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import static_lookup
+from smelt.capture.guards import is_a, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.subtape import LaterTape
 from smelt.capture.values import Constant, Instance, Number, Object, Sequence, Tensor, Value, describe
@@ -33,11 +33,11 @@ class Context(Instance):
 
 
 def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not isinstance(args[0], Object) or not isinstance(args[0].value, type) or kwargs:
+    if not isinstance(args[0], Object) or not is_a(args[0].value, type) or kwargs:
         raise Unsupported("B022", "keyword arguments")
     kind, given = interp.outside.pin(args[0]), args[1:]
     for value in given:
-        if isinstance(value, Object) and isinstance(value.value, torch.Tensor):
+        if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
     needs = [isinstance(value, Tensor) and value.ghost.requires_grad for value in given]
     context = Context(FunctionCtx)

@@ -4,6 +4,8 @@ GuardTree  →  (roots for `_native.Guards`, the collected sources in the order 
 """
 
 import abc
+import itertools
+import types
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -30,21 +32,48 @@ PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
 )
 
 ABSENT = object()
+_NAMED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
 _HEAP_TYPE = 1 << 9
+
+
+# What a class is, asked of `type` and not of its metaclass, which may have an answer of its own.
+order_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
+names_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_title_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
 
 
 def static_lookup(kind: type, name: str) -> Any:
     """What the class or its bases hold under `name`, without running descriptors; `ABSENT` if nothing."""
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
+    for base in order_of(kind):
+        held = names_of(base)
+        if name in held:
+            return held[name]
     return ABSENT
 
 
-def says_itself(wanted: type) -> bool:
-    """Whether a class says of an object, not of the object's class, whether it is one of its instances."""
-    check = static_lookup(type(wanted), "__instancecheck__")
-    return check is not type.__instancecheck__ and check is not abc.ABCMeta.__instancecheck__
+def is_a(real: object, kinds: Any) -> bool:
+    """`isinstance` by the object's class alone: what an object says it is, is code of the program."""
+    return issubclass(type(real), kinds)
+
+
+def own_dict(real: object) -> Any:
+    """The `__dict__` of an object, its class not being asked; None if there is none."""
+    found = static_lookup(type(real), "__dict__")
+    held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
+    return found.__get__(real) if held else None
+
+
+def may_change(kind: type) -> bool:
+    """Whether Python code has made the class, and may change it: those of C stay what they are."""
+    return bool(_flags_of(kind) & _HEAP_TYPE)
 
 
 class GuardTree:
@@ -77,23 +106,66 @@ class GuardTree:
         if len(items) > 1 and not all(type(item) in (bool, int, float) for item in items):
             self.transient = "the order of a set"
 
-    def is_subclass(self, kind: type, wanted: type) -> bool:
-        """Whether one class is another's, by whatever makes it so: bases, a register, a hook. In a process that stays
-        so, and no guard asks; another process is asked once."""
-        answer = issubclass(kind, wanted)
-        self.asked[id(kind), id(wanted)] = kind, wanted, answer
+    def has_base(self, kind: type, wanted: type) -> bool:
+        """Whether one class is another, or has it among its bases."""
+        answer = any(base is wanted for base in order_of(kind))
+        if kind is not wanted and may_change(kind):
+            self.fixed(kind, _title_of(kind)).check(("subclass", wanted, answer))
         return answer
 
-    def is_instance(self, real: Any, wanted: type) -> bool:
-        """The same for an object. A class that looks at more than the object's class is not asked again."""
-        if says_itself(wanted):
-            if isinstance(real, torch.Tensor) or not wanted.__module__.startswith("torch."):
-                self.transient = f"what {wanted.__qualname__} says of its instances"
-            return isinstance(real, wanted)
-        if real.__class__ is not type(real):
-            self.transient = "an object that says it is of another class"
-        self.is_subclass(type(real), wanted)
-        return isinstance(real, wanted)
+    def is_registered(self, kind: type, wanted: type) -> bool:
+        """Whether an abstract class takes another for its subclass: by its bases, its register, its hook. A yes is for
+        good: it remembers that. Another process is asked once."""
+        answer = abc.ABCMeta.__subclasscheck__(wanted, kind)  # type: ignore[arg-type]
+        self.asked[id(kind), id(wanted)] = kind, wanted, answer
+        if not answer:
+            self.fixed(kind, _title_of(kind)).check(("unregistered", wanted))
+        return answer
+
+    def metaclass(self, kind: type) -> type:
+        """The class of a class: one that Python code has made can be exchanged for another."""
+        if may_change(type(kind)):
+            self.fixed(kind, _title_of(kind)).check(("type", type(kind)))
+        return type(kind)
+
+    def metaclass_attribute(self, kind: type, name: str) -> Any:
+        """What Python finds under the name of a special method when an operator is used on a class."""
+        return self.class_attribute(self.metaclass(kind), name)
+
+    def of_class(self, kind: type, function: Callable[[type], Any]) -> Any:
+        """What a function of smelt's says of a class; all it may look at is what look-ups in the class find."""
+        answer = function(kind)
+        if may_change(kind):
+            self.fixed(kind, _title_of(kind)).check(("of class", function, answer))
+        return answer
+
+    def next_attribute(self, kind: type, after: type, name: str) -> Any:
+        """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
+        source = self.fixed(kind, _title_of(kind))
+        later = itertools.dropwhile(lambda base: base is not after, order_of(kind))
+        for base in itertools.islice(later, 1, None):
+            if name in names_of(base):
+                found = names_of(base)[name]
+                if may_change(kind):
+                    source.check(("next has", name, after, found))
+                return found
+        if may_change(kind):
+            source.check(("next lacks", name, after))
+        return ABSENT
+
+    def class_name(self, kind: type, name: str = "__name__") -> str:
+        """`__name__` or `__qualname__` of a class, as `type` has it."""
+        text: str = type.__dict__[name].__get__(kind)
+        if may_change(kind):
+            self.metaclass(kind)
+            self.fixed(kind, _title_of(kind)).attribute(name).check(("equals", text))
+        return text
+
+    def rely_on_type(self, real: Any) -> type:
+        """The class of an object that is meant itself: it may be given another."""
+        if may_change(type(real)):
+            self.fixed(real, _title_of(type(real))).check(("type", type(real)))
+        return type(real)
 
     def rely_on_machine(self, function: Callable[[], Any], answer: Any) -> None:
         """What a function says of the machine, a value without a source: another process asks it once."""
@@ -126,15 +198,15 @@ class GuardTree:
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """`static_lookup`, remembered: the entry is void once the class answers otherwise."""
-        if not kind.__flags__ & _HEAP_TYPE:
-            return static_lookup(kind, name)  # a C type, which nobody can change
+        if not may_change(kind):
+            return static_lookup(kind, name)
         seen = self._classes.setdefault(kind, {})
         if name not in seen:
             seen[name] = static_lookup(kind, name)
         return seen[name]
 
     def _class_checks(self, kind: type) -> None:
-        root = self.fixed(kind, kind.__qualname__)
+        root = self.fixed(kind, _title_of(kind))
         for name, found in self._classes[kind].items():
             root.check(("class lacks", name) if found is ABSENT else ("class has", name, found))
 
@@ -213,11 +285,20 @@ def _check_text(check: tuple[Any, ...]) -> str:
         return f"has no {rest[0]}"
     if kind == "predicate":
         return "unchanged"
+    if kind == "subclass":
+        return f"is {'a' if rest[1] else 'no'} subclass of {_object_text(rest[0])}"
+    if kind == "unregistered":
+        return f"is not registered with {_object_text(rest[0])}"
+    if kind == "next has":
+        return f"super().{rest[0]} after {_object_text(rest[1])} is {_object_text(rest[2])}"
+    if kind == "next lacks":
+        return f"super() after {_object_text(rest[1])} has no {rest[0]}"
+    if kind == "of class":
+        return f"{_object_text(rest[0])} unchanged"
     return " ".join([kind, *map(repr, rest)])
 
 
 def _object_text(value: object) -> str:
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if isinstance(name, str):
-        return name
+    if is_a(value, _NAMED):
+        return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", None))
     return repr(value) if isinstance(value, str | int | float | None) else f"one {type(value).__name__}"

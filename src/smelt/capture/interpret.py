@@ -8,6 +8,7 @@ the instruction that could not be interpreted.
 """
 
 import builtins
+import enum
 import sys
 import types
 from collections import OrderedDict
@@ -19,7 +20,7 @@ import torch
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
-from smelt.capture.guards import GuardTree
+from smelt.capture.guards import GuardTree, is_a
 from smelt.capture.outside import Outside
 from smelt.capture.policy import is_polyfill
 from smelt.capture.tape import Tape
@@ -273,6 +274,8 @@ class Interpreter:
             kind = type(raised.error)
             if kind not in SIMPLE_ERRORS:
                 raise Unsupported("B019", raised.detail)
+            if raised.worded_by is not None:
+                self.tree.class_name(raised.worded_by)
             args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
             raised.error = Failure(kind, args=args, details=raised.details)
         found: Value = raised.error
@@ -475,6 +478,8 @@ class Interpreter:
         if isinstance(value, Pending):
             value = self.outside.force(value)
         if isinstance(value, Constant):
+            if is_a(value.value, enum.Enum):
+                self.outside.rely_on_contents(value.value)
             return value.value
         if isinstance(value, Sequence):
             return make_sequence(value.kind, [self.plain(item) for item in value.items])
@@ -490,6 +495,7 @@ class Interpreter:
         if isinstance(value, Slice):
             return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
         if isinstance(value, Object) and is_plain_type(value.value):
+            self.outside.rely_on_contents(value.value)
             return self.outside.pin(value)
         raise Unsupported("B004" if isinstance(value, Awaited) else "B017", describe(value))
 
@@ -511,7 +517,7 @@ class Interpreter:
         """A value for a Python object that capture computed from plain values."""
         if is_constant(real):
             return Constant(real)
-        if isinstance(real, tuple | list):
+        if is_a(real, tuple | list):
             return Sequence(type(real), [self.wrap_plain(item) for item in real])
         if type(real) in (dict, OrderedDict):
             return Mapping({key: self.wrap_plain(item) for key, item in real.items()}, type(real))
@@ -519,7 +525,7 @@ class Interpreter:
             return Set(set(real), type(real))
         if type(real) is slice:
             return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
-        if isinstance(real, TYPES):
+        if is_a(real, TYPES):
             return self.outside.fixed(real)
         raise Unsupported("B017", f"a {type(real).__qualname__}")
 
@@ -550,7 +556,7 @@ class Interpreter:
         for value in values:
             if isinstance(value, Sequence):
                 self._force_all(list(self.outside.items(value)))
-            elif isinstance(value, Object) and isinstance(value.value, type):
+            elif isinstance(value, Object) and is_a(value.value, type):
                 self.outside.pin(value)
 
     def _place(self) -> str:

@@ -3,13 +3,13 @@
 for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
 """
 
-import enum
 import types
 from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.enums import is_enum, members_of
 from smelt.capture.failures import stop_iteration
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.replaced import rely_on_own
@@ -49,7 +49,7 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, DictView):
         interp.outside.complete(value.mapping)
         return Iterator(value.mapping, value.part, size=len(value.mapping.items))
-    if isinstance(value, Constant) and isinstance(value.value, range | str | bytes):
+    if isinstance(value, Constant) and is_a(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
         interp.tree.rely_on_order(value.items)
@@ -58,8 +58,8 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__iter__")
         return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
-    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
-        return Iterator(Sequence(tuple, [Constant(member) for member in interp.outside.pin(value)]), "forward")
+    if is_enum(value):
+        return Iterator(Sequence(tuple, members_of(interp, value, "__iter__")), "forward")
     if isinstance(value, Object | Instance):
         return _own_iterator(interp, value)
     if isinstance(value, Constant):
@@ -69,8 +69,10 @@ def iterator(interp: Interpreter, value: Value) -> Value:
 
 def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
     """What `__iter__` of a class answers, which must be an iterator."""
-    kind = python_type(value)
-    if isinstance(value, Object) and hasattr(kind, "__next__") and not _is_python(interp, kind, "__iter__"):
+    kind: Any = python_type(value)
+    own = interp.tree.class_attribute(kind, "__next__"), interp.tree.class_attribute(kind, "__iter__")
+    both = all(each is not ABSENT for each in own)
+    if isinstance(value, Object) and both and not _is_python(interp, kind, "__iter__"):
         return value  # an iterator written in C, or `loops.Paused`
     if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
         raise Unsupported("B009", f"{describe(value)}, by its items")
@@ -251,7 +253,7 @@ def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
     error = args[0]
     if len(args) > 1 and isinstance(args[1], Failure):
         error = args[1]
-    if isinstance(error, Object) and isinstance(error.value, type) and len(args) == 1:
+    if isinstance(error, Object) and is_a(error.value, type) and len(args) == 1:
         error = interp.now(interp.call(error, []))
     if not isinstance(error, Failure):
         raise Unsupported("B002", f"generator.throw of {describe(error)}")

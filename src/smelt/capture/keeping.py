@@ -105,6 +105,8 @@ class _Tree:
         kind, *parts = check
         if kind == "predicate":
             return self._predicate(parts[0])
+        if kind == "of class":
+            return ["of class", _step(parts[0], self.names), encode(parts[1], self.names.other)]
         place = _IDENTIFIED.get(kind, 0)
         return [
             kind,

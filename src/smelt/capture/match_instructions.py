@@ -3,18 +3,18 @@
 case {"a": x}:    MATCH_MAPPING · GET_LEN · MATCH_KEYS        case Point(x=0):   MATCH_CLASS
 """
 
-from typing import Any
-
 from smelt.capture.attributes import attribute_or_none
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import Instruction
+from smelt.capture.class_checks import is_instance
+from smelt.capture.guards import is_a
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.operators import hashable, length
 from smelt.capture.table import handles, take
 from smelt.capture.values import Constant, Mapping, Object, Sequence, Value, describe, python_type
 
 _SEQUENCE, _MAPPING = 1 << 5, 1 << 6  # type flags by which CPython tells what patterns may take apart
-_MATCHES_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+_MATCH_SELF = 1 << 22
 
 
 @handles("MATCH_SEQUENCE", "MATCH_MAPPING")
@@ -48,29 +48,37 @@ def _match_keys(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
 @handles("MATCH_CLASS")
 def _match_class(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     subject, wanted, names = take(frame, 3)
-    kind = python_type(subject)
-    if not isinstance(wanted, Object) or not isinstance(wanted.value, type) or kind is None:
+    if not isinstance(wanted, Object) or not is_a(wanted.value, type):
         raise Unsupported("B012", f"match of {describe(subject)} with {describe(wanted)}")
-    real: type = interp.outside.pin(wanted)
-    if not interp.tree.is_subclass(kind, real):
+    if not is_instance(interp, subject, wanted):
         frame.stack.append(Constant(None))
         return
-    found = _matched(interp, subject, real, instruction.arg, interp.plain(names))
+    found = _matched(interp, subject, wanted, instruction.arg, interp.plain(names))
     frame.stack.append(Constant(None) if found is None else Sequence(tuple, found))
 
 
-def _matched(interp: Interpreter, subject: Value, kind: Any, count: int, names: tuple[str, ...]) -> list[Value] | None:
+def _matches_itself(kind: type) -> bool:
+    """Whether the one place in a pattern of the class stands for the subject: its type flags say so."""
+    return bool(kind.__flags__ & _MATCH_SELF)
+
+
+def _matched(
+    interp: Interpreter, subject: Value, wanted: Object, count: int, names: tuple[str, ...]
+) -> list[Value] | None:
     """The attributes a class pattern names, by place and by keyword; None if one is missing."""
+    kind = wanted.value
     places: tuple[str, ...] = ()
     itself: list[Value] = []
     if count:
-        declared = interp.tree.class_attribute(kind, "__match_args__")
-        if isinstance(declared, tuple) and len(declared) >= count:
-            places = declared[:count]
-        elif kind in _MATCHES_SELF and count == 1:
+        declared = attribute_or_none(interp, wanted, "__match_args__")
+        if isinstance(declared, Sequence) and declared.kind is tuple and len(declared.items) >= count:
+            places = interp.plain(declared)[:count]
+        elif declared is None and count == 1 and interp.tree.of_class(kind, _matches_itself):
             itself = [subject]
         else:
             raise Unsupported("B019", f"TypeError: {kind.__name__}() accepts fewer positional sub-patterns")
+        if not all(type(name) is str for name in places):
+            raise Unsupported("B019", f"TypeError: __match_args__ elements of {kind.__name__} must be strings")
     found = [attribute_or_none(interp, subject, name) for name in (*places, *names)]
     if None in found:
         return None

@@ -11,6 +11,7 @@ from torch.nn.modules import module as torch_module
 
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
+from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.polyfills import functional_call
 from smelt.capture.values import Constant, Instance, Mapping, Object, Pending, Sequence, Value
@@ -78,7 +79,7 @@ def _functional_call(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     module, state = args[0], args[1] if len(args) > 1 else kwargs.get("parameter_and_buffer_dicts")
     strict = kwargs.get("strict", Constant(False))
     plain = isinstance(strict, Constant) and strict.value is False and "parameter_and_buffer_dicts" not in kwargs
-    if not plain or not isinstance(module, Object) or not isinstance(module.value, torch.nn.Module):
+    if not plain or not isinstance(module, Object) or not is_a(module.value, torch.nn.Module):
         raise Unsupported("B025", "torch.func.functional_call")
     dicts = interp.outside.items(state) if isinstance(state, Sequence) else [state]
     if module.source is None or not all(isinstance(each, Mapping) for each in dicts) or not _are_apart(module.value):

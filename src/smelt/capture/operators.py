@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from smelt.base.symint import Formula, apply, meaning
-from smelt.capture.attributes import attribute_or_none
+from smelt.capture.attributes import attribute_now, attribute_or_none
 from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
+from smelt.capture.enums import is_enum, member_named, members_of
 from smelt.capture.foretell import decided, foretell, foretell_truth
-from smelt.capture.guards import ABSENT, static_lookup
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.indices import item_of, set_item
 from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.iterate import advance, drain, iterator
 from smelt.capture.outside import may_pin
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
-from smelt.capture.policy import acts_as_in_eager
+from smelt.capture.policy import acts_as_in_eager, is_of_libraries
 from smelt.capture.replaced import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.special import ask, refused, said_bool, said_length, special
 from smelt.capture.values import (
@@ -399,9 +400,9 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
             return _one_nan(left, right)
         if python_type(left) is not python_type(right) or left.value != right.value:
             return False
-        if left.value is not right.value or isinstance(left.value, float | complex):
+        if left.value is not right.value or is_a(left.value, float | complex):
             raise Unsupported("B014", f"{left.value!r} is {right.value!r}")
-        if isinstance(left.value, _REPEATABLE) and type(left.value) is not bool:
+        if is_a(left.value, _REPEATABLE) and type(left.value) is not bool:
             _rely_on_identity(interp, left, right)
         return True
     made_later = isinstance(left, Text | Awaited) or isinstance(right, Text | Awaited)
@@ -442,7 +443,7 @@ def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
 
 
 def _is_singleton(value: Value) -> bool:
-    return isinstance(value, Constant) and isinstance(value.value, _SINGLETONS)
+    return isinstance(value, Constant) and is_a(value.value, _SINGLETONS)
 
 
 def truth(interp: Interpreter, value: Value) -> bool:
@@ -474,9 +475,10 @@ def truth(interp: Interpreter, value: Value) -> bool:
 
 def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     real = value.value if isinstance(value, Object) else None
-    if isinstance(real, type) and not is_plain_type(real):
+    if is_a(real, type) and not is_plain_type(real):
         raise Unsupported("B003", f"{describe(value)}, whose metaclass may tell")
-    if isinstance(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+    interp.outside.rely_on_contents(real)
+    if is_a(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
         return True
     kind = python_type(value)
     assert kind is not None
@@ -510,10 +512,10 @@ def length(interp: Interpreter, value: Value) -> int:
         if value.ghost.dim() == 0:
             raise Unsupported("B019", "TypeError: len() of a 0-d tensor")
         return int(value.ghost.shape[0])
-    if isinstance(value, Constant) and isinstance(value.value, str | bytes | range):
+    if isinstance(value, Constant) and is_a(value.value, str | bytes | range):
         return len(value.value)
-    if isinstance(value, Object) and isinstance(value.value, type) and issubclass(value.value, enum.Enum):
-        return len(interp.outside.pin(value))
+    if is_enum(value):
+        return len(members_of(interp, value, "__len__"))
     if isinstance(value, Object | Instance):
         method = special(interp, value, "__len__")
         if method is None:
@@ -539,7 +541,7 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
         return interp.outside.present(container, hashable(interp, item))
     if isinstance(container, Set):
         return item_key(interp, item) in container.items
-    if isinstance(container, Constant) and isinstance(container.value, str | range | bytes | enum.Flag):
+    if isinstance(container, Constant) and is_a(container.value, str | range | bytes | enum.Flag):
         return bool(interp.plain(interp.compute(operator.contains, container.value, interp.plain(item))))
     if isinstance(container, Sequence | Deque | DictView):
         return any(is_same(interp, candidate, item) for candidate in drain(interp, container))
@@ -575,7 +577,7 @@ def is_same(interp: Interpreter, left: Value, right: Value) -> bool:
 
 def item_key(interp: Interpreter, value: Value) -> Any:
     """An item of a set: the real one if it is plain, else what it is known by."""
-    if isinstance(value, Object) and not isinstance(value.value, (torch.Tensor, *TYPES)):
+    if isinstance(value, Object) and not is_a(value.value, (torch.Tensor, *TYPES)):
         return Held(value, hashable(interp, value))
     if isinstance(value, Tensor) and value.source is None:
         return Held(value, value)
@@ -595,9 +597,12 @@ def item_key(interp: Interpreter, value: Value) -> Any:
 def hashable(interp: Interpreter, key: Value) -> Any:
     """A real dict key."""
     if isinstance(key, Object):
-        if isinstance(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+        if is_a(key.value, type) and not is_plain_type(key.value):
+            raise Unsupported("B017", f"{describe(key)}, whose metaclass may tell")
+        if is_a(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+            interp.outside.rely_on_contents(key.value)
             return interp.outside.pin(key)
-        if static_lookup(type(key.value), "__hash__") is object.__hash__:
+        if interp.tree.class_attribute(type(key.value), "__hash__") is object.__hash__:
             return interp.outside.pin(key)
         raise Unsupported("B017", describe(key))
     if isinstance(key, Tensor) and key.real is not None and key.source is not None and may_pin(key):
@@ -608,7 +613,7 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     if is_nan(key):
         raise Unsupported("B017", "a NaN as a key")
     if isinstance(key, Constant) and is_constant(key.value):
-        return key.value
+        return interp.plain(key)
     raise Unsupported("B017", describe(key))
 
 
@@ -655,10 +660,10 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
             interp.touch_item(container, real)
             container.items[real] = made
         return interp.outside.force(container.items[real])
+    if isinstance(container, Object) and is_a(container.value, type):
+        return _of_class(interp, container, key)
     if interp.is_plain(container) and interp.is_plain(key):
         return interp.compute(operator.getitem, interp.plain(container), interp.plain(key))
-    if isinstance(container, Object) and isinstance(container.value, type):
-        return _of_class(interp, container, key)
     if isinstance(container, Object | Instance):
         method = special(interp, container, "__getitem__")
         if method is None:
@@ -668,20 +673,29 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
 
 
 def _of_class(interp: Interpreter, container: Object, key: Value) -> Value:
-    """`Color["RED"]`, as an enum's members never change, or `list[int]`, which means nothing to what runs."""
-    kind = container.value
-    if isinstance(kind.__dict__.get("__class_getitem__"), types.ClassMethodDescriptorType | types.MethodDescriptorType):
-        return interp.outside.fixed(interp.outside.pin(container)[interp.plain(key)])
-    if not issubclass(kind, enum.Enum) or not isinstance(key, Constant) or key.value not in kind.__members__:
+    """`Color["RED"]`, `Table[key]` by a metaclass's method, or `list[int]`, which means nothing to what runs."""
+    kind = interp.outside.pin(container)
+    if is_enum(container):
+        return member_named(interp, container, key)
+    method = special(interp, container, "__getitem__")
+    if method is not None:
+        return interp.call(method, [key])
+    found = interp.tree.class_attribute(kind, "__class_getitem__")
+    function = getattr(found, "__func__", found)
+    of_python = isinstance(function, types.FunctionType) and is_of_libraries(function.__code__)
+    of_python |= isinstance(function, type) and issubclass(function, types.GenericAlias)
+    if of_python or isinstance(found, types.ClassMethodDescriptorType | types.MethodDescriptorType):
+        return interp.compute(operator.getitem, kind, interp.plain(key))
+    if found is ABSENT:
         raise Unsupported("B008", f"{describe(container)}[…]")
-    return Constant(interp.outside.pin(container)[key.value])
+    return interp.call(attribute_now(interp, container, "__class_getitem__"), [key])
 
 
 def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
     if isinstance(key, Tensor):
         raise Unsupported("B004", "a tensor used as an index")
     real = interp.plain(index_of(interp, key))
-    if isinstance(real, slice):
+    if is_a(real, slice):
         kind = container.kind if container.kind in (list, tuple, torch.Size) else tuple
         return Sequence(kind, [interp.outside.force(item) for item in container.items[real]])
     try:

@@ -19,7 +19,7 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.generators import Lent
-from smelt.capture.guards import GuardTree, static_lookup
+from smelt.capture.guards import GuardTree, is_a, may_change, own_dict, static_lookup
 from smelt.capture.loops import PLACE, Paused, PausedJoined
 from smelt.capture.marks import Entered
 from smelt.capture.sizes import Sizes, guarded
@@ -65,7 +65,7 @@ def runs_code(kind: type) -> bool:
     return metaclass is not type and isinstance(static_lookup(metaclass, "__getattribute__"), types.FunctionType)
 
 
-def _is_plain_namedtuple(kind: type) -> bool:
+def is_plain_namedtuple(kind: type) -> bool:
     """Whether objects of a class are a tuple with names for its items, and no more than that."""
     if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
         return False
@@ -111,6 +111,7 @@ _SHARED = (
     types.CellType,
 )  # what is one value however it is reached, so that writes are seen
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, *_IDENTIFIED[3:])  # which have a __qualname__
 
 
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops)
@@ -118,12 +119,12 @@ _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._Op
 
 def _of_library(source: Source) -> bool:
     """Whether what lies below is a part of torch or of the standard library: it is what it is."""
-    real = source.accessor[1] if source.accessor[0] == "value" else getattr(source.value, "value", None)
-    if isinstance(real, torch.finfo | torch.iinfo):
+    real: Any = source.accessor[1] if source.accessor[0] == "value" else getattr(source.value, "value", None)
+    if is_a(real, torch.finfo | torch.iinfo):
         return True
-    if not isinstance(real, types.ModuleType | types.FunctionType | dict):
+    if not is_a(real, types.ModuleType | types.FunctionType | dict):
         return False
-    names = real if isinstance(real, dict) else getattr(real, "__globals__", real.__dict__)
+    names = real if is_a(real, dict) else getattr(real, "__globals__", real.__dict__)
     top = str(names.get("__name__")).partition(".")[0]
     return top == "torch" or top in sys.stdlib_module_names
 
@@ -179,7 +180,7 @@ class Outside:
 
     def _refuse_data(self, real: Any, source: Source) -> None:
         """Code that runs later may use functions, classes, modules, defaults, and constants of the libraries."""
-        if isinstance(real, (*_IDENTIFIED, types.FunctionType, types.CellType, *_OPERATORS)):
+        if is_a(real, (*_IDENTIFIED, types.FunctionType, types.CellType, *_OPERATORS)):
             return
         place: Source | None = source
         while place is not None:
@@ -204,7 +205,7 @@ class Outside:
 
     def members(self, value: Object) -> Mapping:
         """The `__dict__` of an object, as the mapping that its attributes are read from and written to."""
-        real = getattr(value.value, "__dict__", None)
+        real = own_dict(value.value)
         if type(real) is not dict or value.source is None:
             raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
         found = self.value(real, value.source.instance_dict())
@@ -214,7 +215,7 @@ class Outside:
     def contents(self, value: Object) -> Mapping | None:
         """What an object of a class of dicts holds, whatever the class says of it; None if it is no such object."""
         real, source = value.value, value.source
-        base: Any = next((each for each in (OrderedDict, dict) if isinstance(real, each)), None)
+        base: Any = next((each for each in (OrderedDict, dict) if is_a(real, each)), None)
         if base is None or source is None:
             return None
         found: Mapping | None = self.shared(real)
@@ -229,8 +230,8 @@ class Outside:
     def slots(self, value: Object) -> Slots:
         """What the `__slots__` of an object hold that are filled."""
         real, source = value.value, value.source
-        own = isinstance(static_lookup(type(real), "__getattribute__"), types.FunctionType)
-        if source is None or isinstance(real, dict) or own:
+        own = isinstance(self.tree.class_attribute(type(real), "__getattribute__"), types.FunctionType)
+        if source is None or is_a(real, dict) or own:
             raise Unsupported("B007", f"__slots__ of {describe(value)}")
         found: Slots | None = self.shared(real)
         if found is None:
@@ -321,19 +322,41 @@ class Outside:
     def fixed(self, real: Any) -> Value:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
         if is_constant(real):
+            self._rely_on_operators(real)
             return Constant(real)
-        source = self.tree.fixed(real, getattr(real, "__qualname__", type(real).__qualname__))
+        source = self.tree.fixed(real, real.__qualname__ if is_a(real, _TITLED) else type(real).__qualname__)
         if not isinstance(source.value, Object):
             source.value = Object(real, pinned=True, source=source)
-            if isinstance(real, types.FunctionType):  # whose attributes may be written by another way to it
+            if is_a(real, types.FunctionType):  # whose attributes may be written by another way to it
                 self._objects.setdefault(types.FunctionType, []).append(source.value)
         return source.value
+
+    def _rely_on_operators(self, real: Any) -> None:
+        """A member of an enum is a constant for as long as Python's operators on it run no code of the program."""
+        if is_a(real, enum.Enum):
+            self.tree.of_class(self.tree.rely_on_type(real), own_operators)
+
+    def rely_on_contents(self, real: Any) -> None:
+        """What Python's operators look at in a member of an enum, or in a class, that they are given."""
+        if is_a(real, enum.Enum):
+            members = self.tree.fixed(real, str(type(real).__qualname__)).instance_dict()
+            for name in ("_value_", "_name_"):
+                if name in real.__dict__:
+                    held = real.__dict__[name]
+                    members.child(("key", name), name).check(("equals" if is_constant(held) else "is", held))
+                else:
+                    members.check(("lacks", name))
+        elif is_a(real, type) and may_change(real):
+            metaclass = self.tree.metaclass(real)
+            if metaclass is not type:
+                self.tree.of_class(metaclass, own_operators)
 
     def _wrap(self, real: Any, source: Source) -> Value:
         kind = type(real)
         if is_constant(real):
-            if isinstance(real, enum.Enum):
+            if is_a(real, enum.Enum):
                 source.check(("is", real))
+                self._rely_on_operators(real)
             elif kind is int or kind is float:
                 return Number(real, source=source, symbolic=self.sizes.number(real, source))
             elif kind is str:
@@ -341,15 +364,15 @@ class Outside:
             else:
                 source.check(("equals", real))
             return Constant(real, source=source)
-        if isinstance(real, torch.Tensor):
+        if is_a(real, torch.Tensor):
             return self._tensor(real, source)
         if kind is types.BuiltinFunctionType and _is_bound(real):
             return self._builtin_method(real, source)
-        if isinstance(real, _IDENTIFIED):
+        if is_a(real, _IDENTIFIED):
             source.check(("is", real))
             return Object(real, pinned=True, source=source)
         source.check(("type", kind))
-        if kind is tuple or kind is list or _is_plain_namedtuple(kind):
+        if kind is tuple or kind is list or (issubclass(kind, tuple) and self.tree.of_class(kind, is_plain_namedtuple)):
             return self._sequence(real, kind, source)
         if kind is torch.Size:
             source.check(("equals", real))

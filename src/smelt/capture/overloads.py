@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.special import said_index
 from smelt.capture.values import Constant, Failure, Instance, Object, Sequence, Value, describe, python_type
@@ -36,7 +36,7 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
     turns = [(left, kind, name, right), (right, other, reflected, left)]
     if kind is other:
         turns.pop()
-    elif issubclass(other, kind) and _lookup(interp, other, reflected) is not _lookup(interp, kind, reflected):
+    elif _comes_first(interp, other, kind, reflected):
         turns.reverse()
     for receiver, its_kind, method, argument in turns:
         if not _is_python(receiver):
@@ -47,6 +47,13 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
         if answer is not None:
             return answer
     raise refused
+
+
+def _comes_first(interp: Interpreter, other: type, kind: type, reflected: str) -> bool:
+    """Whether the right side is asked first: its class is a subclass of the left one's, with a method of its own."""
+    if not interp.tree.has_base(other, kind):
+        return False
+    return _lookup(interp, other, reflected) is not _lookup(interp, kind, reflected)
 
 
 def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
@@ -68,7 +75,7 @@ def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Val
         raise refused
     mirrored = REFLECTED[symbol]
     turns = [(left, kind, symbol, right), (right, other, mirrored, left)]
-    if kind is not other and issubclass(other, kind):
+    if kind is not other and interp.tree.has_base(other, kind):
         turns.reverse()
     for receiver, its_kind, sign, argument in turns:
         answer = _ask_comparison(interp, receiver, its_kind, sign, argument, refused)
@@ -97,7 +104,7 @@ def _stands_aside(value: Value, symbol: str) -> bool:
     """Whether a builtin's operator leaves operands of other classes alone (`%` of a string does not)."""
     if isinstance(value, Sequence):
         return True
-    return isinstance(value, Constant) and not (isinstance(value.value, str | bytes) and symbol == "%")
+    return isinstance(value, Constant) and not (is_a(value.value, str | bytes) and symbol == "%")
 
 
 def _lookup(interp: Interpreter, kind: type, name: str) -> Any:

@@ -55,6 +55,9 @@ _TORCH_FILES: dict[str, Treatment] = {
     "distributions/": Treatment.INLINE,
 }
 
+# Of some files a few functions alone: `isinstance(x, nn.Parameter)` is one.
+_TORCH_PARTS: dict[str, tuple[str, ...]] = {"nn/parameter.py": ("_ParameterMeta.", "_BufferMeta.")}
+
 _STDLIB_INLINE = (
     "contextlib.py",
     "functools.py",
@@ -216,7 +219,8 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         for prefix, treatment in _TORCH_FILES.items():
             if inside.startswith(prefix):
                 return treatment
-        return Treatment.BREAK
+        followed = code.co_qualname.startswith(_TORCH_PARTS.get(inside, ()))
+        return Treatment.INLINE if followed else Treatment.BREAK
     if file == "<frozen _collections_abc>":
         return Treatment.INLINE
     if file in _POLYFILLS:
@@ -232,6 +236,13 @@ def treatment_of_code(code: types.CodeType) -> Treatment:
         followed = inside in _STDLIB_INLINE or code.co_qualname.startswith(_STDLIB_PARTS.get(inside, ()))
         return Treatment.INLINE if followed else Treatment.BREAK
     return Treatment.INLINE
+
+
+def is_of_libraries(code: types.CodeType) -> bool:
+    """Whether the code is Python's own library's, or PyTorch's."""
+    file = code.co_filename
+    of_python = file.startswith("<frozen ") or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return of_python or file.startswith(_TORCH)
 
 
 _ALONE_BUILTINS: tuple[Any, ...] = (print, repr, str, ascii, format)

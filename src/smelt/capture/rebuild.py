@@ -459,7 +459,7 @@ def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) 
 
 
 def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
-    real.__dict__.update(zip(names, items, strict=True))
+    object.__getattribute__(real, "__dict__").update(zip(names, items, strict=True))
 
 
 def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:
@@ -486,7 +486,7 @@ def _failure(build: Rebuilder, value: Failure) -> Operand:
     operands = map(build.operand, (*value.attributes.values(), *value.details.values()))
 
     def fill(real: Any, trace: Any, cause: Any, context: Any, *items: Any) -> None:
-        real.__dict__.update(zip(names, items[: len(names)], strict=True))
+        object.__getattribute__(real, "__dict__").update(zip(names, items[: len(names)], strict=True))
         for name, item in zip(details, items[len(names) :], strict=True):
             setattr(real, name, item)
         real.__traceback__, real.__cause__, real.__context__ = trace, cause, context

@@ -285,6 +285,8 @@ class Loading:
                     known = ("predicate", self.remembered[parts[0]].guard)
                 elif kind == "predicate":
                     known = ("predicate", self._step(parts[0]))
+                elif kind == "of class":
+                    known = ("of class", self._step(parts[0]), decode(parts[1], self._real))
                 else:
                     known = (kind, *[decode(part, self._real) for part in parts])
             except (KeyError, IndexError):

@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import ABSENT
+from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.values import Constant, Instance, Method, Object, Text, Value, describe, python_type
 
@@ -20,6 +20,8 @@ _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescrip
 def special(interp: Interpreter, value: Value, name: str) -> Method | None:
     """The special method of the class of `value`, bound to it; None if the class has none."""
     kind = python_type(value)
+    if isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.metaclass(interp.outside.pin(value))
     found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
     if found is ABSENT:
         return None

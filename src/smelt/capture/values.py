@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from smelt import _native
 from smelt.base.data import dataclass
 from smelt.base.symbols import Undecided
 from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CodeInfo, Instruction
+from smelt.capture.guards import is_a, names_of, order_of
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
 
@@ -450,31 +452,46 @@ _HEAP_TYPE = 1 << 9  # a class that Python code has made
 
 
 def own_operators(kind: type) -> frozenset[str]:
-    """Those special methods for operators that a class of the program has from code of the program.
+    """Those special methods for operators that a class of the program has from code of the program."""
+    version = _native.class_version(kind)
+    if version not in _FOUND_OPERATORS:
+        if len(_FOUND_OPERATORS) > _MANY_CLASSES:
+            _FOUND_OPERATORS.clear()
+        _FOUND_OPERATORS[version] = frozenset(
+            name
+            for base in order_of(kind)
+            for name, found in names_of(base).items()
+            if name in _OPERATORS and not _is_pythons(found)
+        )
+    return _FOUND_OPERATORS[version] if version else _FOUND_OPERATORS.pop(0)
 
-    Looked up each time: a class may gain some, and classes come and go."""
-    if not kind.__flags__ & _HEAP_TYPE:
-        return frozenset()
-    return frozenset(
-        name for base in kind.__mro__ for name in _OPERATORS & vars(base).keys() if _is_own(vars(base)[name])
-    )
+
+_FOUND_OPERATORS: dict[int, frozenset[str]] = {}  # by versions of classes, which are never given twice
+_MANY_CLASSES = 512
+_OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, type(None))
 
 
-def _is_own(found: object) -> bool:
-    if not isinstance(found, types.FunctionType):
-        return False
-    return (found.__module__ or "").partition(".")[0] not in sys.stdlib_module_names
+def _is_pythons(found: Any) -> bool:
+    """Whether an entry of a class is no code of the program's."""
+    if isinstance(found, types.FunctionType):
+        return (found.__module__ or "").partition(".")[0] in sys.stdlib_module_names
+    return isinstance(found, _OF_C)
 
 
 def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
     if type(value) in CONSTANT_TYPES:
         return True
-    return isinstance(value, enum.Enum) and own_operators(type(value)) <= WORDING
+    return is_a(value, enum.Enum) and own_operators(type(value)) <= WORDING
+
+
+_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def describe(value: Any) -> str:
     """A value in a few words, for messages."""
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
+        return f"{type(value.value).__qualname__}.{value.value.__dict__.get('_name_')}"
     if isinstance(value, Constant):
         return repr(value.value)
     if isinstance(value, Tensor):
@@ -482,8 +499,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Awaited):
         return "a number from Tensor.item"
     if isinstance(value, Object):
-        name = getattr(value.value, "__qualname__", None)
-        return str(name) if isinstance(name, str) else f"a {type(value.value).__qualname__}"
+        return str(value.value.__qualname__) if is_a(value.value, _TITLED) else f"a {type(value.value).__qualname__}"
     if isinstance(value, Method):
         return describe(value.function)
     if isinstance(value, Function):

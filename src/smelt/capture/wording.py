@@ -15,6 +15,7 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
+from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.special import said_text
 from smelt.capture.values import (
@@ -22,8 +23,10 @@ from smelt.capture.values import (
     Constant,
     Failure,
     Instance,
+    Mapping,
     Object,
     Sequence,
+    Set,
     Tensor,
     Text,
     Value,
@@ -36,6 +39,29 @@ _REAL_SPEC = re.compile(r"[<>=^]?[-+ ]?0?\d{0,4}[_,]?(\.\d{1,4})?[eEfFgG%]")  # 
 _FUNCTIONS: dict[str, Any] = {"__str__": str, "__repr__": repr, "__ascii__": ascii}
 
 
+def _rely_on_names(interp: Interpreter, value: Any) -> None:
+    """The names of classes that a plain value's text tells."""
+    if isinstance(value, Constant) and isinstance(value.value, enum.Enum):
+        interp.tree.class_name(type(value.value))
+        interp.tree.class_name(type(value.value), "__qualname__")
+    elif isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.class_name(value.value, "__qualname__")
+        interp.tree.class_attribute(value.value, "__module__")
+    elif isinstance(value, Sequence):
+        if value.kind not in (tuple, list):
+            interp.tree.class_name(value.kind)
+        for item in interp.outside.items(value):
+            _rely_on_names(interp, item)
+    elif isinstance(value, Mapping):
+        for key, item in value.items.items():
+            _rely_on_names(interp, interp.outside.fixed(key) if is_a(key, (type, enum.Enum)) else key)
+            _rely_on_names(interp, interp.outside.force(item))
+    elif isinstance(value, Set):
+        for item in value.items:
+            if is_a(item, (type, enum.Enum)):
+                _rely_on_names(interp, interp.outside.fixed(item))
+
+
 def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     """`str(value)`, or `repr` or `ascii` by `how`."""
     if isinstance(value, Failure) and how != "__ascii__":
@@ -44,6 +70,7 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
         return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
     if interp.is_plain(value):
+        _rely_on_names(interp, value)
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
     if isinstance(value, Text) and how == "__str__":
         return value
@@ -52,6 +79,7 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     if isinstance(value, Tensor) and _words_itself(interp, value):
         return _later(interp, _FUNCTIONS[how], value)
     if isinstance(value, Object) and type(value.value) is type:
+        _rely_on_names(interp, value)
         return interp.compute(_FUNCTIONS[how], interp.outside.pin(value))
     kind = python_type(value)
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
@@ -78,6 +106,7 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
     if "__str__" in _own_wording(value):
         return formatted(interp, text_of(interp, value), spec)
     if interp.is_plain(value):
+        _rely_on_names(interp, value)
         return interp.compute(format, interp.plain(value), spec)
     if isinstance(value, Text) and not spec:
         return value
