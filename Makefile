@@ -13,6 +13,8 @@
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
 # make test-worlds    5,000 stories of worlds that change between calls, some 40,000 changes, against plain Python
 #              (ARGS as above)
+# make test-interrupts  an exception at every step of the compiler, after which nothing may have stayed behind: days
+#              (ARGS="--stride 5000" for an hour or two, ARGS="--worlds simple --delicate 10" to choose)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
@@ -29,7 +31,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-worlds test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -67,6 +69,9 @@ test-tensors: $(VENV)/dev
 
 test-worlds: $(VENV)/dev
 	@$(PY) -m tests.capture.mutations.campaign $(ARGS)
+
+test-interrupts: $(VENV)/dev
+	@SMELT_CACHE=0 $(PY) -m tests.capture.interrupted.campaign $(ARGS)
 
 test-versions:
 	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done

@@ -84,10 +84,11 @@ class Entry:
         arguments: tuple[int, ...],
         result: int | Callable[..., Any],
         failed: Callable[..., Any],
+        settle: Callable[[], object] | None = None,
     ) -> None:
         """`run` is a graph: it gets those collected values that `arguments` number and yields several. The frame's
         result is the one with the number `result`, or `result(*all)`; if the graph raises an Exception, it is
-        `failed(error, *collected)`."""
+        `failed(error, *collected)`. Whatever it raises, `settle()` is called, and again if it is interrupted."""
     @property
     def guards(self) -> Guards: ...
     @property
@@ -191,6 +192,71 @@ def class_version(kind: type) -> int:
 
 def hook_installed() -> bool:
     """Whether the frame hook is in place now: only while a region is active on some thread."""
+
+def teach_shelter(
+    settings: tuple[tuple[tuple[Callable[..., Any], ...], Callable[..., Any], tuple[Any, ...]], ...],
+    stacks: tuple[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]], ...],
+    counters: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...],
+    hooks: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]] | None,
+    locals: tuple[Any, ...],
+    globals: tuple[tuple[dict[str, Any], tuple[str, ...], Callable[..., Any] | None], ...],
+    guards: tuple[tuple[Callable[..., Any], Callable[[], Any] | None, bool], ...],
+) -> None:
+    """Say what `sheltered` is to put back (`smelt.runtime.shelter` does). All functions are C functions.
+
+    settings   (reads, write, arguments): write(*arguments, *values), where read(*arguments) are the values
+    stacks     (length, item, pop, push)
+    counters   (increment, decrement), both of which yield the number
+    hooks      (top, pop, push) of a stack that only shows its top
+    locals     thread-local objects, whose attributes are put back
+    globals    (dict, names, write): flags by these names; write, if any, is told the last of them. All threads share
+               them: where the first of the stacks is empty, they are put back to False
+    guards     (make, read, twice): `make(read())`, entered, has an `__exit__` that puts back what was there before;
+               twice: it is left at once, and then again
+    """
+
+def sheltered(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call; however that ends, and wherever an exception arrives, PyTorch's state on this thread is as it was."""
+
+def undoing(undo: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function`, then `undo()`, however that ends. An exception from outside may interrupt `undo`: it is called
+    again, so it must do no harm to do it twice."""
+
+def settling(settle: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function`; if it raises, `settle()` as `undoing` does."""
+
+def recorded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call with grad mode on, as `torch.enable_grad()` does, and put it back whatever is raised and wherever."""
+
+def unrecorded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The same with grad mode off, as `torch.no_grad()` does."""
+
+def delivering(function: Callable[[], Any], deliver: Callable[[BaseException], bool]) -> Any:
+    """Call `function`. What it raises is given to `deliver`: if that is true, `function` is called again, else it is
+    raised. So is what is raised on the way."""
+
+def within(context: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` with `context` entered, whose `__enter__` and `__exit__` are C functions: no exception comes
+    between them and the call."""
+
+class Held:
+    """`with Held(lock):` for a lock whose methods are in C: released whatever is raised and wherever."""
+
+    def __init__(self, lock: Any) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class Paused:
+    """`with Paused():` no automatic collections of Python's cyclic collector inside.
+
+    Importing and compiling make many long-lived objects and hardly any garbage, but enough of them to set off full
+    collections, each of which walks all of PyTorch: 0.1 s for nothing, where a compilation takes as long. Modules stay
+    for good, so what was made while some were loaded is told to be old at once: the collector would walk all of it as
+    soon as it is on again, 10 ms after a first compilation. Nests, and leaves a collector that was off alone.
+    """
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 class Launcher:
     """Calls `void kernel(void **buffers, int64_t threads, void *workspace)` at `address`, without the GIL.

@@ -16,6 +16,7 @@ import torch
 
 from smelt import _native
 from smelt.api import Compiling, backward_compilers, settings_of_region
+from smelt.base import locks
 from smelt.base.options import config
 from smelt.pipeline.compiled_autograd import CompiledBackwards
 
@@ -30,7 +31,7 @@ class _Enabled(threading.local):
 
 
 _enabled = _Enabled()
-_lock = threading.RLock()
+_lock = locks.lock()
 _uses = 0
 _known: dict[Any, CompiledBackwards] = {}
 
@@ -65,7 +66,7 @@ class _Installed(contextlib.ContextDecorator):
 
 
 def _backwards_of(compiler: Any) -> CompiledBackwards:
-    with _lock:
+    with _native.Held(_lock):
         found = _known.get(compiler)
         if found is None:
             made = CompiledBackwards(*backward_compilers(compiler))
@@ -107,7 +108,7 @@ def _put_in_place(change: int) -> None:
     """Stand before the engine while anybody needs it."""
     global _uses
     holder: Any = torch.autograd.Variable
-    with _lock:
+    with _native.Held(_lock):
         _uses += change
         engine = holder._execution_engine
         if _uses and type(engine) is not _Engine:

@@ -5,11 +5,16 @@
          run_share                     chunks thread, thread + team, …, so that a team of any size runs them all
            run_chunk                   points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
 
+   In a child of fork() the threads of the parent's team are gone, and libgomp waits for them for ever: there the calling
+   thread runs all chunks, unless the parent had no other thread that could have been in a team.
+
    The team always has the size the caller asked for, as PyTorch's own loops do: libgomp keeps its threads only while
    the size stays the same. It is the OpenMP that PyTorch runs on, found by name at run time; without it everything is
    run by the calling thread. */
 #include "team.h"
 
+#include <dirent.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,6 +34,39 @@ static struct {
     int (*thread)(void);
     int (*threads)(void);
 } openmp;
+
+static bool had_threads, is_orphan;
+
+/* Before fork(): "." and ".." and a name for each thread. */
+static void
+count_threads(void)
+{
+    DIR *threads = opendir("/proc/self/task");
+    int count = 0;
+    while (threads && count < 4 && readdir(threads)) {
+        count++;
+    }
+    if (threads) {
+        closedir(threads);
+    }
+    had_threads = threads == NULL || count > 3;
+}
+
+static void
+lose_threads(void)
+{
+    is_orphan = is_orphan || had_threads;
+}
+
+int
+team_init(void)
+{
+    if (pthread_atfork(count_threads, NULL, lose_threads) == 0) {
+        return 0;
+    }
+    PyErr_NoMemory();
+    return -1;
+}
 
 static void
 run_chunk(const Task *task, uint64_t chunk)
@@ -56,8 +94,10 @@ launch(Part part, void *buffers, char *workspace, int64_t threads, int64_t most,
     int64_t chunks = threads < most ? threads : most;
     bool alone = chunks < 2 || openmp.parallel == NULL;
     Task task = {part, buffers, workspace, alone ? 1 : (uint64_t)chunks, (uint64_t)extent, (uint64_t)chunk_bytes};
-    if (alone) {
-        run_chunk(&task, 0);
+    if (alone || is_orphan) {
+        for (uint64_t chunk = 0; chunk < task.chunks; chunk++) {
+            run_chunk(&task, chunk);
+        }
     } else {
         openmp.parallel(run_share, &task, (unsigned)threads, 0);
     }

@@ -4,6 +4,8 @@
 
 #include <Python.h>
 
+int team_init(void);
+
 PyObject *team_function(PyObject *module, PyObject *args);
 
 #endif

@@ -13,7 +13,6 @@ Compilers receive `(fx.GraphModule, example_inputs)` and return a callable from 
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,13 +20,14 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from smelt import _native
 from smelt.autograd import partition
 from smelt.autograd.aot_inputs import NotPure, ProgramCode, key_of, surroundings, varies, why_not_traced
 from smelt.autograd.joint import Joint, Source, trace_forward, trace_joint
 from smelt.autograd.partial import given_only, stopped
 from smelt.autograd.partition import Halves
 from smelt.autograd.trace import CannotTrace, Decompositions
-from smelt.base import events
+from smelt.base import events, locks
 from smelt.base.errors import SmeltError, warn
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import Traced, placeholders
@@ -119,7 +119,7 @@ class _Versions:
     def __init__(self, fn: Callable[..., Any], stage: "_Stage") -> None:
         self.fn, self.stage = fn, stage
         self._ready: dict[Any, _Entry | None] = {}  # None: PyTorch is to run it
-        self._building = threading.RLock()
+        self._building = locks.lock()
         self._said: set[str] = set()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,7 +144,11 @@ class _Versions:
         key = (tree, *map(key_of, leaves), *around)
         if key in self._ready:
             return self._ready[key]
-        with self._building:
+        found: _Entry | None = _native.sheltered(self._made_once, key, leaves, tree)
+        return found
+
+    def _made_once(self, key: Any, leaves: Sequence[Any], tree: Any) -> "_Entry | None":
+        with _native.Held(self._building):
             if key not in self._ready:
                 while len(self._ready) >= _VERSIONS:
                     del self._ready[next(iter(self._ready))]
@@ -154,7 +158,7 @@ class _Versions:
     def _built(self, leaves: Sequence[Any], tree: Any) -> "_Entry | None":
         recording = torch.is_grad_enabled()
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(recording):  # which the first switches on
+            with torch._C._InferenceMode(False), torch.set_grad_enabled(recording):  # which the first switches on
                 return self.stage.build(self.fn, leaves, tree)
         except NotPure as refused:
             self._leave_to_pytorch(refused.reason)

@@ -64,12 +64,16 @@ class NodeLayout:
 @functools.cache
 def why_not_read_nodes() -> str | None:
     """Teach the C part where to look, once; or why that cannot be found out."""
-    with torch.inference_mode(False), torch.enable_grad():
-        found = find_layout()
+    found = _native.sheltered(_found)
     if isinstance(found, str):
         return f"autograd's graph cannot be read in this PyTorch: {found}"
     _native.set_node_layout(python_base=torch._C._FunctionBase, **asdict(found))
     return None
+
+
+def _found() -> NodeLayout | str:
+    with torch._C._InferenceMode(False), torch.enable_grad():
+        return find_layout()
 
 
 def find_layout() -> NodeLayout | str:

@@ -61,6 +61,12 @@ class NoRoom(SmeltError):
     """Too little memory is left to compile anything: PyTorch runs it instead."""
 
 
+def is_fault(error: Exception, *reasons: type[Exception]) -> bool:
+    """Whether an error is the compiler's own fault, where some are reasons to go another way. With `check_specs` faults
+    are raised."""
+    return isinstance(error, SpecError) or not isinstance(error, (SmeltError, *reasons))
+
+
 class SmeltWarning(UserWarning):
     """Something was not compiled and runs eagerly instead; said once each."""
 

@@ -2,6 +2,8 @@
 
 A stage calls `emit("guards", text)` or `count("graphs")` and never prints by itself. `SMELT_LOGS=graph,kernels` sends
 the named channels to stderr; `collect()` gathers every event of the calling thread into a list, whatever is printed.
+Threads that work for it belong to it: a pool is given `carrying`, and what autograd's own threads emit goes to whoever
+collects while they work.
 """
 
 import contextlib
@@ -10,11 +12,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
 
 from smelt.base import terminal
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+
+Given, Found = TypeVar("Given"), TypeVar("Found")
 
 CHANNELS: dict[str, str] = {
     "graph": "each captured torch-level graph",
@@ -80,11 +87,12 @@ class Event:
 
 class _Sinks(threading.local):
     def __init__(self) -> None:
-        self.lists: list[list[Event]] = []
+        self.lists: tuple[list[Event], ...] = ()
         self.inside = 0.0  # seconds of stages that ended inside the one that is timed now
 
 
 _sinks = _Sinks()
+_open: list[list[Event]] = []  # of all threads
 
 
 def parse_channels(text: str) -> frozenset[str]:
@@ -109,12 +117,19 @@ def set_printed(text: str) -> None:
 
 def wanted(channel: str) -> bool:
     """Whether anybody will see an event of `channel`; ask before building a costly text."""
-    return channel in _printed or bool(_sinks.lists)
+    return channel in _printed or bool(_open and _listening())
 
 
 def collecting() -> bool:
-    """Whether this thread is inside `collect()`."""
-    return bool(_sinks.lists)
+    """Whether this thread is inside `collect()`, or works for one that is."""
+    return bool(_open and _listening())
+
+
+def _listening() -> Sequence[list[Event]]:
+    """Who is told what this thread emits."""
+    if _sinks.lists or torch._C._current_autograd_node() is None:
+        return _sinks.lists
+    return tuple(_open)  # one of autograd's threads, or a thread that collects nothing, in a backward
 
 
 def emit(channel: str, words: str | Callable[[], str], subject: object = None) -> None:
@@ -122,7 +137,7 @@ def emit(channel: str, words: str | Callable[[], str], subject: object = None) -
     if channel not in CHANNELS:
         raise KeyError(f"events.emit: no channel {channel!r}")
     event = Event(channel, words, subject)
-    for sink in _sinks.lists:
+    for sink in _listening() if _open else ():
         sink.append(event)
     if channel in _printed:
         mark = terminal.painted(f"[smelt {channel}]", "cyan", sys.stderr)
@@ -138,11 +153,27 @@ def count(name: str, amount: int = 1) -> None:
 def collect() -> Iterator[list[Event]]:
     """Gather every event this thread emits inside the block."""
     events: list[Event] = []
-    _sinks.lists.append(events)
     try:
+        _open.append(events)
+        _sinks.lists = (*_sinks.lists, events)
         yield events
     finally:
-        _sinks.lists = [sink for sink in _sinks.lists if sink is not events]  # by identity: empty lists are all equal
+        _sinks.lists = tuple(sink for sink in _sinks.lists if sink is not events)  # by identity: empty ones are equal
+        _open[:] = [sink for sink in _open if sink is not events]
+
+
+def carrying(function: Callable[[Given], Found]) -> Callable[[Given], Found]:
+    """The same function for threads that work for this one: what they emit goes to who collects here."""
+    lists = _sinks.lists
+
+    def call(given: Given) -> Found:
+        before, _sinks.lists = _sinks.lists, lists
+        try:
+            return function(given)
+        finally:
+            _sinks.lists = before
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)

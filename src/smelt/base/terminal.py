@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import IO
 
 from smelt.base.options import config
@@ -50,35 +52,49 @@ class _Line:
         self.stages: list[str] = []
         self.began = time.monotonic()
         self._ended = threading.Event()
-        self._shown = False
-        self._thread = threading.Thread(target=self._show, name="smelt progress", daemon=True)
+        self.shown = False
+        # It does not keep the line, which ends with whoever compiles, however that ends.
+        self._thread = threading.Thread(target=_show, args=(weakref.ref(self), self._ended), daemon=True)
+        self._thread.name = "smelt progress"
         self._thread.start()
 
     def end(self) -> None:
         self._ended.set()
-        if self._shown:
+        if self.shown:
             self._thread.join()  # what is printed next finds the line gone
 
-    def _show(self) -> None:
-        if self._ended.wait(PATIENCE):
-            return
-        self._shown = True
-        try:
-            from rich.console import Console
-            from rich.live import Live
-            from rich.spinner import Spinner
-        except ImportError:
-            return
-        spinner = Spinner("dots", self._text())
-        console = Console(stderr=True)
-        # What the program prints goes its own way.
-        with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
-            while not self._ended.wait(0.12):
-                spinner.update(text=self._text())
+    def __del__(self) -> None:
+        self._ended.set()
 
-    def _text(self) -> str:
-        stage = f": {self.stages[-1]}" if self.stages else ""
+    def text(self) -> str:
+        stages = self.stages  # of another thread, which goes on
+        stage = f": {stages[-1]}" if stages else ""
         return f"smelt: compiling {self.what}{stage}, {time.monotonic() - self.began:.1f} s"
+
+
+def _show(line: "Callable[[], _Line | None]", ended: threading.Event) -> None:
+    if ended.wait(PATIENCE):
+        return
+    if (found := line()) is not None:
+        found.shown = True
+        del found
+    try:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+    except ImportError:
+        return
+    spinner = Spinner("dots", _text(line))
+    console = Console(stderr=True)
+    # What the program prints goes its own way.
+    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        while not ended.wait(0.12):
+            spinner.update(text=_text(line))
+
+
+def _text(line: "Callable[[], _Line | None]") -> str:
+    found = line()
+    return "" if found is None else found.text()
 
 
 class _Current(threading.local):

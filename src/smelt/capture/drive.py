@@ -5,6 +5,7 @@ and line; an exception looks for a handler in the virtual frames as CPython woul
 shows them and nothing of smelt.
 """
 
+import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -29,44 +30,71 @@ _RUNNING = object()
 def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
     assert isinstance(plan, Stop)
+    run = _Run(owner, [], _nothing)
     failure: GraphFailed | None = None
-    start: list[list[LiveFrame]] = []
     try:
-        start.append(plan.state(collected))
+        return _native.delivering(functools.partial(run.begin, plan, collected), run.deliver)
     except GraphFailed as raised:
         failure = raised.with_traceback(None)
-    if failure is not None:
-        return recover(owner, entrance, failure, collected)
-    return _go_on(owner, start, _finish_eagerly if plan.eager else _one_step(plan))
+    return recover(owner, entrance, failure, collected)
 
 
-def _go_on(owner: "Engine", start: list[list[LiveFrame]], action: "Action") -> Any:
-    """Act on the state, then alternate between plans for the state that results and what they ask for.
+class _Run:
+    """A state, and what is done with it next."""
 
-    The state is taken out of `start`, so that nobody holds on to what the program drops on the way."""
-    frames = start.pop()
-    while True:
-        outcome = _guarded(owner, frames, action)
-        if outcome is not _RUNNING:
-            return outcome
-        found = owner.plan_for(frames)
-        if found is None:
-            action = _finish_eagerly
-            continue
-        plan, collected = found
-        del found
-        try:
-            if isinstance(plan, Return):
-                return plan.finish(collected)
-            frames = plan.state(collected)
-            del collected  # what the program has dropped is gone while it goes on
-            action = _finish_eagerly if plan.eager else _one_step(plan)
-            continue
-        except GraphFailed as raised:
-            failure = raised
-        if failure.writes:
-            raise failure.error
-        action = _finish_eagerly
+    __slots__ = ("action", "frames", "owner")
+
+    def __init__(self, owner: "Engine", frames: list[LiveFrame], action: "Action") -> None:
+        self.owner, self.frames, self.action = owner, frames, action
+
+    def begin(self, plan: Stop, collected: tuple[Any, ...]) -> Any:
+        """Go on from the start of a plan; from where the program stands, when asked again."""
+        if not self.frames:
+            self._follow(plan, collected)
+        return self.go_on()
+
+    def go_on(self) -> Any:
+        """Act on the state, then alternate between plans for the state that results and what they ask for; the result
+        of the outermost frame."""
+        while True:
+            action, self.action = self.action, _nothing
+            outcome = _guarded(self.owner, self.frames, action)
+            if outcome is not _RUNNING:
+                return outcome
+            found = self.owner.plan_for(self.frames)
+            if found is None:
+                self.action = _finish_eagerly
+                continue
+            plan, collected = found
+            del found
+            try:
+                if isinstance(plan, Return):
+                    return plan.finish(collected)
+                self._follow(plan, collected)
+                del collected  # what the program has dropped is gone while it goes on
+                continue
+            except GraphFailed as raised:
+                failure = raised
+            if failure.writes:
+                raise failure.error
+            self.action = _finish_eagerly
+
+    def _follow(self, plan: Stop, collected: tuple[Any, ...]) -> None:
+        plan.stand_up(collected, self.frames)
+        self.action = _finish_eagerly if plan.eager else _one_step(plan)
+
+    def deliver(self, error: BaseException) -> bool:
+        """Whether the program may handle what was raised while it waited: Ctrl-C arrives where it stands, and what is
+        raised by the compiler goes to the caller."""
+        if isinstance(error, Exception) or not self.frames:
+            return False
+        self.action = functools.partial(_raise_here, error)
+        return True
+
+
+def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
+    run = _Run(owner, frames, action)
+    return _native.delivering(run.go_on, run.deliver)
 
 
 def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
@@ -81,7 +109,7 @@ def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected
 
 def run_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
     """Let CPython run the innermost frame to its end, and go on from there."""
-    return _go_on(owner, [frames], _finish_eagerly)
+    return _go_on(owner, frames, _finish_eagerly)
 
 
 Action = Callable[["Engine", list[LiveFrame]], Any]
@@ -116,6 +144,15 @@ def _one_step(plan: Stop) -> Action:
         return _RUNNING
 
     return act
+
+
+def _raise_here(error: BaseException, owner: "Engine", frames: list[LiveFrame]) -> Any:
+    frames[-1].index += 1  # before the instruction that comes next
+    raise error
+
+
+def _nothing(owner: "Engine", frames: list[LiveFrame]) -> Any:
+    return _RUNNING
 
 
 def _store_result(frame: LiveFrame) -> None:

@@ -4,7 +4,6 @@ Frames that no entry fits come to `_missed`; states after a break come to `plan_
 then capture, within `cache_size_limit` and under one lock, so that each version is built once.
 """
 
-import threading
 import traceback
 import types
 from collections.abc import Callable, Hashable
@@ -13,8 +12,8 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.base import locks
 from smelt.base.coexist import opaque
-from smelt.base.collector import paused
 from smelt.base.errors import GraphBreakError, NoRoom, warn
 from smelt.base.events import count, counters, emit, timed
 from smelt.base.options import config
@@ -36,6 +35,7 @@ from smelt.capture.tracebacks import without_smelt
 from smelt.ir.ambient import default_devices
 from smelt.ir.graph import GraphCompiler, Recaller
 from smelt.ir.originals import replaced_underneath
+from smelt.runtime import shelter  # noqa: F401  (says what `sheltered` puts back)
 
 _ENOUGH_IDLE = 3
 _MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
@@ -62,7 +62,7 @@ class Engine:
         self.native = _native.Region(self._missed)
         manner = (fullgraph, dynamic)
         self.shelf = Shelf(compile_graph, manner) if isinstance(compile_graph, Recaller) else None
-        self._lock = threading.RLock()
+        self._lock = locks.lock()
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._settled: set[Any] = set()
         self._idle: dict[Any, int] = {}
@@ -97,7 +97,7 @@ class Engine:
 
     def reset(self) -> None:
         """Forget everything compiled."""
-        with self._lock:
+        with _native.Held(self._lock):
             self.native.clear()
             self._resumed.clear()
             self._settled.clear()
@@ -119,8 +119,13 @@ class Engine:
             return None
         if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
             return None
+        found: _native.Entry | None = _native.sheltered(self._made_for, function, slots)
+        return found
+
+    def _made_for(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
+        code = function.__code__
         frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
-        with self._lock:
+        with _native.Held(self._lock):
             known = self.native.entries(code)
             state = flat(frames)
             for entry in known:
@@ -147,7 +152,7 @@ class Engine:
         code = frame.info.code
         if self.shelf is None or code in self._histories:
             return None
-        with paused(), timed("recall", code.co_qualname):
+        with _native.Paused(), timed("recall", code.co_qualname):
             history = History()
             found = self.shelf.recall(frame, history)
         if found is None:
@@ -166,7 +171,8 @@ class Engine:
         def failed(error: Exception, *collected: Any) -> Any:
             return recover(self, entrance, computation.failed(error), collected)
 
-        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed)
+        settle = computation.settle
+        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, settle)
 
     def _runner(self, captured: Captured) -> Callable[..., Any]:
         plan, entrance = captured.plan, captured.entrance
@@ -194,7 +200,13 @@ class Engine:
         found = self._find(key, state)
         if found is not None or key in self._settled or not self._has_stack(frames[-1].info.code.co_qualname):
             return found
-        with self._lock:
+        made: tuple[Plan, tuple[Any, ...]] | None = _native.sheltered(self._planned, frames, key, state)
+        return made
+
+    def _planned(
+        self, frames: list[LiveFrame], key: StateKey, state: list[Any]
+    ) -> tuple[Plan, tuple[Any, ...]] | None:
+        with _native.Held(self._lock):
             found = self._find(key, state)
             if found is not None or key in self._settled:
                 return found
@@ -232,7 +244,7 @@ class Engine:
                 )
                 return None
         try:
-            with paused(), timed("capture and compile", name):
+            with _native.Paused(), timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
                 keep = None if self.shelf is None or known else self.shelf.keeper(frames[0], history)
                 captured = capture(

@@ -7,12 +7,13 @@ So each call may come with another generator, and nothing that compiles graphs h
 raises, g has drawn nothing: Python will.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from smelt import _native
+from smelt.base import locks
 from smelt.base.data import dataclass
 from smelt.capture.source import Source
 
@@ -28,11 +29,11 @@ class Lent:
 
 def with_generators(run: Callable[..., Any], owned: tuple[torch.Generator, ...]) -> Callable[..., Any]:
     """Run a graph that draws from `owned` for the generators that come behind its inputs."""
-    count, lock = len(owned), threading.RLock()  # there is one set of them, whatever threads come
+    count, lock = len(owned), locks.lock()  # there is one set of them, whatever threads come
 
     def lending(*inputs: Any) -> Any:
         given = inputs[-count:]
-        with lock:
+        with _native.Held(lock):
             for own, real in zip(owned, given, strict=True):
                 own.set_state(real.get_state())
             result = run(*inputs[:-count])

@@ -21,6 +21,7 @@ import torch
 
 from smelt.base import events
 from smelt.base.data import dataclass
+from smelt.base.errors import is_fault
 from smelt.base.options import config
 from smelt.capture.guards import GuardTree
 from smelt.capture.keeping import Kept, record_of, refuse
@@ -103,6 +104,8 @@ class Shelf:
             events.emit("cache", f"a capture of {name} is not kept: {reason}")
             return
         except Exception as reason:  # it is a good capture of this process all the same
+            if config.check_specs and is_fault(reason):
+                raise
             events.emit("cache", f"a capture of {name} is not kept: {type(reason).__name__}: {reason}")
             return
         finally:

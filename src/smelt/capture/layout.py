@@ -53,11 +53,15 @@ def teach_guards() -> None:
     global _taught
     if _taught or default_devices() is None or torch._C._len_torch_dispatch_stack():
         return  # under a mode, tensors are not what they seem: next time
-    _taught = True
-    with without_default_devices():
-        layout = find_layout()
+    layout = _native.sheltered(_without_devices)
     if layout is not None:
         _native.set_tensor_layout(base=torch.Tensor, **asdict(layout))
+    _taught = True
+
+
+def _without_devices() -> Layout | None:
+    with without_default_devices():
+        return find_layout()
 
 
 def find_layout() -> Layout | None:
@@ -65,7 +69,7 @@ def find_layout() -> Layout | None:
     usable = _allocated_size()
     if usable is None or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return None
-    with torch.inference_mode(False), torch.enable_grad(), _unfilled():
+    with torch._C._InferenceMode(False), torch.enable_grad(), _unfilled():
         samples = _samples()
         body = _only(place for place in range(2, 6) if all(_words(id(t), 6)[place] == t._cdata for t in samples))
         if body is None or any(usable(t._cdata) < _WORD * 16 for t in samples):

@@ -5,6 +5,7 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
          instruction is executed and capture begins again
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -82,28 +83,41 @@ class Computation:
         for leaf in self.given_up:
             leaf.grad = None
         try:
-            return self.run(*[collected[number] for number in self.arguments])
+            return _native.settling(self.settle, self.run, *[collected[number] for number in self.arguments])
         except Exception as error:
             failure = self.failed(error)
         raise failure
 
-    def failed(self, error: Exception) -> GraphFailed:
-        """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
+    def settle(self) -> None:
+        """Put back what the graph may have changed when it raised."""
         self.entry.impose()
         if not self.entry.nesting:
             forget_casts()  # it may have raised inside an autocast block, and weights may change before the next
+
+    def failed(self, error: Exception) -> GraphFailed:
+        """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
         if self.writes and not isinstance(error, Unwritten):
             return GraphFailed(error, True)
         return GraphFailed((error.error if isinstance(error, Unwritten) else error).with_traceback(None), False)
 
-    def registers(self, collected: tuple[Any, ...]) -> list[Any]:
-        """Run the graph, then rebuild objects."""
+    def rebuilt(self, collected: tuple[Any, ...], then: Callable[[list[Any]], Any]) -> Any:
+        """Run the graph and rebuild objects; `then`, given the registers, has the program where it stands after it."""
         if self.begun:
             collected = (*collected, *[each.make(collected) for each in self.begun])
         outputs = self.outputs(collected)
-        if self.final is not None:
-            self.final.settle(self.entry)
-        return self.recipe.registers(collected, outputs)
+        if self.final is None:
+            return then(self.recipe.registers(collected, outputs))
+        return _native.settling(self._unsettle, self._settled, collected, outputs, then)
+
+    def _settled(self, collected: tuple[Any, ...], outputs: Any, then: Callable[[list[Any]], Any]) -> Any:
+        assert self.final is not None
+        self.final.settle(self.entry)
+        return then(self.recipe.registers(collected, outputs))
+
+    def _unsettle(self) -> None:
+        """The program did not get to where the state is `final`."""
+        assert self.final is not None
+        self.entry.settle(self.final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ class Return:
     result: int
 
     def finish(self, collected: tuple[Any, ...]) -> Any:
-        return self.computation.registers(collected)[self.result]
+        return self.computation.rebuilt(collected, operator.itemgetter(self.result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +161,13 @@ class Stop:
     forbidden: GraphBreakError | None = None
     """Raised if the instruction does not raise by itself: fullgraph=True and an operation that seemed to fail."""
 
-    def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
-        """Run the graph and stand the frames up again."""
-        registers = self.computation.registers(collected)
-        return [frame.stand_up(registers) for frame in self.frames]
+    def stand_up(self, collected: tuple[Any, ...], frames: list[LiveFrame]) -> None:
+        """Run the graph and have the frames as they stood, in the place of what is in the list."""
+
+        def take(registers: list[Any]) -> None:
+            frames[:] = [frame.stand_up(registers) for frame in self.frames]
+
+        self.computation.rebuilt(collected, take)
 
 
 Plan = Return | Stop

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt import _native
 from smelt.base import events
 from smelt.base.data import dataclass
@@ -19,7 +21,7 @@ from smelt.capture.rebuild import Recipe
 from smelt.capture.remembered import WRAPPER, Remembered
 from smelt.capture.state import LiveFrame, flat
 from smelt.capture.undo import Care
-from smelt.ir.ambient import Ambient, as_captured, without_default_devices
+from smelt.ir.ambient import Ambient, without_default_devices
 from smelt.ir.graph import Recaller
 from smelt.ir.plain import decode, encode
 
@@ -90,7 +92,9 @@ class Loading:
             raise Transient("what was one object is two, or the other way round")
         written, rebased, at_risk, *switches = self.record["care"]
         care = Care(tuple(written), tuple(rebased), tuple(at_risk), *switches)
-        with as_captured(Ambient.now()), without_default_devices():
+        records = Ambient.now().records
+        with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
+            torch._C._set_grad_enabled(records)
             found = recaller.recall(self.record["graph"], care.undoing())
         if found is None:
             raise Transient("its code is not there")

@@ -60,7 +60,7 @@ def is_remembered(answer: Any, misses: int, args: tuple[Any, ...], kwargs: dict[
 def _as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
     """The state that the program is in, and none of capture's: what the function yields is the program's to keep."""
     device = ambient.devices[-1] if ambient.devices else contextlib.nullcontext()
-    with _disable_current_modes(), torch._C._EnableTorchFunction(), torch.inference_mode(ambient.inference), device:
+    with _disable_current_modes(), torch._C._EnableTorchFunction(), torch._C._InferenceMode(ambient.inference), device:
         torch._C._set_grad_enabled(ambient.grad)
         yield
 

@@ -8,6 +8,9 @@ in between, so the difference is what is replayed, container by container in the
 """
 
 import functools
+import itertools
+import operator
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,6 +54,10 @@ def _list(build: Rebuilder, value: Sequence | Deque) -> None:
     build.step(_refill_list if isinstance(value, Sequence) else _refill_deque, real, *map(build.operand, final))
 
 
+_at_once: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
+"""Takes all of an iterator, whose parts are in C: an exception from outside comes before or after all of it."""
+
+
 def _extend(real: Any, *items: Any) -> None:
     real.extend(items)
 
@@ -60,8 +67,7 @@ def _refill_list(real: list[Any], *items: Any) -> None:
 
 
 def _refill_deque(real: Any, *items: Any) -> None:
-    real.clear()
-    real.extend(items)
+    _at_once(map(operator.call, (real.clear, functools.partial(real.extend, items))))
 
 
 def _mapping(build: Rebuilder, value: Mapping) -> None:
@@ -83,10 +89,8 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
 
 def _write_items(base: Any, removed: tuple[Any, ...], changed: tuple[Any, ...], real: Any, *items: Any) -> None:
     """By the methods of `base`: a class of dicts may have others."""
-    for key in removed:
-        base.__delitem__(real, key)
-    for key, item in zip(changed, items, strict=True):
-        base.__setitem__(real, key, item)
+    taken_out = map(base.__delitem__, itertools.repeat(real), removed)
+    _at_once(itertools.chain(taken_out, map(base.__setitem__, itertools.repeat(real), changed, items)))
 
 
 def _slots(build: Rebuilder, value: Slots) -> None:
@@ -100,10 +104,8 @@ def _slots(build: Rebuilder, value: Slots) -> None:
 
 
 def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, *items: Any) -> None:
-    for name in removed:
-        object.__delattr__(real, name)
-    for name, item in zip(changed, items, strict=True):
-        object.__setattr__(real, name, item)
+    taken_out = map(object.__delattr__, itertools.repeat(real), removed)
+    _at_once(itertools.chain(taken_out, map(object.__setattr__, itertools.repeat(real), changed, items)))
 
 
 def _set(build: Rebuilder, value: Set) -> None:
@@ -115,8 +117,8 @@ def _set(build: Rebuilder, value: Set) -> None:
 
 
 def _write_set(removed: frozenset[Any], real: set[Any], *added: Any) -> None:
-    real -= removed
-    real.update(added)
+    leave, join = functools.partial(real.difference_update, removed), functools.partial(real.update, added)
+    _at_once(map(operator.call, (leave, join)))
 
 
 def _cell(build: Rebuilder, value: Cell) -> None:

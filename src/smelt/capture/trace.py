@@ -41,7 +41,7 @@ from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness, is_otherwise
 from smelt.capture.undo import Care
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
-from smelt.ir.ambient import Ambient, as_captured, restored, without_default_devices
+from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import GraphCompiler, Level, Traced, format_graph, placeholders
 from smelt.ir.tensorspec import tensor_spec
@@ -116,7 +116,8 @@ def _capture_in_mode(
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
-    with as_captured(entry), without_caller_hooks():
+    with torch._C._InferenceMode(False), without_caller_hooks():
+        torch._C._set_grad_enabled(entry.records)
         outside = Outside(tree, tape, sizes)
         outside.follow_loops, outside.settings, keep = manner
         outside.fullgraph = fullgraph
@@ -356,7 +357,7 @@ class _Closing:
 
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)
-        with torch.inference_mode(self.interp.tree.inference_mode):
+        with torch._C._InferenceMode(self.interp.tree.inference_mode):
             torch._C._set_grad_enabled(self.entry.grad)
             if guards.check(state) is None:
                 raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")

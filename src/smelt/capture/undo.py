@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.data import dataclass
 from smelt.capture.plan import GraphRun, Unwritten
 from smelt.ir.ambient import without_default_devices
@@ -57,8 +58,18 @@ class Care:
         if self.undraws:
             run = undoing_draws(run, self.writes)
         if self.inference:
-            run = torch.inference_mode()(run)
-        return without_default_devices()(run) if self.devices else run
+            run = inferring(run)
+        return partial(_native.sheltered, without_default_devices()(run)) if self.devices else run
+
+
+def inferring(run: GraphRun) -> GraphRun:
+    """Run a graph in inference mode."""
+
+    def call(*inputs: Any) -> Any:
+        with torch._C._InferenceMode(True):  # not `torch.inference_mode`, which an exception may find half entered
+            return run(*inputs)
+
+    return call
 
 
 def apart(run: GraphRun, traced: Callable[[], Traced], written: Places) -> GraphRun:
@@ -164,14 +175,13 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _copy(tensor: torch.Tensor, rebased: bool) -> torch.Tensor:
-    with torch.set_grad_enabled(rebased):
-        return BASE.clone(tensor)
+    copy: torch.Tensor = (_native.recorded if rebased else _native.unrecorded)(BASE.clone, tensor)
+    return copy
 
 
 def _restore(tensor: torch.Tensor, version: int | None, copy: torch.Tensor, rebased: bool) -> None:
     if copy.requires_grad:  # gradients go where they went, by way of the copy
-        with torch.enable_grad():
-            BASE.copy_(tensor, copy)
+        _native.recorded(BASE.copy_, tensor, copy)
     else:
         if rebased and tensor.requires_grad:
             tensor.detach_()

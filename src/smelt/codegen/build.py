@@ -7,13 +7,13 @@ them from then on.
 """
 
 import itertools
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from smelt.base import events
+from smelt import _native
+from smelt.base import events, locks
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
@@ -56,7 +56,7 @@ _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a sec
 _MOST = 2048  # kernels, some 20 kB each; a program keeps its own, so nothing but time is lost
 _MOST_OF_ONE = 16  # versions of one text, each for sizes of which other facts hold
 _built: dict[str, list[CompiledKernel]] = {}  # by text, what was asked for last at the end, and so the versions of each
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, CompiledKernel]:
@@ -69,7 +69,7 @@ def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, Co
     for kernel in kernels:
         if keys[kernel.name] != _key(kernel):
             raise SmeltError("SM030", f"two different kernels are named {kernel.name}")
-    with _lock:
+    with _native.Held(_lock):
         new = {keys[kernel.name]: kernel for kernel in kernels if _known(keys[kernel.name], kernel) is None}
         if new:
             _build(new)
@@ -211,5 +211,5 @@ def assembly(kernels: Sequence[Kernel]) -> str:
 
 def forget() -> None:
     """Drop every kernel built so far; machine code goes once nobody holds it."""
-    with _lock:
+    with _native.Held(_lock):
         _built.clear()

@@ -4,16 +4,15 @@ Several texts are built side by side, each in a thread and a context of its own,
 round every call, which is left out for the two that take long.
 """
 
-import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smelt import _native
-from smelt.base import events
+from smelt.base import events, locks
 from smelt.base.data import dataclass
 from smelt.base.errors import NoRoom, SmeltError
 from smelt.base.room import LLVM_STACK, why_not_build
@@ -23,7 +22,8 @@ from smelt.device import Target
 from smelt.runtime.image import Image
 from smelt.runtime.image import load as map_image
 
-_lock = threading.Lock()
+_lock = locks.lock()
+locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
 _LLVM_NEEDS = 1 << 20  # bytes of stack; where less is left it runs on a thread of its own
 
 
@@ -98,15 +98,23 @@ def _optimized(module: Any, generator: Any) -> None:
 
 def load(texts: Sequence[str], target: Target) -> list[Built]:
     """Build each text for the host, side by side, and keep the results ready to call."""
-    with _lock:
+    with _native.Held(_lock):
         llvm()
         _make_sure_of_memory(len(texts), is_loaded=True)
         if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
             return [_load(texts[0], target)]
         with ThreadPoolExecutor(len(texts)) as threads:
-            with _large_stacks():
-                loading = [threads.submit(_load, text, target) for text in texts]
+            work = events.carrying(lambda text: _load(text, target))
+            # The threads have stack enough, whatever the program wants its own to have.
+            before = threading.stack_size()
+            put_back = functools.partial(threading.stack_size, before)
+            loading = _native.undoing(put_back, _submit, threads, work, texts)
             return [each.result() for each in loading]
+
+
+def _submit(threads: ThreadPoolExecutor, work: Callable[[str], Built], texts: Sequence[str]) -> list[Any]:
+    threading.stack_size(LLVM_STACK)
+    return [threads.submit(work, text) for text in texts]
 
 
 def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
@@ -114,16 +122,6 @@ def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
     reason = why_not_build(threads, is_loaded=is_loaded)
     if reason is not None:
         raise NoRoom("SM030", reason)
-
-
-@contextlib.contextmanager
-def _large_stacks() -> Iterator[None]:
-    """Threads that are started inside have stack enough, whatever the program wants its own to have."""
-    before = threading.stack_size(LLVM_STACK)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 def _load(text: str, target: Target) -> Built:
@@ -170,7 +168,7 @@ def _load_by_llvm(text: str, target: Target) -> Built:
 
 def assemble(text: str, target: Target) -> str:
     """The assembly `text` becomes, for people to read."""
-    with _lock:
+    with _native.Held(_lock):
         generator = machine(target)
         module = _parsed(text, target)
         _optimized(module, generator)

@@ -10,6 +10,7 @@ A graph leaves this state as it found it; what the program left different is don
 """
 
 import contextlib
+import operator
 from collections.abc import Iterator
 
 import torch
@@ -49,9 +50,9 @@ def autocast_settings() -> tuple[Casts, bool]:
 
 def autocast_nesting() -> int:
     """How many autocast blocks this thread is in."""
-    inside: int = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    return inside
+    # One call of C: nothing can come between the two.
+    _, inside = map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))
+    return int(inside)
 
 
 def default_devices() -> tuple[torch.device, ...] | None:
@@ -102,24 +103,28 @@ class Ambient:
             set_autocast(device, enabled, dtype, self.cached)
 
     def settle(self, before: "Ambient") -> None:
-        """Make the process that is in the state `before` be in this one. Inference mode is for its owner to change."""
+        """Make the process that was in the state `before`, and may be on its way here, be in this one.
+
+        Inference mode is for its owner to change.
+        """
         self.impose()
-        for _ in range(self.nesting - before.nesting):
+        if self.nesting != before.nesting:
+            self._settle_nesting()
+        if len(self.devices) != len(before.devices):
+            self._settle_devices()
+
+    def _settle_nesting(self) -> None:
+        for _ in range(self.nesting - autocast_nesting()):
             torch.autocast_increment_nesting()
-        for _ in range(before.nesting - self.nesting):
+        for _ in range(autocast_nesting() - self.nesting):
             torch.autocast_decrement_nesting()
-        for device in reversed(before.devices[len(self.devices) :]):
+
+    def _settle_devices(self) -> None:
+        there = default_devices() or ()
+        for device in reversed(there[len(self.devices) :]):
             device.__exit__(None, None, None)
-        for device in self.devices[len(before.devices) :]:
+        for device in self.devices[len(there) :]:
             device.__enter__()
-
-
-@contextlib.contextmanager
-def as_captured(entry: Ambient) -> Iterator[None]:
-    """Graphs are captured and compiled outside inference mode: its tensors keep no version that tells of writes."""
-    with torch.inference_mode(False):
-        torch._C._set_grad_enabled(entry.records)
-        yield
 
 
 @contextlib.contextmanager

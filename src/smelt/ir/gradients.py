@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from smelt import _native
+from smelt.base import locks
 from smelt.base.sizes import is_dense
 from smelt.ir.originals import BASE
 
@@ -33,7 +35,7 @@ class _Now(threading.local):
 
 
 _now = _Now()
-_borrowing = threading.RLock()  # leaves of the program, whose hooks and gradients are put aside for a while
+_borrowing = locks.lock()  # leaves of the program, whose hooks and gradients are put aside for a while
 
 
 def running_backward() -> int | None:
@@ -62,16 +64,21 @@ def unhooked(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of leaves before their hooks are called, which the program that the graph is part of does itself."""
-    with _borrowing:
+    with _native.Held(_borrowing):
         hooks = [each._backward_hooks for each in inputs if each._backward_hooks]
         before = [dict(each) for each in hooks]
-        try:
+
+        def compute() -> tuple[torch.Tensor | None, ...]:
             for each in hooks:
                 each.clear()
             return gradients(outputs, tangents, inputs, retain, False)
-        finally:
+
+        def put_back() -> None:
             for each, functions in zip(hooks, before, strict=True):
                 each.update(functions)
+
+        found: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
+        return found
 
 
 def accumulable(
@@ -102,16 +109,21 @@ def _accumulated(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """As the engine itself does it: it knows which gradients nobody else has, and whose memory others lie in."""
-    with _borrowing:
+    with _native.Held(_borrowing):
         before = [leaf.grad for leaf in leaves]
-        try:
+
+        def compute() -> tuple[torch.Tensor | None, ...]:
             for leaf in leaves:
                 leaf.grad = None
             _run_engine(outputs, tangents, leaves, retain, accumulate=True)
             return tuple(leaf.grad for leaf in leaves)
-        finally:
+
+        def put_back() -> None:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
+
+        found: tuple[torch.Tensor | None, ...] = _native.undoing(put_back, compute)
+        return found
 
 
 def _run_engine(

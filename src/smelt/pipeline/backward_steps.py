@@ -3,7 +3,6 @@
 Pass(engine, reading, values, numbers)    slots being filled; each step is a function of it
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from smelt import _native
 from smelt.autograd.aliasing import is_view, view_root
 from smelt.autograd.nodelayout import materializes
 from smelt.autograd.noderead import ACCUMULATE, Reading, layout
+from smelt.base import locks
 from smelt.base.coexist import leave_alone
 from smelt.base.data import dataclass
 from smelt.ir.backward import (
@@ -131,11 +131,11 @@ def _functions(reading: Reading, at: HookAt) -> Any:
     return reading.hooks(at.node)[0][at.place][1]
 
 
-_delivering = threading.RLock()
+_delivering = locks.lock()
 
 
 def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: Pass) -> None:
-    with _delivering:  # two threads may train the same leaves
+    with _native.Held(_delivering):  # two threads may train the same leaves
         _native.deliver(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
 
 
@@ -237,7 +237,7 @@ _carry: Callable[..., torch.Tensor] = _Carrier.apply
 
 
 def carried(engine: Any, work: Callable[[], None], keep_graph: bool) -> None:
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch._C._InferenceMode(False), torch.enable_grad():
         carrier = _carry(work, torch.zeros((), requires_grad=True))
     engine.run_backward(
         (carrier,), (torch.ones(()),), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True

@@ -47,13 +47,13 @@ class Backwards:
         return (1 << len(self.plan.tangents)) - 1
 
     def __call__(self, arrived: int) -> Flat | None:
-        with torch.inference_mode(False), without_default_devices(), restored():
+        with torch._C._InferenceMode(False), without_default_devices(), restored():
             self.ambient.impose()
             return self._made(arrived)
 
     def graph(self, arrived: int) -> Traced | None:
         """A backward as a graph, to be written out in a larger one."""
-        with torch.inference_mode(False), without_default_devices(), restored():
+        with torch._C._InferenceMode(False), without_default_devices(), restored():
             self.ambient.impose()
             return self._graph(arrived)
 
@@ -64,7 +64,7 @@ class Backwards:
             arriving = self._traced().arriving
             return None if arriving is None else stopped(arriving(), self.plan, arrived, source)
 
-        with torch.inference_mode(False), without_default_devices(), restored():
+        with torch._C._InferenceMode(False), without_default_devices(), restored():
             self.ambient.impose()
             name = f"{self.name}_part_{arrived:b}" if source is None else f"{self.name}_from_{source}"
             return self._lowered(graph, name)

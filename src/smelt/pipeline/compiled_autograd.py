@@ -8,7 +8,6 @@ One `CompiledBackwards` belongs to one compiler and holds all it has compiled. W
 with `create_graph` or watched by a debugger is left to PyTorch's engine, which is always right.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -24,7 +23,7 @@ from smelt.autograd.generalize import General, generalize, split_numbers, with_n
 from smelt.autograd.nodelayout import why_not_read_nodes
 from smelt.autograd.noderead import ACCUMULATE, Reading, Unreadable, layout, read
 from smelt.autograd.nodetrace import NotObserved, trace
-from smelt.base import events
+from smelt.base import events, locks
 from smelt.base.data import dataclass
 from smelt.capture.layout import teach_guards
 from smelt.ir.backward import Backward, Deliver, DeliverByEngine, Graph, HookAt, Step, settled
@@ -91,13 +90,13 @@ class CompiledBackwards:
         self.observed: dict[Any, dict[int, tuple[TensorSpec | None, ...]]] = {}
         self.misses = Misses()
         self.families: dict[Any, _Family] = {}
-        self.lock = threading.RLock()
+        self.lock = locks.lock()
         teach_guards()  # where tensors keep what they are: the key of a backward is read from there
         _all.add(self)
 
     def reset(self) -> None:
         """Forget everything compiled."""
-        with self.lock:
+        with _native.Held(self.lock):
             self.entries.clear()
             self.observed.clear()
             self.families.clear()
@@ -144,13 +143,10 @@ class CompiledBackwards:
         reading = request.reading
         entry = self.entries.get(request.key)
         if entry is None:
-            with self.lock:
-                entry = self.entries.get(request.key)
-                if entry is None:
-                    try:
-                        entry = self._made(request)
-                    except NotObserved:
-                        return self._observe(request, by_engine)
+            try:
+                entry = _native.sheltered(self._made_once, request)
+            except NotObserved:
+                return self._observe(request, by_engine)
         if isinstance(entry, str):
             raise Unreadable(entry)
         try:
@@ -171,15 +167,14 @@ class CompiledBackwards:
         if entry.backward.runs_python:
             carried(engine, partial(run_steps, entry.steps, run), keep_graph)
         else:
-            before = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
-            try:
-                run_steps(entry.steps, run)
-            finally:
-                torch._C._set_grad_enabled(before)
+            _native.unrecorded(run_steps, entry.steps, run)
         if not keep_graph:
             _native.release_nodes(_some(reading.addresses, entry.backward.ran))
         return tuple([None if slot is None else values[slot] for slot in entry.backward.wanted])
+
+    def _made_once(self, request: "_Request") -> Entry | str:
+        with _native.Held(self.lock):
+            return self.entries.get(request.key) or self._made(request)
 
     def _made(self, request: "_Request") -> Entry | str:
         """A new entry: captured, and compiled unless code for any size does it."""
@@ -236,11 +231,12 @@ class CompiledBackwards:
             joined = any(number == own for own, _ in request.reading.joined)
             if type(node) is not ACCUMULATE and not joined and request.reading.whole(number, has_edge) is not None:
                 handles.append(node.register_hook(partial(note, number)))
-        try:
-            result = by_engine()
-        finally:
+
+        def remove() -> None:
             for handle in handles:
                 handle.remove()
+
+        result: tuple[Any, ...] = _native.undoing(remove, by_engine)
         self.observed[request.key] = seen
         if events.wanted("compiled_autograd"):
             events.emit("compiled_autograd", "the engine ran, to see what nodes give that are called and not captured")

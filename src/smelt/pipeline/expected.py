@@ -7,10 +7,10 @@ finds it, and both are one graph.
 What makes two graphs the same is the text that the disk cache has for its key.
 """
 
-import threading
 from collections import OrderedDict
 
-from smelt.base import events
+from smelt import _native
+from smelt.base import events, locks
 from smelt.base.options import Options
 from smelt.ir.graph import Traced
 from smelt.pipeline.keys import Unstorable, key_of
@@ -19,13 +19,13 @@ from smelt.pipeline.warm import Parts
 _MOST = 4  # trainings that begin at the same time
 
 _kept: OrderedDict[str, Parts] = OrderedDict()
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 def keep(traced: Traced, options: Options, parts: Parts) -> None:
     if not traced.again or (key := _key(traced, options)) is None:
         return
-    with _lock:
+    with _native.Held(_lock):
         _kept[key] = parts
         while len(_kept) > _MOST:
             _kept.popitem(last=False)
@@ -35,12 +35,12 @@ def take(traced: Traced, options: Options) -> Parts | None:
     # Whoever collects events wants to see every stage, so it is gone through.
     if not _kept or events.collecting() or (key := _key(traced, options)) is None:
         return None
-    with _lock:
+    with _native.Held(_lock):
         return _kept.pop(key, None)
 
 
 def forget() -> None:
-    with _lock:
+    with _native.Held(_lock):
         _kept.clear()
 
 

@@ -7,13 +7,14 @@ when it comes.
     backend(gm, examples)  →  a callable of the same inputs, differentiable like the module
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from smelt import _native
+from smelt.base import locks
 from smelt.base.events import count, emit
 from smelt.base.options import Options
 from smelt.ir.graph import Level, Traced
@@ -61,17 +62,21 @@ class _Guest:
         self._module = module
         self._options = options
         self._versions: dict[Any, Callable[..., Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
 
     def __call__(self, *inputs: Any) -> Any:
         key = (torch.is_grad_enabled(), *[_kind(each) for each in inputs])
         run = self._versions.get(key)
         if run is None:
-            with self._lock:
-                run = self._versions.get(key) or self._make(inputs)
-                if len(self._versions) < LIMIT:
-                    self._versions[key] = run
+            run = _native.sheltered(self._made_once, key, inputs)
         return run(*[each for each in inputs if isinstance(each, torch.Tensor)])
+
+    def _made_once(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with _native.Held(self._lock):
+            run = self._versions.get(key) or self._make(inputs)
+            if len(self._versions) < LIMIT:
+                self._versions[key] = run
+        return run
 
     def _make(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         graph, made = fx.Graph(), dict[fx.Node, Any]()

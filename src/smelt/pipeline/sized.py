@@ -9,7 +9,6 @@ one warning.
 """
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,13 +16,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from smelt import _native
 from smelt.autograd.trace import CannotTrace
-from smelt.base.collector import paused
-from smelt.base.errors import warn
+from smelt.base import locks
+from smelt.base.errors import is_fault, warn
 from smelt.base.events import count, emit, timed
-from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, World
+from smelt.base.symbols import SMALLEST, ZERO, Expression, Symbol, Undecided, World
 from smelt.base.symint import Formula, apply, as_number, example_of, is_symbolic, meaning
 from smelt.base.varying import from_symbolic, to_symbolic
+from smelt.ir.ghost import GhostError
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
 from smelt.pipeline.symbolic import VERSIONS, Bound, Tracing, hold
@@ -103,11 +104,14 @@ class SizedGraph:
     `compile_graph` and `trace` raise `CannotTrace` if numbers among the inputs cannot stay open.
     """
 
-    def __init__(self, traced: Traced, compile_graph: Compile, bind: Bind, trace: Trace) -> None:
+    def __init__(
+        self, traced: Traced, compile_graph: Compile, bind: Bind, trace: Trace, checks: bool = False
+    ) -> None:
         self._traced = traced
         self._compile = compile_graph
         self._bind = bind
         self._trace = trace
+        self._checks = checks  # faults of the compiler are raised
         self._places: dict[Leaf, Place] = {}
         for number, node in enumerate(placeholders(traced.graph)):
             for leaf, read in _told_by(node):
@@ -115,7 +119,7 @@ class SizedGraph:
         self._inputs = {number for number, node in enumerate(placeholders(traced.graph)) if not _is_number(node)}
         self._versions: dict[tuple[Any, ...], Flat] = {}
         self._cheap: dict[tuple[Any, ...], None] = {}  # those that can be had again without compiling anything
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
         self._plain: Flat | None = None
         example = _Values((leaf, leaf.example) for leaf in self._places)
         self._leave_open(_open_numbers(traced))
@@ -161,7 +165,11 @@ class SizedGraph:
         return tuple([each if type(each) is int else each.hex() for each in key])  # tells -0.0 from 0.0
 
     def _version(self, values: Values) -> Flat:
-        with self._lock:
+        run: Flat | None = _native.sheltered(self._made_once, values)
+        return run or self._by_pytorch()
+
+    def _made_once(self, values: Values) -> Flat | None:
+        with _native.Held(self._lock):
             key = self._key(values)
             run = self._versions.get(key)
             if run is None:
@@ -171,14 +179,14 @@ class SizedGraph:
                     if not self._versions:
                         raise
                     run = self._versions[key] = self._plainly()
-        return run or self._by_pytorch()
+        return run
 
     def _make(self, values: Values, key: tuple[Any, ...]) -> Flat | None:
         """A new version; None if there are too many that were compiled for their sizes alone."""
         if not self._fits_symbols(values) and len(self._versions) - len(self._cheap) >= LIMIT:
             return None
         grad = torch.is_grad_enabled()
-        with paused(), timed("compile for new sizes", "a graph for new sizes"), torch.inference_mode(False):
+        with _native.Paused(), timed("compile for new sizes", "a graph for new sizes"), torch._C._InferenceMode(False):
             torch._C._set_grad_enabled(grad)
             run = self._versions[key] = self._bound(values) or self._compiled(values)
         if not self._fits_symbols(values):
@@ -253,6 +261,8 @@ class SizedGraph:
                 traced, world = self._over(values)
                 found = self._trace(traced, world)
             except Exception as error:  # whatever it is, plain sizes are the answer
+                if self._checks and is_fault(error, Undecided, GhostError):
+                    raise
                 self._compile_alone(f"{type(error).__name__}: {error}")
                 return None
             if all(world.simplest(Expression.of(symbol)).constant is not None for symbol in world.symbols):

@@ -282,7 +282,7 @@ def compile_llvm(
     def trace(traced: Traced, world: World) -> Tracing:
         return _trace_in_symbols(traced, world, options, decompositions_for(options), _why_not_generate, generate)
 
-    return _compile(traced, compile_static, bind_only, trace)
+    return _compile(traced, options, compile_static, bind_only, trace)
 
 
 def beside_stored(
@@ -315,7 +315,10 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
             return bind_only(bound, lambda: traced)
         return _compile_static(traced, options, lower, {}).joined()
 
-    return _compile(traced, compile_static, bind_only, lambda each, world: _trace_in_symbols(each, world, options, {}))
+    def trace(traced: Traced, world: World) -> Tracing:
+        return _trace_in_symbols(traced, world, options, {})
+
+    return _compile(traced, options, compile_static, bind_only, trace)
 
 
 def _why_not_generate(traced: Traced) -> str | None:
@@ -334,8 +337,13 @@ def _why_not_generate(traced: Traced) -> str | None:
 InSymbols = Callable[[], Bound | None]
 
 
-def _compile(traced: Traced, compile_static: Callable[..., Flat], bind: Bind, trace: Trace) -> Flat:
-    return SizedGraph(traced, compile_static, bind, trace).__call__ if is_sized(traced) else compile_static(traced)
+def _compile(
+    traced: Traced, options: Options, compile_static: Callable[..., Flat], bind: Bind, trace: Trace
+) -> Flat:
+    if not is_sized(traced):
+        return compile_static(traced)
+    checks = options.check_specs or config.check_specs
+    return SizedGraph(traced, compile_static, bind, trace, checks).__call__
 
 
 def _trace_in_symbols(
@@ -351,7 +359,7 @@ def _trace_in_symbols(
     number = next(_numbers)
     context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
     found = _made_pure(traced, context, why_not)
-    return Tracing(number, world, found, tuple(world.facts), generate)
+    return Tracing(number, world, found, tuple(world.facts), generate, checks=context.check_specs)
 
 
 def _bound_parts(

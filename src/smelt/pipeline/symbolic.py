@@ -8,18 +8,19 @@ not hold get a version of their own, made with them as the example; after `VERSI
 each combination of sizes alone.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt import _native
 from smelt.autograd.joint import Pure
 from smelt.autograd.partition import Halves
-from smelt.base import events
+from smelt.base import events, locks
 from smelt.base.data import dataclass
-from smelt.base.symbols import Fact, Symbol, World
+from smelt.base.errors import is_fault
+from smelt.base.symbols import Fact, Symbol, Undecided, World
 from smelt.fuse.plan import lifetimes, plan
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan
@@ -105,16 +106,19 @@ class Template:
     generate: Generate
     versions: list[_Version] = field(default_factory=list)
     why_alone: str | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    checks: bool = False  # faults of the compiler are raised
+    lock: Any = field(default_factory=locks.lock)
 
     def at(self, values: Values) -> tuple[Program, Built] | None:
         """The program and its kernels for these sizes; None if the half is to be compiled for them alone."""
-        with self.lock:
+        with _native.Held(self.lock):
             found = next((version for version in self.versions if hold(version.facts, values)), None)
             if found is None and self.why_alone is None and len(self.versions) < VERSIONS:
                 try:
                     found = self._made(values)
                 except Exception as error:  # whatever it is, plain sizes are the answer
+                    if self.checks and is_fault(error, Undecided):
+                        raise
                     self.why_alone = f"{type(error).__name__}: {error}"
                     events.count("sizes_refused")
                     text = f"{self.name} is compiled for each combination of sizes: {self.why_alone}"
@@ -146,6 +150,7 @@ class Tracing:
     facts: tuple[Fact, ...]
     generate: Generate | None
     templates: dict[str, Template] = field(default_factory=dict)
+    checks: bool = False  # faults of the compiler are raised
 
     def is_made_for(self, values: Values) -> bool:
         """Whether each program that was made of it in symbols is right for these sizes, and there is one."""
@@ -155,7 +160,7 @@ class Tracing:
     def template(self, half: Traced, name: str) -> Template:
         """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
         assert self.generate is not None
-        return self.templates.setdefault(name, Template(half, self.world, name, self.generate))
+        return self.templates.setdefault(name, Template(half, self.world, name, self.generate, checks=self.checks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ Nobody has the derivative of a compiled backward. So the results are computed ag
 with the same random numbers, and PyTorch differentiates that.
 """
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.ir.originals import BASE
@@ -141,12 +141,25 @@ def differentiable_backward(
             f"create_graph=True through a compiled graph: {state.replay}",
             hint="call this part under smelt.disable to differentiate it twice",
         )
-    with torch.enable_grad(), _rewound(random):
+    def replayed() -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
+        torch._C._set_grad_enabled(True)
+        if random is not None:
+            torch.set_rng_state(random)  # the random numbers that followed it are drawn again
         # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
-        inputs = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
+        alike = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
         written = state.plan.written
-        given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(inputs)]
-        results = state.replay(given)
+        given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(alike)]
+        return alike, replay(given)
+
+    replay, records = state.replay, torch.is_grad_enabled()
+    now = None if random is None else torch.get_rng_state()
+
+    def put_back() -> None:
+        torch._C._set_grad_enabled(records)
+        if now is not None:
+            torch.set_rng_state(now)
+
+    inputs, results = _native.undoing(put_back, replayed)
     if not state.plan.gradients:
         return ()
     pairs = [(result, tangent) for result, tangent in zip(results, tangents, strict=True) if tangent is not None]
@@ -157,17 +170,3 @@ def differentiable_backward(
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,
     )
-
-
-@contextlib.contextmanager
-def _rewound(state: torch.Tensor | None) -> Iterator[None]:
-    """Draw the random numbers that followed `state` again, without the world noticing."""
-    if state is None:
-        yield
-        return
-    now = torch.get_rng_state()
-    torch.set_rng_state(state)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(now)

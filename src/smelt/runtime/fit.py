@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.ir.originals import BASE
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.state import Differentiable, Flat
@@ -29,8 +30,7 @@ def fit_tangent(tangent: torch.Tensor | None, spec: TensorSpec, stride: Sequence
 def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
     """The casts autocast asks for are in the graph already."""
     if torch._C._is_any_autocast_enabled():
-        with torch._C._DisableAutocast():
-            return function(*inputs)
+        return _native.within(torch._C._DisableAutocast(), function, *inputs)
     return function(*inputs)
 
 

@@ -42,12 +42,16 @@ def connect() -> bool:
     if _connected is None:
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             return False  # under a mode, tensors are not what they seem: next time
-        with torch.inference_mode(False), torch.no_grad():
-            _connected = _connect()
+        _connected = _native.sheltered(_connect)
     return _connected
 
 
 def _connect() -> bool:
+    with torch._C._InferenceMode(False), torch.no_grad():
+        return _tried()
+
+
+def _tried() -> bool:
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return False
     found = {name: find_symbol(name) for name in _NEEDED}

@@ -10,8 +10,9 @@ node, and the compiled graph's backward does the rest: both are parts of the bac
 """
 
 import sys
+import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +32,12 @@ from smelt.runtime.written import write_back
 class Lookout:
     """Whether somebody looks at outputs that others lean on; decided once for each backward."""
 
-    __slots__ = ("_found", "_hooks", "_task", "_tensors")
+    __slots__ = ("_answer", "_hooks", "_tensors")
 
     def __init__(self) -> None:
         self._hooks: list[Mapping[int, Any]] = []
         self._tensors: list[Callable[[], torch.Tensor | None]] = []
-        self._task, self._found = -1, False
+        self._answer = (-1, False)  # the backward it was asked in, and what it was
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Notice what becomes of an output. Its hooks outlive it, so they are kept where they can be seen."""
@@ -52,9 +53,10 @@ class Lookout:
     def anyone(self) -> bool:
         """In the backward that is under way."""
         task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task, self._found = task, self.is_looked_at() or _asks_for_computed()
-        return self._found
+        answer = self._answer  # as one: another thread may be in another backward
+        if answer[0] != task:
+            answer = self._answer = (task, self.is_looked_at() or _asks_for_computed())
+        return answer[1]
 
     def is_looked_at(self) -> bool:
         """Whether there are hooks, or gradients to be retained."""
@@ -70,13 +72,25 @@ _INPUTS = 3  # behind gradients, `retain_graph` and `create_graph`
 
 def _asks_for_computed() -> bool:
     """Whether the backward that is under way is for gradients of tensors that were computed. PyTorch does not tell, so
-    its caller is looked at; where there is none to be seen, somebody may."""
-    frame = sys._getframe(1)
-    while frame.f_code is not _ENGINE:
-        if frame.f_back is None:
-            return True
+    its caller is looked at. The engine may run a node on a thread of its own: then it is one of the callers that wait
+    on other threads. Where there is none to be seen, somebody may."""
+    own = next(_callers(sys._getframe(1)), None)
+    if own is not None:
+        return _is_for_computed(own)
+    waiting = [caller for frame in sys._current_frames().values() for caller in _callers(frame)]
+    return not waiting or any(map(_is_for_computed, waiting))
+
+
+def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frames that wait for the engine on one thread, the innermost first."""
+    while frame is not None:
+        if frame.f_code is _ENGINE:
+            yield frame
         frame = frame.f_back
-    given = frame.f_locals["args"]
+
+
+def _is_for_computed(caller: types.FrameType) -> bool:
+    given = caller.f_locals["args"]
     if len(given) <= _INPUTS:
         return True
     return any(not isinstance(each, torch.Tensor) or each.grad_fn is not None for each in given[_INPUTS] or ())

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.ir.joint import FromInput, FromResult, Output, Plain, Plan, Repeat
 from smelt.ir.originals import BASE
 
@@ -70,8 +71,7 @@ def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor
 def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
     """A view that PyTorch is told how it was made: without gradients, or as one of several."""
     marks = torch._C._autograd.CreationMeta
-    with torch.set_grad_enabled(output.made != "NO_GRAD_MODE" and torch.is_grad_enabled()):
-        tensor = _alias(output, tensor)
+    tensor = _native.unrecorded(_alias, output, tensor) if output.made == "NO_GRAD_MODE" else _alias(output, tensor)
     if tensor._is_view():
         torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.made))
     return tensor

@@ -6,7 +6,6 @@ PyTorch does not say, and it differs by machine: so the call is made once, on ze
 PyTorch's allocator hands out and gets back meanwhile is counted. Asked for under a memory budget only.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+from smelt import _native
+from smelt.base import locks
 from smelt.ir.effects import effect_of
 from smelt.ir.originals import BASE
 from smelt.ir.program import Library, Operand, Program
@@ -22,7 +23,7 @@ from smelt.runtime.launch import BINDINGS
 
 _MOST = 8192  # calls, which differ by their sizes
 _known: dict[Any, int] = {}
-_one_at_a_time = threading.Lock()
+_one_at_a_time = locks.lock()
 
 
 def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -40,7 +41,7 @@ def scratch_of(op: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> in
     key = (op, repr(given), torch.get_num_threads())
     found = _known.get(key)
     if found is None:
-        with _one_at_a_time:
+        with _native.Held(_one_at_a_time):
             if len(_known) >= _MOST:
                 _known.clear()
             found = _known[key] = _tried(BINDINGS.get(op, op), *_map((tuple(args), dict(kwargs)), _zeros))
@@ -65,15 +66,20 @@ def scratch_of_step(program: Program, step: Library) -> int:
 def _tried(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     if torch._C._autograd._profiler_enabled():
         return 0  # somebody else is at it, and there is one only
-    with torch.no_grad():
+    threads: list[Any] = []
+
+    def watched() -> Any:
         _enable_profiler_legacy(_memory_alone())
         try:
-            made = call(*args, **kwargs)
+            return _native.unrecorded(call, *args, **kwargs)
         except Exception:
-            made = None
-        finally:
-            threads = _disable_profiler_legacy()
-    if made is None:
+            return None
+
+    def stop() -> None:
+        if torch._C._autograd._profiler_enabled():
+            threads.extend(_disable_profiler_legacy())
+
+    if _native.undoing(stop, watched) is None:
         return 0
     now = most = 0
     for event in (event for thread in threads for event in thread if str(event.kind()) == "memory_alloc"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.base.coexist import leave_alone
 from smelt.runtime.kept import gone
 
@@ -31,6 +32,5 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, _Spent).apply
 
 def spent(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with a history that raises."""
-    with torch.enable_grad():
-        made: torch.Tensor = _apply(torch.empty(0, requires_grad=True), [tensor])
+    made: torch.Tensor = _native.recorded(_apply, torch.empty(0, requires_grad=True), [tensor])
     return made

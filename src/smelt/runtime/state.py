@@ -5,14 +5,13 @@
 
 import itertools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt import _native
-from smelt.base.collector import paused
+from smelt.base import locks
 from smelt.base.errors import NoRoom, SmeltError, warn
 from smelt.ir.graph import Traced
 from smelt.ir.joint import Plan, Replay
@@ -52,7 +51,7 @@ class Differentiable:
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
         self.made: dict[int, tuple[Flat, bool]] = {}
         self.made_parts: dict[tuple[int, int | None], Flat] = {}
-        self.making = threading.Lock()
+        self.making = locks.lock()
         self.number = next(_numbers)
         self.plan = plan
         self.replay = replay
@@ -91,7 +90,8 @@ class Differentiable:
         if found is not None:
             return found
         try:
-            found = _native.aside(self._make_once, arrived)  # what is done there is not the program's
+            # What is done there is not the program's.
+            found = _native.aside(_native.sheltered, self._make_once, arrived)
         except NoRoom as reason:
             found = self._plain_backward(arrived)
             if found is None:
@@ -120,10 +120,10 @@ class Differentiable:
     def part_for(self, arrived: int, source: int | None = None) -> Flat:
         """A part of a backward: see `MakePart`."""
         found = self.made_parts.get((arrived, source))
-        return found or _native.aside(self._make_part, arrived, source)
+        return found or _native.aside(_native.sheltered, self._make_part, arrived, source)
 
     def _make_part(self, arrived: int, source: int | None) -> Flat:
-        with self.making, paused():
+        with _native.Held(self.making), _native.Paused():
             found = self.made_parts.get((arrived, source))
             if found is None:
                 found = None if self.parts is None else self.parts(arrived, source)
@@ -137,7 +137,7 @@ class Differentiable:
         return found
 
     def _make_once(self, arrived: int) -> tuple[Flat, bool]:
-        with self.making, paused():
+        with _native.Held(self.making), _native.Paused():
             return self.made.get(arrived) or self._make(arrived)
 
     def _make(self, arrived: int) -> tuple[Flat, bool]:

@@ -12,15 +12,18 @@ An input that is written differentiably gets its new value by `copy_`, which is 
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from smelt import _native
 from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult
 from smelt.ir.joint import Plan, Replay
 from smelt.ir.originals import BASE
+from smelt.runtime import shelter  # noqa: F401  (says what `_native` puts back)
 from smelt.runtime.again import leaves, only_replay_is_right, track
 from smelt.runtime.fit import without_autocast
 from smelt.runtime.hooks import call_for_own_gradients
@@ -80,14 +83,8 @@ class _Forward:
         plan = self.plan
         if self.eager is not None and only_eager_is_right(plan, inputs):
             return self.eager(*inputs)
-        grad = torch.is_grad_enabled()
-        if grad:
-            torch._C._set_grad_enabled(False)
         try:
-            autocast = torch._C._is_any_autocast_enabled()
-            values = without_autocast(self.forward, inputs) if autocast else self.forward(*inputs)
-            if plan.copied:
-                values = own(values, plan.copied)
+            values = _native.unrecorded(self._values, inputs)
         except UnexpectedResult:
             if self.eager is None:
                 raise
@@ -97,13 +94,15 @@ class _Forward:
             if self.writes_from is not None and step >= self.writes_from:  # memory ran out, maybe between two writes
                 count_writes([inputs[index] for index in plan.written])
             raise
-        finally:
-            if grad:
-                torch._C._set_grad_enabled(True)
         if plan.written:
             write_back(plan, inputs, values[plan.results : plan.forward_outputs])
         results = own_tensors(values[: plan.results])
         return tuple(results) if self.finish is None else self.finish(inputs, results)
+
+    def _values(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        autocast = torch._C._is_any_autocast_enabled()
+        values = without_autocast(self.forward, inputs) if autocast else self.forward(*inputs)
+        return own(values, self.plan.copied) if self.plan.copied else values
 
 
 def _undrawing(forward: Flat) -> Flat:
@@ -165,22 +164,16 @@ def _quick_forward(state: _Forward) -> Flat:
     """How a graph without gradients is called of which the outputs are all that comes out."""
     compute, eager = state.forward, state.eager
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
-    records, set_recording = torch.is_grad_enabled, torch._C._set_grad_enabled
+    unrecorded = _native.unrecorded
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         if in_transform() or forward_ad._current_level >= 0 or in_autocast():
             return state(*inputs)
-        recording = records()
-        if recording:
-            set_recording(False)
         try:
-            return tuple(own_tensors(compute(*inputs)))
+            return tuple(own_tensors(unrecorded(compute, *inputs)))
         except UnexpectedResult:
             if eager is None:
                 raise
-        finally:
-            if recording:
-                set_recording(True)
         return eager(*inputs)
 
     return call

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from smelt import _native
 from smelt.ir.joint import Plan
 from smelt.ir.originals import BASE
 from smelt.runtime.overlap import memory_of, overlap
@@ -46,9 +47,8 @@ def forbids_writing(tensor: torch.Tensor) -> bool:
 def with_old_values(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, those that are about to be written, or may be, as copies that know where they came from."""
     given = list(inputs)
-    with torch.enable_grad():
-        for index in recalled:
-            given[index] = _alike(given[index])
+    for index in recalled:
+        given[index] = _native.recorded(_alike, given[index])
     return given
 
 
@@ -104,12 +104,10 @@ def _copy_back(plan: Plan, tensors: Sequence[torch.Tensor], new_values: Sequence
     """A new value that is some input's own memory is copied out first."""
     places = set(map(memory_of, tensors))
     safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]
-    with torch.no_grad():
-        for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
-            if index not in plan.rebased and value is not None:
-                BASE.copy_(tensor, value)
-    if plan.rebased:
-        with torch.enable_grad():
-            for index, tensor, value in zip(plan.written, tensors, safe, strict=True):
-                if index in plan.rebased and value is not None:
-                    BASE.copy_(tensor, value)
+    written = [each for each in zip(plan.written, tensors, safe, strict=True) if each[2] is not None]
+    for index, tensor, value in written:
+        if index not in plan.rebased:
+            _native.unrecorded(BASE.copy_, tensor, value)
+    for index, tensor, value in written:
+        if index in plan.rebased:
+            _native.recorded(BASE.copy_, tensor, value)

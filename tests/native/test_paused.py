@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt.base.collector import paused
+from smelt._native import Paused as paused
 
 
 @pytest.fixture(autouse=True)

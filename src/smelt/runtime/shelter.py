@@ -1,0 +1,92 @@
+"""What PyTorch keeps on a thread and the compiler changes: told to `_native.sheltered`, which puts it back.
+
+A compiler enters dispatch modes, switches grad mode and autocast, pops the caller's hooks. Blocks put all that back,
+unless an exception arrives from outside (Ctrl-C) while one of them is entered or left. So what captures or
+compiles is called through `_native.sheltered`: whatever was raised and wherever, it puts back what differs.
+"""
+
+import functools
+import os
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from smelt import _native
+from smelt.base import events, terminal
+from smelt.ir import gradients, origin
+from smelt.ir.ambient import AUTOCAST_DEVICES
+
+_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def _settings() -> tuple[Any, ...]:
+    found: list[Any] = [
+        ((torch.is_grad_enabled,), torch._C._set_grad_enabled, ()),
+        ((torch.is_autocast_cache_enabled,), torch.set_autocast_cache_enabled, ()),
+        ((torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled), torch.set_anomaly_enabled, ()),
+        ((torch._C._is_fwd_grad_enabled,), torch._C._set_fwd_grad_enabled, ()),
+        ((torch._C._is_multithreading_enabled,), torch._C._set_multithreading_enabled, ()),
+        (
+            (torch._C._get_deterministic_fill_uninitialized_memory,),
+            torch._C._set_deterministic_fill_uninitialized_memory,
+            (),
+        ),
+    ]
+    for device in AUTOCAST_DEVICES:
+        found.append(((torch.is_autocast_enabled,), torch.set_autocast_enabled, (device,)))
+        found.append(((torch.get_autocast_dtype,), torch.set_autocast_dtype, (device,)))
+    return tuple(found)
+
+
+def _flags() -> tuple[Any, ...]:
+    names = tuple(name for name in _FLAGS if name in vars(_python_dispatch))
+    told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
+    return vars(_python_dispatch), names, told if names == _FLAGS else None
+
+
+def teach() -> None:
+    """Tell `_native.sheltered` of all this."""
+    modes = (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._get_dispatch_stack_at,
+        functools.partial(torch._C._pop_torch_dispatch_stack, None),
+        torch._C._push_on_torch_dispatch_stack,
+    )
+    functions = (
+        torch._C._len_torch_function_stack,
+        torch._C._get_function_stack_at,
+        torch._C._pop_torch_function_stack,
+        torch._C._push_on_torch_function_stack,
+    )
+    autograd = torch._C._autograd
+    hooks = (
+        autograd._top_saved_tensors_default_hooks,
+        autograd._pop_saved_tensors_default_hooks,
+        autograd._push_saved_tensors_default_hooks,
+    )
+    guards = (
+        # It goes back to the set of dispatch keys of the thread too, which functionalization is part of.
+        (torch._C._InferenceMode, torch.is_inference_mode_enabled, False),
+        (torch._C.DisableTorchFunctionSubclass, None, True),
+    )
+    counters = ((torch.autocast_increment_nesting, torch.autocast_decrement_nesting),)
+    threads = (events._sinks, terminal._current, origin._now, gradients._now)
+    _native.teach_shelter(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
+
+
+def _lower_flags() -> None:
+    """Other threads of the parent may have been in modes; in a child they are gone."""
+    flags, names, told = _flags()
+    if not torch._C._len_torch_dispatch_stack():
+        flags.update(dict.fromkeys(names, False))
+        if told is not None:
+            told(False)
+
+
+teach()
+os.register_at_fork(after_in_child=_lower_flags)

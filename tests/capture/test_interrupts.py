@@ -1,0 +1,102 @@
+"""Exceptions that arrive from outside while smelt captures and compiles: nothing may stay behind, wherever they do.
+
+A few hundred fixed places here; `make test-interrupts` tries all of them.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_WORLDS = ("simple", "broken", "writing", "nested", "recalled", "keeping")
+_PLACES = 36  # of each
+
+
+def _run(*command: str, seconds: float = 300) -> str:
+    ran = subprocess.run(
+        [sys.executable, *command], cwd=_ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_nothing_stays_behind() -> None:
+    told = _run("-m", "tests.capture.interrupted.campaign", "--worlds", ",".join(_WORLDS), "--most", str(_PLACES))
+    assert f"all: {_PLACES * len(_WORLDS)} injected, 0 left something behind" in told
+
+
+_SIGNALS = """
+import random, signal, sys
+from tests.capture.interrupted.snapshot import differences, snapshot
+from tests.capture.interrupted.worlds import WORLDS
+import torch, smelt
+
+def warm():
+    smelt.reset()
+    world = WORLDS["nested"](smelt.compile)
+    return world, world.step()
+
+warm()
+expected, before, chance, hits = warm()[1], snapshot(), random.Random(7), 0
+for _ in range(40):
+    smelt.reset()
+    world = WORLDS["nested"](smelt.compile)
+    try:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.001, 0.2))
+        world.step()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        hits += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert not differences(before, snapshot()), differences(before, snapshot())
+    world.x.grad = None
+    found = world.step()
+    assert all(map(torch.allclose, found, expected))
+    assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
+assert hits > 5, hits
+"""
+
+
+def test_signals_leave_nothing_behind() -> None:
+    _run("-c", _SIGNALS)
+
+
+_FINALLY = """
+import torch, smelt
+from smelt.capture.engine import Engine
+
+log = []
+
+def program(x):
+    try:
+        with torch.no_grad():
+            y = x * 2
+            smelt.graph_break()
+            z = y + 1
+        return z
+    finally:
+        log.append("finally")
+
+planned, calls = Engine.plan_for, []
+
+def interrupted(self, frames):
+    calls.append(1)
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+    return planned(self, frames)
+
+Engine.plan_for = interrupted
+try:
+    smelt.compile(program)(torch.ones(3, requires_grad=True))
+    raise AssertionError("it was lost")
+except KeyboardInterrupt:
+    pass
+assert log == ["finally"], log
+assert torch.is_grad_enabled()
+"""
+
+
+def test_the_program_handles_what_arrives_while_it_is_captured_on() -> None:
+    """Its `finally` and `with` are left as by an exception at the line where it stands."""
+    _run("-c", _FINALLY)
