@@ -21,7 +21,8 @@ from smelt.base import terminal
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
 
-Given, Found = TypeVar("Given"), TypeVar("Found")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 CHANNELS: dict[str, str] = {
     "graph": "each captured torch-level graph",
