@@ -104,7 +104,7 @@ def load(texts: Sequence[str], target: Target) -> list[Built]:
         if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
             return [_load(texts[0], target)]
         with ThreadPoolExecutor(len(texts)) as threads:
-            work = events.carrying(lambda text: _load(text, target))
+            work: Callable[[str], Built] = events.carrying(functools.partial(_load, target=target))
             # The threads have stack enough, whatever the program wants its own to have.
             before = threading.stack_size()
             put_back = functools.partial(threading.stack_size, before)
