@@ -748,3 +748,23 @@ def test_dict_classes() -> None:
     assert follow()[2] == (5, 5, True, True)
     Things.__contains__ = lambda self, key: False  # type: ignore[method-assign,assignment]
     assert follow()[2] == (5, 5, True, False)
+
+
+def test_members_of_which_something_is_missing() -> None:
+    kind = enum.Enum("Kind", {"RED": 1, "BLUE": 2})
+
+    def program(x: Any, member: Any) -> Any:
+        try:
+            return x, ({kind.BLUE: 1}.get(member), member.value, member is kind.RED)
+        except AttributeError as error:
+            return x, str(error)
+
+    follow = Follow(program, kind.RED, breaks=True)
+    assert follow()[2] == (None, 1, True)
+    held = dict(vars(kind.RED))
+    vars(kind.RED).clear()
+    assert "_name_" in follow()[2]
+    vars(kind.RED).update(held)
+    assert follow()[2] == (None, 1, True)
+    kind.__getattribute__ = lambda self, name: 5  # type: ignore[method-assign,assignment]
+    assert follow()[2] == (None, 5, True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt.capture.source import Source
+from smelt.capture.source import Source, plain_text
 from smelt.ir.ambient import autocast_nesting, autocast_settings, default_devices
 from smelt.ir.originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 
@@ -278,7 +278,7 @@ def _check_text(check: tuple[Any, ...]) -> str:
         layout = f"[{', '.join(map(str, shape))}] stride [{', '.join(map(str, stride))}]"
         return f"{cls.__name__} {dtype}{layout} on {device}{gradient}"
     if kind == "calls":
-        return f"== {rest[1]!r}"
+        return f"== {plain_text(rest[1])}"
     if kind == "class has":
         return f"{rest[0]} is {_object_text(rest[1])}"
     if kind == "class lacks":
@@ -295,7 +295,7 @@ def _check_text(check: tuple[Any, ...]) -> str:
         return f"super() after {_object_text(rest[1])} has no {rest[0]}"
     if kind == "of class":
         return f"{_object_text(rest[0])} unchanged"
-    return " ".join([kind, *map(repr, rest)])
+    return " ".join([kind, *map(plain_text, rest)])
 
 
 def _object_text(value: object) -> str:

@@ -334,7 +334,9 @@ class Outside:
     def _rely_on_operators(self, real: Any) -> None:
         """A member of an enum is a constant for as long as Python's operators on it run no code of the program."""
         if is_a(real, enum.Enum):
-            self.tree.of_class(self.tree.rely_on_type(real), own_operators)
+            kind = self.tree.rely_on_type(real)
+            self.tree.of_class(kind, own_operators)
+            self.tree.class_attribute(kind, "__getattribute__")
 
     def rely_on_contents(self, real: Any) -> None:
         """What Python's operators look at in a member of an enum, or in a class, that they are given."""

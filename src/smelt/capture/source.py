@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from smelt._native import GuardNode
     from smelt.capture.values import Value
 
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
 Accessor = tuple[Any, ...]
 Check = tuple[Any, ...]
 
@@ -104,9 +105,19 @@ def _identity(parts: tuple[Any, ...]) -> Any:
     )
 
 
+def plain_text(value: object) -> str:
+    """A value as Python words it, unless its words are the program's: those may do anything, or fail."""
+    if type(value).__flags__ & _HEAP_TYPE:
+        return f"<{type(value).__name__}>"
+    try:
+        return repr(value)
+    except Exception:  # of what a container holds
+        return f"<{type(value).__name__}>"
+
+
 def _key_text(key: object) -> str:
     """A key as people are shown it: not with all the elements of a tensor, as an optimizer's state has for keys."""
     if isinstance(key, torch.Tensor):
         return f"<{type(key).__name__} of shape {tuple(key.shape)}>"
-    text = repr(key)
+    text = plain_text(key)
     return text if len(text) <= 80 and "\n" not in text else f"<{type(key).__name__}>"

@@ -24,7 +24,7 @@ from smelt.base.symbols import Undecided
 from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CodeInfo, Instruction
-from smelt.capture.guards import is_a, names_of, order_of
+from smelt.capture.guards import is_a, names_of, order_of, own_dict, static_lookup
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
 
@@ -482,7 +482,14 @@ def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
     if type(value) in CONSTANT_TYPES:
         return True
-    return is_a(value, enum.Enum) and own_operators(type(value)) <= WORDING
+    return is_a(value, enum.Enum) and own_operators(type(value)) <= WORDING and _is_whole(value)
+
+
+def _is_whole(member: object) -> bool:
+    """Whether a member of an enum has what Python's operators look at, and its class lets them look at it."""
+    held = own_dict(member) or {}
+    asks = isinstance(static_lookup(type(member), "__getattribute__"), types.FunctionType)
+    return "_name_" in held and "_value_" in held and not asks
 
 
 _TITLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -491,7 +498,7 @@ _TITLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDesc
 def describe(value: Any) -> str:
     """A value in a few words, for messages."""
     if isinstance(value, Constant) and is_a(value.value, enum.Enum):
-        return f"{type(value.value).__qualname__}.{value.value.__dict__.get('_name_')}"
+        return f"{type(value.value).__qualname__}.{own_dict(value.value).get('_name_')}"
     if isinstance(value, Constant):
         return repr(value.value)
     if isinstance(value, Tensor):
