@@ -40,6 +40,7 @@ from smelt.capture.function_calls import FUNCTION_CALLS
 from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
+from smelt.capture.keys import hashable
 from smelt.capture.operators import (
     BINARY,
     COMPARE,
@@ -48,11 +49,9 @@ from smelt.capture.operators import (
     compare,
     contains,
     float_of,
-    hashable,
     holds_symbols,
     identical,
     is_computed,
-    item_key,
     length,
     mapped,
     subscript,
@@ -60,6 +59,7 @@ from smelt.capture.operators import (
     unary,
 )
 from smelt.capture.polyfills import greatest, least, logs, reversed_
+from smelt.capture.set_calls import new_set
 from smelt.capture.special import refused, special
 from smelt.capture.values import (
     WORDING,
@@ -276,10 +276,7 @@ def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
 
 def _set(kind: type) -> Builtin:
     def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if args and isinstance(args[0], Set):
-            return Set(set(args[0].items), kind)
-        items = drain(interp, args[0]) if args else []
-        return Set({item_key(interp, item) for item in items}, kind, ordered=True)
+        return new_set(interp, kind, args[0] if args else None)
 
     return make
 

@@ -11,25 +11,21 @@ from smelt.capture.builtin_calls import in_order, unpack_into
 from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
+from smelt.capture.keys import hashable, holds_nan, item_key
 from smelt.capture.operators import (
     binary,
     contains,
     delete_subscript,
-    hashable,
-    holds_nan,
     is_same,
-    item_key,
     length,
     store_subscript,
     subscript,
 )
 from smelt.capture.overloads import index_of
+from smelt.capture.set_calls import change, change_item, derived
 from smelt.capture.values import (
     Constant,
     DictView,
-    Generator,
-    Instance,
-    Joined,
     Mapping,
     Object,
     Sequence,
@@ -85,7 +81,9 @@ def container_method(
         if name == "__hash__":
             interp.tree.transient = "a hash"
         named = {key: interp.plain(value) for key, value in kwargs.items()}
-        return interp.compute(method, interp.plain(receiver), *[interp.plain(value) for value in args], **named)
+        of_sets = isinstance(receiver, Set)  # comparisons, a hash: no matter in which order
+        real = interp.plain(receiver, in_order=not of_sets)
+        return interp.compute(method, real, *[interp.plain(value, in_order=not of_sets) for value in args], **named)
     if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
         return interp.compute(method, receiver.value, [interp.plain(item) for item in drain(interp, args[0])])
     return None
@@ -238,42 +236,14 @@ def _view(part: str) -> Method:
     return lambda interp, receiver, args: DictView(receiver, part)
 
 
-def _add(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = item_key(interp, args[0])
-    interp.touch_member(receiver, item)
-    receiver.items.add(item)
-    return _NONE
-
-
-def _discard(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-    item = item_key(interp, args[0])
-    interp.touch(receiver)
-    receiver.items.discard(item)
-    return _NONE
-
-
-def _plain_set(interp: Interpreter, value: Value) -> set[Any]:
-    return {item_key(interp, item) for item in drain(interp, value)}
-
-
-def _difference(name: str) -> Method:
-    """A set method that changes the set by other plain values."""
-
-    def change(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
-        if any(isinstance(value, Generator | Joined | Instance | Object) for value in args):
-            raise Unsupported("B002", f"set.{name} of what may look at the set")
-        others = [value.items if isinstance(value, Set) else _plain_set(interp, value) for value in args]
-        interp.touch(receiver)
-        getattr(receiver.items, name)(*others)
-        return _NONE
-
-    return change
+def _by_set(does: Callable[..., Value], name: str) -> Method:
+    return lambda interp, receiver, args: does(interp, name, receiver, args)
 
 
 def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
     if item_key(interp, args[0]) not in receiver.items:
         raise Unsupported("B019", f"KeyError: {describe(args[0])}")
-    return _discard(interp, receiver, args)
+    return change_item(interp, "remove", receiver, args[0])
 
 
 def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
@@ -341,11 +311,15 @@ DICT: _METHOD = {
     "__iter__": (takes(0), _iter),
 }
 SET: _METHOD = {
-    "add": (takes(1), _add),
-    "discard": (takes(1), _discard),
+    "add": (takes(1), lambda interp, receiver, args: change_item(interp, "add", receiver, args[0])),
+    "discard": (takes(1), lambda interp, receiver, args: change_item(interp, "discard", receiver, args[0])),
     "remove": (takes(1), _remove_item),
-    "clear": (takes(0), _clear),
-    **{name: (takes(0, ANY), _difference(name)) for name in ("update", "difference_update", "intersection_update")},
+    "clear": (takes(0), _by_set(change, "clear")),
+    **{name: (takes(0, ANY), _by_set(change, name)) for name in ("update", "difference_update", "intersection_update")},
+    "symmetric_difference_update": (takes(1), _by_set(change, "symmetric_difference_update")),
+    "copy": (takes(0), _by_set(derived, "copy")),
+    **{name: (takes(0, ANY), _by_set(derived, name)) for name in ("union", "intersection", "difference")},
+    "symmetric_difference": (takes(1), _by_set(derived, "symmetric_difference")),
     "__contains__": (takes(1), _contains),
     "__len__": (takes(0), _length),
     "__iter__": (takes(0), _iter),

@@ -12,6 +12,7 @@ from smelt.capture.breaks import Unsupported
 from smelt.capture.construct import layout
 from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
+from smelt.capture.set_calls import derived
 from smelt.capture.values import Constant, Instance, Mapping, Object, Sequence, Set, Slice, Value, describe, python_type
 
 _HOOKS = (
@@ -94,7 +95,7 @@ def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Valu
         made.items.update({key: each(item) for key, item in value.items.items()})
         return made
     if isinstance(value, Set):
-        return Set(set(value.items), value.kind)
+        return derived(interp, "copy", value, [])
     if isinstance(value, Slice):
         return value
     if isinstance(value, Object | Instance):

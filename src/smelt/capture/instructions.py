@@ -13,21 +13,21 @@ from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import CALLABLE_FIRST, VERSION, Instruction, decode, slots_of_pair
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import advance, drain, iterator, send, taken
+from smelt.capture.keys import hashable
 from smelt.capture.operators import (
     UNARY,
     binary,
     compare,
     contains,
     delete_subscript,
-    hashable,
     identical,
-    item_key,
     mapped,
     store_subscript,
     subscript,
     truth,
     unary,
 )
+from smelt.capture.set_calls import add_all, change_item, set_of
 from smelt.capture.table import handles, push, take
 from smelt.capture.values import (
     NULL,
@@ -40,7 +40,6 @@ from smelt.capture.values import (
     Mapping,
     Null,
     Sequence,
-    Set,
     Slice,
     Value,
     describe,
@@ -299,7 +298,7 @@ _DOES: dict[str, tuple[int, Callable[..., object]]] = {
 _BUILDS: dict[str, Callable[[Interpreter, list[Value]], Value]] = {
     "BUILD_TUPLE": lambda interp, items: Sequence(tuple, items),
     "BUILD_LIST": lambda interp, items: Sequence(list, items),
-    "BUILD_SET": lambda interp, items: Set({item_key(interp, item) for item in items}),
+    "BUILD_SET": set_of,
     "BUILD_SLICE": lambda interp, parts: _slice(*parts),
     "BUILD_STRING": joined_text,
 }
@@ -369,10 +368,9 @@ def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("SET_ADD")
 def _set_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = item_key(interp, frame.stack.pop())
+    value = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
-    interp.touch_member(target, value)
-    target.items.add(value)
+    change_item(interp, "add", target, value)
 
 
 @handles("MAP_ADD")
@@ -402,10 +400,8 @@ def _refuse_to_spread(value: Value) -> None:
 @handles("SET_UPDATE")
 def _set_update(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     other = frame.stack.pop()
-    items = other.items if isinstance(other, Set) else {item_key(interp, item) for item in drain(interp, other)}
     target: Any = frame.stack[-instruction.arg]
-    interp.touch(target)
-    target.items |= items
+    add_all(interp, target, other)
 
 
 @handles("DICT_UPDATE", "DICT_MERGE")

@@ -23,6 +23,7 @@ from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
 from smelt.capture.guards import GuardTree, is_a
 from smelt.capture.outside import Outside
 from smelt.capture.policy import is_polyfill
+from smelt.capture.set_order import Call, Items, remade
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
     HANDLED_OUTSIDE,
@@ -413,17 +414,11 @@ class Interpreter:
 
         self._undo.append(put_back)
 
-    def touch_member(self, value: Set, item: Any) -> None:
-        """`touch`, before an item is put into a set."""
+    def touch_set(self, value: Set) -> None:
+        """`touch`, of a set: what it was can be made again."""
         self._note_write(value)
-        if item in value.items:
-            return
-
-        def take_out() -> None:
-            value.items.discard(item)
-            value.ordered = False  # it may have grown, and yield in another order
-
-        self._undo.append(take_out)
+        calls, ordered = value.calls, value.ordered
+        self._undo.append(lambda: value.restore(calls, ordered))
 
     def _note_write(self, value: Any) -> None:
         """What is about to be changed is to be written, if it is from outside."""
@@ -470,11 +465,12 @@ class Interpreter:
         else:
             items = value.items.copy()
             self._undo.append(lambda: setattr(value, "items", items))
-            if isinstance(value, Set):
-                self._undo.append(lambda: setattr(value, "ordered", False))  # the copy may yield in another order
 
-    def plain(self, value: Any) -> Any:
-        """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it."""
+    def plain(self, value: Any, in_order: bool = True) -> Any:
+        """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it.
+
+        Not `in_order`: what is asked of it does not depend on the order in which sets yield their items.
+        """
         if isinstance(value, Pending):
             value = self.outside.force(value)
         if isinstance(value, Constant):
@@ -482,18 +478,22 @@ class Interpreter:
                 self.outside.rely_on_contents(value.value)
             return value.value
         if isinstance(value, Sequence):
-            return make_sequence(value.kind, [self.plain(item) for item in value.items])
+            return make_sequence(value.kind, [self.plain(item, in_order) for item in value.items])
         if isinstance(value, Mapping):
             if value.kind not in (dict, OrderedDict):
                 raise Unsupported("B017", describe(value))
             self.outside.complete(value)
-            items = {key: self.plain(item) for key, item in value.items.items()}
+            items = {key: self.plain(item, in_order) for key, item in value.items.items()}
             return items if value.kind is dict else OrderedDict(items)
         if isinstance(value, Set) and self.is_plain(value):
+            if not in_order:
+                return value.kind(value.items)
             self.tree.rely_on_order(value.items)
-            return value.kind(value.items)
+            if not value.ordered and len(value.items) > 1:
+                raise Unsupported("B009", describe(value))
+            return remade(value.calls)
         if isinstance(value, Slice):
-            return slice(self.plain(value.start), self.plain(value.stop), self.plain(value.step))
+            return slice(*[self.plain(part, in_order) for part in (value.start, value.stop, value.step)])
         if isinstance(value, Object) and is_plain_type(value.value):
             self.outside.rely_on_contents(value.value)
             return self.outside.pin(value)
@@ -522,7 +522,7 @@ class Interpreter:
         if type(real) in (dict, OrderedDict):
             return Mapping({key: self.wrap_plain(item) for key, item in real.items()}, type(real))
         if type(real) in (set, frozenset) and all(is_constant(item) for item in real):
-            return Set(set(real), type(real))
+            return Set(set(real), type(real), Call(type(real).__name__, (Items("tuple", tuple(real)),)))
         if type(real) is slice:
             return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
         if is_a(real, TYPES):

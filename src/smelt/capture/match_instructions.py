@@ -9,7 +9,8 @@ from smelt.capture.bytecode import Instruction
 from smelt.capture.class_checks import is_instance
 from smelt.capture.guards import is_a
 from smelt.capture.interpret import Frame, Interpreter
-from smelt.capture.operators import hashable, length
+from smelt.capture.keys import hashable
+from smelt.capture.operators import length
 from smelt.capture.table import handles, take
 from smelt.capture.values import Constant, Mapping, Object, Sequence, Value, describe, python_type
 

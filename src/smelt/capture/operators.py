@@ -18,12 +18,14 @@ from smelt.capture.enums import is_enum, member_named, members_of
 from smelt.capture.foretell import decided, foretell, foretell_truth
 from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.indices import item_of, set_item
-from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
+from smelt.capture.interpret import Interpreter, is_plain_type
 from smelt.capture.iterate import advance, drain, iterator
-from smelt.capture.outside import may_pin
+from smelt.capture.keys import hashable, holds_nan, is_nan, item_key
 from smelt.capture.overloads import index_of, overloaded_binary, overloaded_compare, overloaded_unary
 from smelt.capture.policy import acts_as_in_eager, is_of_libraries
 from smelt.capture.replaced import rely_on_own, replaced_binary, replaced_compare
+from smelt.capture.set_calls import change, combined
+from smelt.capture.set_order import OPERATORS as SET_OPERATORS
 from smelt.capture.special import ask, refused, said_bool, said_length, special
 from smelt.capture.values import (
     Awaited,
@@ -31,7 +33,6 @@ from smelt.capture.values import (
     Deque,
     DictView,
     Function,
-    Held,
     Instance,
     Iterator,
     Joined,
@@ -118,8 +119,10 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         return _merge(interp, left, right)
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
         return _change_in_place(interp, symbol, left, right)
+    if symbol.rstrip("=") in SET_OPERATORS and _are_sets(left, right):
+        return combined(interp, symbol.rstrip("="), left, right)
     if isinstance(left, DictView) or isinstance(right, DictView):
-        return interp.compute(function, _as_set(interp, left), _as_set(interp, right))
+        raise Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if interp.is_plain(left) and interp.is_plain(right):
         return interp.compute(BINARY[symbol.rstrip("=")], interp.plain(left), interp.plain(right))
     return overloaded_binary(interp, symbol, left, right)
@@ -142,15 +145,24 @@ def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, righ
         interp.touch(left)
         left.items.update(right.items)
         return left
-    if isinstance(left, Set) and isinstance(right, Set):
+    if isinstance(left, Set) and isinstance(right, Set) and symbol[:-1] in SET_OPERATORS:
         if left.kind is frozenset:
-            return interp.compute(BINARY[symbol[:-1]], interp.plain(left), interp.plain(right))
-        changed = interp.compute(BINARY[symbol[:-1]], left.items, right.items)
-        assert isinstance(changed, Set)
-        interp.touch(left)
-        left.items, left.ordered = changed.items, False
+            return combined(interp, symbol[:-1], left, right)
+        change(interp, _IN_PLACE[symbol], left, [right])
         return left
     raise Unsupported("B008", symbol)
+
+
+_IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
+
+
+def _are_sets(left: Value, right: Value) -> bool:
+    """Whether an operator of sets takes both: sets, the keys of dicts, and beside those any iterable."""
+    views = [each for each in (left, right) if isinstance(each, DictView)]
+    if not views:
+        return isinstance(left, Set) and isinstance(right, Set)
+    of_keys = all(each.part == "keys" for each in views)
+    return of_keys and all(isinstance(each, Set | DictView | Sequence) for each in (left, right))
 
 
 def _as_set(interp: Interpreter, value: Value) -> Any:
@@ -162,7 +174,7 @@ def _as_set(interp: Interpreter, value: Value) -> Any:
             return keys
     if isinstance(value, DictView):
         raise Unsupported("B008", f"set operator on dict {value.part}")
-    return interp.plain(value)
+    return interp.plain(value, in_order=False)
 
 
 def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
@@ -318,11 +330,11 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
     plain = interp.is_plain(left) and interp.is_plain(right)
     nans = holds_nan(left) or holds_nan(right)
     if plain and not nans and not (holds_symbols(left) or holds_symbols(right)):
-        return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
+        return interp.compute(COMPARE[symbol], interp.plain(left, False), interp.plain(right, False))
     if isinstance(left, Sequence) and isinstance(right, Sequence) and _alike(interp, left, right):
         return _compare_sequences(interp, symbol, left, right)
     if plain and not nans:
-        return interp.compute(COMPARE[symbol], interp.plain(left), interp.plain(right))
+        return interp.compute(COMPARE[symbol], interp.plain(left, False), interp.plain(right, False))
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol in ("==", "!="):
         return Constant(_equal_mappings(interp, left, right) == (symbol == "=="))
     if plain:
@@ -342,21 +354,6 @@ def holds_symbols(value: Value) -> bool:
     if isinstance(value, Sequence):
         return any(holds_symbols(item) for item in value.unseen if isinstance(item, Value))
     return isinstance(value, Number) and value.symbolic is not None
-
-
-def is_nan(value: Any) -> bool:
-    """Whether a value, or an item that nobody has looked at, is a NaN: no other is its equal, but it is itself."""
-    real = value.known if isinstance(value, Number) else getattr(value, "value", None)
-    return type(real) in (float, complex) and real != real
-
-
-def holds_nan(value: Any) -> bool:
-    """Whether a container holds a NaN: then it matters which object that is."""
-    if isinstance(value, Sequence | Deque):
-        return any(is_nan(item) or holds_nan(item) for item in value.unseen)
-    if isinstance(value, Mapping):
-        return any(is_nan(item) or holds_nan(item) for item in value.items.values())
-    return isinstance(value, Set) and any(type(item) is float and item != item for item in value.items)
 
 
 def _alike(interp: Interpreter, left: Sequence, right: Sequence) -> bool:
@@ -573,48 +570,6 @@ def is_same(interp: Interpreter, left: Value, right: Value) -> bool:
     if is_nan(left) and is_nan(right):
         return _one_nan(left, right)  # type: ignore[arg-type]
     return truth(interp, compare(interp, "==", left, right))
-
-
-def item_key(interp: Interpreter, value: Value) -> Any:
-    """An item of a set: the real one if it is plain, else what it is known by."""
-    if isinstance(value, Object) and not is_a(value.value, (torch.Tensor, *TYPES)):
-        return Held(value, hashable(interp, value))
-    if isinstance(value, Tensor) and value.source is None:
-        return Held(value, value)
-    if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
-        value.source.check(("is", value.real))
-        return Held(value, value.real)
-    if is_nan(value) or holds_nan(value):
-        raise Unsupported("B017", "a NaN in a set")
-    real = interp.plain(value)
-    try:
-        hash(real)
-    except TypeError:
-        raise Unsupported("B017", f"{describe(value)}, which cannot be hashed, in a set") from None
-    return real
-
-
-def hashable(interp: Interpreter, key: Value) -> Any:
-    """A real dict key."""
-    if isinstance(key, Object):
-        if is_a(key.value, type) and not is_plain_type(key.value):
-            raise Unsupported("B017", f"{describe(key)}, whose metaclass may tell")
-        if is_a(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
-            interp.outside.rely_on_contents(key.value)
-            return interp.outside.pin(key)
-        if interp.tree.class_attribute(type(key.value), "__hash__") is object.__hash__:
-            return interp.outside.pin(key)
-        raise Unsupported("B017", describe(key))
-    if isinstance(key, Tensor) and key.real is not None and key.source is not None and may_pin(key):
-        interp.outside.single_out(key)
-        return key.real
-    if isinstance(key, Sequence) and key.kind is not list:
-        return make_sequence(key.kind, [hashable(interp, interp.outside.force(item)) for item in key.items])
-    if is_nan(key):
-        raise Unsupported("B017", "a NaN as a key")
-    if isinstance(key, Constant) and is_constant(key.value):
-        return interp.plain(key)
-    raise Unsupported("B017", describe(key))
 
 
 def _is_taken_whole(interp: Interpreter, kind: type | None) -> bool:

@@ -392,7 +392,7 @@ class Outside:
             return Deque(list(queued), real.maxlen, tuple(queued), source=source)
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
-            return Set(set(real), kind, frozenset(real), source=source)
+            return Set.given(real, source)
         if kind is Paused and self.follow_loops:
             return self._paused(real, source)
         if kind is PausedJoined and self.follow_loops:
@@ -618,7 +618,7 @@ def _changed(value: Any) -> bool:
     if isinstance(value, Cell):
         return value.source is None or value.contents is not value.source.child(("cell",), "").value
     if isinstance(value, Set):
-        return bool(value.items ^ (value.original or frozenset()))
+        return value.calls.before is not None
     if isinstance(value, Mapping):
         before, after = value.original or {}, value.items
         return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))

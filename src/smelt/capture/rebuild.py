@@ -8,6 +8,7 @@ Mutable containers are made empty first and filled afterwards, so sharing and cy
 
 import contextlib
 import functools
+import itertools
 import sys
 import types
 from collections import deque
@@ -27,6 +28,9 @@ from smelt.capture.breaks import Abandoned
 from smelt.capture.failures import builtin_base
 from smelt.capture.interpret import make_sequence
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
+from smelt.capture.set_order import ITSELF, Call, Items, begun_by, formed
+from smelt.capture.set_order import changed as set_changed
+from smelt.capture.set_order import made as set_made
 from smelt.capture.sizes import computed_from, read_size
 from smelt.capture.source import Source
 from smelt.capture.values import (
@@ -167,6 +171,14 @@ class Rebuilder:
     def _keep(self, value: Value, make: "Callable[[Rebuilder, Any], Operand]") -> Operand:
         self._kept.append(value)
         return make(self, value)
+
+    def once(self, key: Any, make: Callable[[], Operand]) -> Operand:
+        """The operand that was made for `key`, which is no value; `make()` the first time."""
+        known = self._known.get(id(key))
+        if known is None:
+            self._kept.append(key)
+            known = self._known[id(key)] = make()
+        return known
 
     def items(self, items: Iterable[Any]) -> list[Operand]:
         """The items of a set."""
@@ -328,7 +340,53 @@ def _update(keys: tuple[Any, ...], real: Any, *items: Any) -> None:
 
 
 def _set(build: Rebuilder, value: Set) -> Operand:
-    return build.step(functools.partial(_of_items, value.kind), *build.items(value.items))
+    return set_operand(build, value.calls)
+
+
+def set_operand(build: Rebuilder, call: Call) -> Operand:
+    """A set made by the calls that made the captured one, so that its items come in the same order."""
+    first, changes = begun_by(call)
+    if first.name == "given":
+        made = build.operand(first.args[0])
+    elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
+        keys = first.args[0].keys if first.args else ()
+        made = build.step(functools.partial(_of_items, _SETS[first.name]), *build.items(keys))
+    else:
+        made = build.step(functools.partial(set_made, first.name), *_set_arguments(build, first))
+    return changed_set(build, made, changes)
+
+
+_SETS: dict[str, type] = {"set": set, "frozenset": frozenset}
+
+
+def changed_set(build: Rebuilder, real: Operand, changes: list[Call]) -> Operand:
+    """The set at `real` after calls that change it; items that are added one after the other are one step."""
+    for name, calls in itertools.groupby(changes, key=lambda call: call.name):
+        if name == "add":
+            items = build.step(functools.partial(_formed, "tuple"), *build.items(call.args[0] for call in calls))
+            real = build.step(functools.partial(set_changed, "update"), real, items)
+            continue
+        for call in calls:
+            real = build.step(functools.partial(set_changed, name), real, *_set_arguments(build, call, real))
+    return real
+
+
+def _set_arguments(build: Rebuilder, call: Call, real: Operand | None = None) -> list[Operand]:
+    operands = []
+    for arg in call.args:
+        if arg is ITSELF and real is not None:
+            operands.append(real)
+        elif isinstance(arg, Call):
+            operands.append(build.once(arg, functools.partial(set_operand, build, arg)))
+        elif isinstance(arg, Items):
+            operands.append(build.step(functools.partial(_formed, arg.form), *build.items(arg.keys)))
+        else:
+            operands.extend(build.items((arg,)))
+    return operands
+
+
+def _formed(form: str, *keys: Any) -> Any:
+    return formed(form, keys)
 
 
 def _of_items(kind: Any, *items: Any) -> Any:

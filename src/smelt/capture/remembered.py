@@ -18,7 +18,7 @@ from smelt import _native
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Unsupported
 from smelt.capture.interpret import Interpreter
-from smelt.capture.operators import hashable
+from smelt.capture.keys import hashable
 from smelt.capture.values import Object, Value
 from smelt.ir.ambient import Ambient
 

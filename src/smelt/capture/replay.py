@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smelt.capture.outside import keys_check, same_keys, unchanged
-from smelt.capture.rebuild import Rebuilder, fill_cell
+from smelt.capture.rebuild import Rebuilder, changed_set, fill_cell
+from smelt.capture.set_order import begun_by
 from smelt.capture.values import Cell, Deque, Mapping, Pending, Sequence, Set, Slots, Value
 
 
@@ -109,16 +110,7 @@ def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, 
 
 
 def _set(build: Rebuilder, value: Set) -> None:
-    original = value.original or frozenset()
-    removed, added = original - value.items, value.items - original
-
-    if removed or added:
-        build.step(functools.partial(_write_set, frozenset(removed)), build.operand(value), *build.items(added))
-
-
-def _write_set(removed: frozenset[Any], real: set[Any], *added: Any) -> None:
-    leave, join = functools.partial(real.difference_update, removed), functools.partial(real.update, added)
-    _at_once(map(operator.call, (leave, join)))
+    changed_set(build, build.operand(value), begun_by(value.calls)[1])
 
 
 def _cell(build: Rebuilder, value: Cell) -> None:

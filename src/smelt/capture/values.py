@@ -25,6 +25,7 @@ from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CodeInfo, Instruction
 from smelt.capture.guards import is_a, names_of, order_of, own_dict, static_lookup
+from smelt.capture.set_order import NOTHING, Call, remade
 from smelt.capture.source import Source
 from smelt.ir.ghost import GhostTensor
 
@@ -232,13 +233,26 @@ class Held:
 class Set(Value):
     """A set or frozenset of plain Python values and `Held` objects; one from outside remembers its `original` items.
 
-    `ordered`: made as Python makes it, item by item, so that it yields them in the same order.
+    `ordered`: made as Python makes it, so that it yields them in the same order.
     """
 
     items: set[Any]
-    kind: type = set
+    kind: type
+    calls: Call
     original: frozenset[Any] | None = None
     ordered: bool = False
+    was_read: bool = False  # it is from outside, and other sets are made of it
+
+    @classmethod
+    def given(cls, real: Any, source: Any) -> "Set":
+        """A set from outside: equal ones may yield their items in another order."""
+        made = cls(set(real), type(real), NOTHING, frozenset(real), source=source)
+        made.calls = Call("given", (made,))
+        return made
+
+    def restore(self, calls: Call, ordered: bool) -> None:
+        """Make it what it was after some calls."""
+        self.items, self.calls, self.ordered = remade(calls), calls, ordered
 
 
 @dataclass(slots=True, eq=False)
