@@ -71,7 +71,7 @@ class Missing(Raised):
         super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
         self.details = {"name": Constant(name), "obj": value}
         real = value.value if isinstance(value, Object) else None
-        self.worded_by = real if isinstance(real, type) else python_type(value)
+        self.worded_by = real if is_a(real, type) else python_type(value)
 
 
 def _missing(value: Value, name: str) -> AttributeError:
@@ -263,7 +263,7 @@ def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: st
 
 def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
     hook = interp.tree.class_attribute(value.kind, "__getattribute__")
-    if isinstance(hook, types.FunctionType):
+    if is_a(hook, types.FunctionType):
         return _by_hook(interp, value, value.kind, hook, name)
     if hook not in _PLAIN_LOOKUP:
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
@@ -342,7 +342,7 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
     if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.pinned:
         return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
-    if isinstance(hook, types.FunctionType):
+    if is_a(hook, types.FunctionType):
         return _by_hook(interp, value, type(real), hook, name)
     if hook not in _PLAIN_LOOKUP and not is_a(real, types.FunctionType | types.BuiltinFunctionType):
         raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
@@ -455,7 +455,7 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
     hook = tree.metaclass_attribute(kind, "__getattr__")
     if hook is ABSENT:
         raise Missing(value, name)
-    if not isinstance(hook, types.FunctionType):
+    if not is_a(hook, types.FunctionType):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
     return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
 
@@ -518,7 +518,7 @@ def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, n
     answer = interp.call(interp.outside.fixed(getter), [value])
     kind = python_type(value)
     hook = interp.tree.class_attribute(kind, "__getattr__") if kind is not None else ABSENT
-    if not isinstance(hook, types.FunctionType) or hook is torch.nn.Module.__getattr__:
+    if not is_a(hook, types.FunctionType) or hook is torch.nn.Module.__getattr__:
         return answer
     try:
         return interp.now(answer)
@@ -626,7 +626,7 @@ def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value
             return _registered(interp, value, name)
         if isinstance(value, Instance):
             return _registered_in_new(interp, value, name)
-    if isinstance(hook, types.FunctionType):
+    if is_a(hook, types.FunctionType):
         return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
@@ -684,7 +684,7 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
         store_data(interp, target, value)
         return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
-    if isinstance(hook, types.FunctionType):
+    if is_a(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
     elif hook in _PLAIN_STORES or (isinstance(target, Object) and type(target.value) is types.ModuleType):
         plain_store(interp, target, name, value)
@@ -727,7 +727,7 @@ def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
     """`del target.name`, a class's own `__delattr__` included."""
     kind = _written_kind(target, name)
     hook = interp.tree.class_attribute(kind, "__delattr__")
-    if isinstance(hook, types.FunctionType):
+    if is_a(hook, types.FunctionType):
         interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name)]))
     elif hook in _PLAIN_STORES:
         plain_delete(interp, target, name)

@@ -381,9 +381,9 @@ def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 def _seen_from(interp: Interpreter, kind: Object, receiver: Value) -> Value:
     """`super(kind, receiver)`, of a receiver that is an object of the class, or a class below it."""
     seen: Any = interp.outside.pin(kind)
-    real = receiver.value if isinstance(receiver, Object) else None
+    real: Any = receiver.value if isinstance(receiver, Object) else None
     own = python_type(receiver)
-    below = isinstance(real, type) and seen in real.__mro__
+    below = is_a(real, type) and seen in real.__mro__
     if not isinstance(seen, type) or not (below or (own is not None and seen in own.__mro__)):
         raise Unsupported("B019", f"TypeError: super() of {describe(receiver)}")
     return Super(seen, receiver)

@@ -180,7 +180,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return handler(interp, args, kwargs)
     if is_torch_leaf(real):
         interp.outside.pin(function)
-        if isinstance(real, types.FunctionType) and not rely_on_names(interp.tree, real):
+        if is_a(real, types.FunctionType) and not rely_on_names(interp.tree, real):
             return _follow(interp, function, args, kwargs)
         _refuse_method(real)
         made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
@@ -251,7 +251,7 @@ def _unchanged_weights(module: Any) -> bool:
 def _known(table: dict[Any, Any], real: Any) -> Any:
     """What a table of library functions says of a callable; None for one of the program's, which may stand in a
     library function's place since before smelt was imported."""
-    if isinstance(real, types.FunctionType):
+    if is_a(real, types.FunctionType):
         return table.get(real) if is_library(real.__code__) else None
     if not isinstance(static_lookup(type(real), "__hash__"), types.WrapperDescriptorType):
         return None  # hashing it would run the program's code

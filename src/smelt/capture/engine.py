@@ -330,4 +330,4 @@ def _may_compute(frame: LiveFrame) -> bool:
     """Whether tensors or modules are within the frame's reach at first sight."""
     held = [item for value in frame.slots for item in (value if type(value) in (tuple, list) else (value,))]
     held += [item for value in frame.slots if type(value) is dict for item in value.values()]
-    return any(isinstance(value, torch.Tensor | torch.nn.Module) for value in held)
+    return any(issubclass(type(value), torch.Tensor | torch.nn.Module) for value in held)

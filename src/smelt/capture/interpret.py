@@ -61,9 +61,9 @@ TYPES = (type, types.GenericAlias, types.UnionType)
 
 def is_plain_type(value: object) -> bool:
     """Whether Python's operators on a class run no code of the program: its metaclass may define them."""
-    if not isinstance(value, TYPES):
+    if not issubclass(type(value), TYPES):
         return False
-    return not isinstance(value, type) or type(value) is type or not own_operators(type(value))
+    return not issubclass(type(value), type) or type(value) is type or not own_operators(type(value))
 
 
 SIMPLE_ERRORS: frozenset[type] = frozenset(

@@ -62,7 +62,10 @@ _IDENTIFIED = (
 def runs_code(kind: type) -> bool:
     """Whether looking at a class runs code of its metaclass: not ours to run."""
     metaclass = type(kind)
-    return metaclass is not type and isinstance(static_lookup(metaclass, "__getattribute__"), types.FunctionType)
+    if metaclass is type:
+        return False
+    asked = ("__getattribute__", "__eq__", "__hash__")
+    return any(isinstance(static_lookup(metaclass, name), types.FunctionType) for name in asked)
 
 
 def is_plain_namedtuple(kind: type) -> bool:

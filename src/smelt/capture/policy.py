@@ -364,9 +364,9 @@ _LEAF_MODULES = frozenset(
 
 def is_torch_leaf(function: Any) -> bool:
     """Whether a callable is a torch operator: something that maps tensors to tensors."""
-    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if issubclass(type(function), torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return True
-    if not isinstance(function, types.BuiltinFunctionType | types.FunctionType):
+    if type(function) not in (types.BuiltinFunctionType, types.FunctionType):
         return False
     name = own_name(function)
     module, _, short = name.rpartition(".")

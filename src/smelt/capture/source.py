@@ -101,7 +101,7 @@ def _identity(parts: tuple[Any, ...]) -> Any:
     if len(parts) == 2 and type(parts[1]) is str:
         return parts  # most are names
     return tuple(
-        [part if isinstance(part, str) else (type(part), part) if isinstance(part, int) else id(part) for part in parts]
+        [part if type(part) is str else (type(part), part) if type(part) in (int, bool) else id(part) for part in parts]
     )
 
 

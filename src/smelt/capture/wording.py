@@ -41,7 +41,7 @@ _FUNCTIONS: dict[str, Any] = {"__str__": str, "__repr__": repr, "__ascii__": asc
 
 def _rely_on_names(interp: Interpreter, value: Any) -> None:
     """The names of classes that a plain value's text tells."""
-    if isinstance(value, Constant) and isinstance(value.value, enum.Enum):
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
         interp.tree.class_name(type(value.value))
         interp.tree.class_name(type(value.value), "__qualname__")
     elif isinstance(value, Object) and is_a(value.value, type):
