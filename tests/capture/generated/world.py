@@ -4,6 +4,7 @@ Plain Python and smelt each get a world of their own, so nothing that one of the
 `STATE` names what a program may change; it is compared after every call.
 """
 
+import abc
 import collections
 import contextlib
 import copy
@@ -18,15 +19,17 @@ import math
 import operator
 import sys
 import types
+import typing
 import warnings
 import weakref
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 import smelt
 
-__all__ = ["copy", "inspect", "io", "itertools", "math", "np", "sys", "warnings"]  # for the programs
+__all__ = ["F", "copy", "inspect", "io", "itertools", "math", "np", "sys", "warnings"]  # for the programs
 
 
 class Fault(Exception):
@@ -465,6 +468,170 @@ def _(value: Box):
     return value.kind
 
 
+def flagged(function):
+    """A function with a wrapper that looks like it, as libraries put on functions of torch."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        wrapper.calls += 1
+        if setting.deep:
+            seen.append(function.__name__)
+        return function(*args, **kwargs) * setting.scale
+
+    wrapper.calls = 0
+    return wrapper
+
+
+wrapped = types.SimpleNamespace(relu=flagged(F.relu), add=flagged(torch.add), sin=flagged(torch.Tensor.sin))
+kept = types.SimpleNamespace(relu=F.relu, linear=F.linear, add=torch.add, sin=torch.Tensor.sin)
+
+
+@contextlib.contextmanager
+def patched(owner, name):
+    """A function of torch replaced by its wrapper, for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, flagged(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class Offset:
+    """Not a data descriptor, until its class has `__set__`."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else self.k
+
+
+class OnlyDeleted(Offset):
+    def __delete__(self, instance):
+        seen.append(("deleted", self.k))
+
+
+class Sides:
+    def sides(self):
+        return 4
+
+
+class Round:
+    def sides(self):
+        return 0
+
+    def extra(self):
+        return "round"
+
+
+class Morph(Sides):
+    """A class that programs change."""
+
+    offset = Offset(3)
+    only = OnlyDeleted(4)
+    label = "morph"
+
+    def __init__(self, k):
+        self.k = k
+        self.__dict__["offset"] = k
+        self.__dict__["only"] = k
+
+    def total(self, t):
+        return t + self.k
+
+    def sides(self):
+        return super().sides() + 1
+
+
+def later_set(self, instance, value):
+    seen.append(("set", value))
+
+
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+
+
+@typing.runtime_checkable
+class HasTotal(typing.Protocol):
+    def total(self): ...
+
+
+class Looking(type):
+    def __instancecheck__(cls, instance):
+        return getattr(instance, "n", 0) > cls.least
+
+    def __subclasscheck__(cls, kind):
+        return kind.__name__.startswith("B")
+
+
+class Large(metaclass=Looking):
+    least = 1
+
+
+class Hooked:
+    def __init__(self, k):
+        self.k = k
+
+    def __getattribute__(self, name):
+        if name == "refused":
+            raise AttributeError("refused")
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name):
+        if name.startswith("no"):
+            raise AttributeError(name)
+        return (name, self.k)
+
+    @staticmethod
+    def rootless(*args):
+        return super().__repr__()
+
+    @classmethod
+    def above(cls):
+        return super().__name__
+
+
+class Odd:
+    """Special methods that answer what they are told to."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def _say(self, *args):
+        return self.answer
+
+    __bool__ = __len__ = __index__ = __contains__ = __iter__ = __str__ = __repr__ = __format__ = __length_hint__ = _say
+
+
+class Listed:
+    def __init__(self, k):
+        self.k = k
+
+    def __len__(self):
+        seen.append("len")
+        return self.k
+
+    def __getitem__(self, place):
+        if place >= self.k:
+            raise IndexError(place)
+        return place * 2
+
+
+class Told(collections.namedtuple("Told", "first second")):
+    __slots__ = ()
+
+    def __repr__(self):
+        return f"told {self.first}"
+
+
+nan = float("nan")
+nans = [nan, 1.0]
+ordered = collections.OrderedDict(a=1, b=2)
+counts = collections.defaultdict(int, a=1)
+
+
 class Collector(logging.Handler):
     def __init__(self):
         super().__init__()
@@ -486,5 +653,6 @@ net = Net()
 pick = operator.itemgetter(1)
 
 STATE = {
-    "counter", "seen", "registry", "setting", "net", "collector", "Box", "Child", "Meta", "Switch", "decorated", "Point"
+    "counter", "seen", "registry", "setting", "net", "collector", "Box", "Child", "Meta", "Switch", "decorated",
+    "Point", "ordered", "counts", "Large", "wrapped",
 }  # fmt: skip
