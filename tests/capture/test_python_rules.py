@@ -385,6 +385,25 @@ def test_super_and_attribute_hooks(expression: str) -> None:
     check(expression)
 
 
+def test_super_where_nobody_handles_what_it_raises() -> None:
+    """Python looks at the frame of the program, also where the call is left to it."""
+
+    def without_class(x: torch.Tensor) -> Any:
+        y = x + 1
+        return super().__init__(), y  # type: ignore[misc]
+
+    class Base:
+        def dropped(self, x: torch.Tensor) -> Any:
+            y = x + 1
+            del self
+            return super().__init__(), y  # type: ignore[misc]
+
+    for function, text in ((without_class, "__class__ cell not found"), (Base().dropped, r"arg\[0\] deleted")):
+        for call in (function, lambda x, function=function: Captured()(function, x)):
+            with pytest.raises(RuntimeError, match=text):
+                call(torch.ones(2))  # type: ignore[operator]
+
+
 def test_a_class_method_over_a_property() -> None:
     """Until 3.12 it is the property of the class; from 3.13 on it is a method that cannot be called."""
 

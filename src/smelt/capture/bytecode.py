@@ -296,6 +296,8 @@ def _liveness(info: CodeInfo) -> tuple[int, ...]:
     always = (1 << len(slot_names)) - 1 if _SEES_LOCALS & {*code.co_names} else 0
     if "__class__" in code.co_freevars:
         always |= 1 | 1 << slot_names.index("__class__")  # super() without arguments reads both
+    elif "super" in code.co_names and code.co_argcount:
+        always |= 1  # by which it says what is missing
     effects = [_effect(instruction) for instruction in instructions]
     caught = [_handler_index(instruction, info.handlers, index_at) for instruction in instructions]
     live = [always] * (count + 1)

@@ -6,6 +6,7 @@
 import builtins
 import operator
 from collections.abc import Callable
+from types import CellType
 from typing import Any
 
 from smelt import _native
@@ -120,7 +121,33 @@ def _call_with(frame: LiveFrame, args: list[Any], names: tuple[str, ...], invoke
         args, second = [second, *args], first
     positional = args[: len(args) - len(names)]
     keywords = dict(zip(names, args[len(args) - len(names) :], strict=True))
+    if second is super and not args:
+        frame.stack.append(invoke(_own_super, frame))
+        return
     frame.stack.append(invoke(second, *positional, **keywords))
+
+
+def _own_super(frame: LiveFrame) -> Any:
+    """`super()`, which looks at the frame that it is called in."""
+    names = frame.info.slot_names
+    if not frame.info.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
+    receiver = frame.slots[0]
+    if type(receiver) is CellType and names[0] in frame.info.code.co_cellvars:
+        receiver = receiver.cell_contents if _is_filled(receiver) else _native.NULL
+    if receiver is _native.NULL:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in names:
+        raise RuntimeError("super(): __class__ cell not found")
+    return super(frame.slots[names.index("__class__")].cell_contents, receiver)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 @steps("CALL_FUNCTION_EX")
