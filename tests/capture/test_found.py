@@ -1,5 +1,6 @@
 """What generated programs found wrong once, each as small as it could be made."""
 
+import collections
 import copy
 import enum
 import functools
@@ -665,3 +666,23 @@ def test_attributes_of_a_namespace_are_followed() -> None:
             y, *others = run(X, settings)
             found.append((y.tolist(), *others, settings.calls, list(vars(settings))))
     assert found[3:] == found[:3]
+
+
+def test_a_key_that_is_put_back_comes_last_wherever_it_was() -> None:
+    """Where it was last already nothing changes, but that it was is relied on."""
+    table, ordered = {"a": 1, "b": 2}, collections.OrderedDict(a=1, b=2)
+
+    def program(x: torch.Tensor, key: str) -> Any:
+        ordered.move_to_end(key)
+        table[key] = table.pop(key)
+        return x + 1
+
+    runner = Captured()
+    for key in ("b", "b", "a", "a", "b"):
+        runner(program, X, key)
+        assert list(ordered)[-1] == key and list(table)[-1] == key
+    for mapping in (table, ordered):
+        mapping.clear()
+        mapping.update(b=1, a=2)
+    runner(program, X, "b")
+    assert list(ordered) == ["a", "b"] and list(table) == ["a", "b"]

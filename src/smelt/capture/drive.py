@@ -42,10 +42,11 @@ def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Ent
 class _Run:
     """A state, and what is done with it next."""
 
-    __slots__ = ("action", "frames", "owner")
+    __slots__ = ("action", "frames", "held", "owner")
 
     def __init__(self, owner: "Engine", frames: list[LiveFrame], action: "Action") -> None:
         self.owner, self.frames, self.action = owner, frames, action
+        self.held: list[Any] = []  # what variables hold that nothing reads again
 
     def begin(self, plan: Stop, collected: tuple[Any, ...]) -> Any:
         """Go on from the start of a plan; from where the program stands, when asked again."""
@@ -81,6 +82,7 @@ class _Run:
 
     def _follow(self, plan: Stop, collected: tuple[Any, ...]) -> None:
         plan.stand_up(collected, self.frames)
+        self.held = [collected[place] for place in plan.bound]
         self.action = _finish_eagerly if plan.eager else _one_step(plan)
 
     def deliver(self, error: BaseException) -> bool:

@@ -512,6 +512,7 @@ class Outside:
             first = (mapping.original or {}).get(key)
             if isinstance(first, Pending):
                 first.source.collect()
+                mapping.taken.add(key)
             elif first is None and isinstance(mapping, Slots):
                 raise Unsupported("B005", f"del of {key}, a slot that was empty at first")
             elif first is None:

@@ -160,6 +160,8 @@ class Stop:
     record: BreakRecord
     forbidden: GraphBreakError | None = None
     """Raised if the instruction does not raise by itself: fullgraph=True and an operation that seemed to fail."""
+    bound: tuple[int, ...] = ()
+    """Those of the collected that variables of the program hold: Python keeps them, also where nothing reads them."""
 
     def stand_up(self, collected: tuple[Any, ...], frames: list[LiveFrame]) -> None:
         """Run the graph and have the frames as they stood, in the place of what is in the list."""

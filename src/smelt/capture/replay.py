@@ -76,9 +76,10 @@ def _mapping(build: Rebuilder, value: Mapping) -> None:
     real = build.operand(value)
     removed = tuple(key for key in original if key not in final)
     in_place = [key for key in original if key in final] + [key for key in final if key not in original]
-    if not same_keys(in_place, list(final)):  # a key was taken out and put back: it comes last now
+    if any(key in final for key in value.taken):  # taken out and put back: it comes last, wherever it was
         assert value.source is not None
         value.source.checks["complete"] = keys_check(value, tuple(original))
+    if not same_keys(in_place, list(final)):
         removed, changed = tuple(original), tuple(final)
     else:
         changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))

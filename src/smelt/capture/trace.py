@@ -561,7 +561,11 @@ class _Closing:
             )
             for frame, function, slots, stack, handled in operands
         )
-        return Stop(computation, frames, self._needs_cpython(), record, forbidden)
+        return Stop(computation, frames, self._needs_cpython(), record, forbidden, self._bound())
+
+    def _bound(self) -> tuple[int, ...]:
+        held = [getattr(value, "source", None) for frame in self.interp.frames for value in frame.slots]
+        return tuple(sorted({source.index for source in held if source is not None and source.collected}))
 
     def _needs_cpython(self) -> bool:
         frame = self.interp.frames[-1]

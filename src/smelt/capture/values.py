@@ -197,6 +197,7 @@ class Mapping(Value):
     inside: bool = False  # it is what an object of a class of dicts from outside holds
     factory: Value | None = None  # of a defaultdict
     proxy: Any = None  # the mappingproxy that it is, which nobody can write
+    taken: set[Any] = field(default_factory=set)  # keys of the original that were taken out on the way
 
 
 @dataclass(slots=True, eq=False)
