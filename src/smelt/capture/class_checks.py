@@ -160,8 +160,8 @@ def _below(kind: type) -> list[type]:
 
 
 def _is_asked_plainly(kind: type) -> bool:
-    plain = (type.__subclasscheck__, abc.ABCMeta.__subclasscheck__)
-    return static_lookup(type(kind), _SUBCLASS) in plain and _asks_nobody(static_lookup(kind, "__subclasshook__"))
+    """Whether nothing of the program runs where a class is asked: from 3.12 on protocols have checks of their own."""
+    return _asks_nobody(static_lookup(type(kind), _SUBCLASS)) and _asks_nobody(static_lookup(kind, "__subclasshook__"))
 
 
 def _asks_nobody(hook: Any) -> bool:

@@ -5,6 +5,7 @@
 The formulas keep to the order of operations of PyTorch's CPU kernels where infinities and overflow would tell.
 """
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 from smelt.ops.decompose.table import choose, constant, decomposes, widen
@@ -145,7 +146,8 @@ def lerp_number(start: Tensor, end: Tensor, weight: float) -> Tensor:
     low, high = widen(start), widen(end)
     if isinstance(weight, torch.SymFloat):  # which of the two it is turns out when the number is there
         return lerp(start, end, constant(1.0, low) * weight)
-    weight = torch.tensor(weight, dtype=low.dtype, device="cpu").item()  # by which of two formulas PyTorch computes
+    if low.dtype in (torch.float32, torch.complex64):
+        weight = ctypes.c_float(weight).value  # PyTorch chooses between two formulas by the rounded weight
     if abs(weight) < 0.5:
         return torch.add(low, high - low, alpha=float(weight)).to(start.dtype)
     return torch.sub(high, high - low, alpha=1.0 - float(weight)).to(start.dtype)
