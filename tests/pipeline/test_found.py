@@ -287,3 +287,16 @@ def test_a_batch_that_does_not_vary_is_normalized_by_nothing() -> None:
     x = torch.full((8, 3), 0.5)
     for mine, eager in zip(smelt.compile(norm)(x), norm(x), strict=True):
         assert torch.equal(mine, eager)
+
+
+@pytest.mark.parametrize("corners", [True, None])
+def test_what_is_infinite_at_the_end_of_an_enlarged_row(corners: bool | None) -> None:
+    """At the last element PyTorch adds nothing of it to all of it, which of inf is nan; behind it, two parts."""
+    inf = float("inf")
+
+    def enlarged(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=5, mode="linear", align_corners=corners)
+
+    for row in ([1.0, inf], [inf, 1.0]):
+        x = torch.tensor([[row]])
+        torch.testing.assert_close(smelt.compile(enlarged)(x), enlarged(x), equal_nan=True)

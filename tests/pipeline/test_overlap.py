@@ -289,3 +289,13 @@ def test_parts_that_lie_apart_are_compiled() -> None:
     smelt.reset()
     smelt.compile(rotate, fullgraph=True)(torch.rand(3, 2, 8))
     assert smelt.counters["kernels"] > 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+def test_scattering_into_a_copy_that_overlaps_itself(backend: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        windows = torch.as_strided(x.clone(), (x.shape[0], 2), (1, 1), 0)
+        return torch.select_scatter(windows, windows.select(-2, 0) * 2, -2, 2)
+
+    x = torch.arange(42).reshape(6, 7)
+    assert smelt.compile(program, backend=backend)(x).equal(program(x))

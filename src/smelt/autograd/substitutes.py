@@ -178,7 +178,7 @@ class Substituting(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         func, kwargs = meant(func), kwargs or {}
-        given = self._watch.before(args, kwargs)
+        given = self._watch.before(func, args, kwargs)
         made = spell_out(func, args, kwargs, in_place=True)
         if made is NotImplemented:
             made = self._substitutes.get(func, func)(*args, **kwargs)

@@ -17,6 +17,8 @@ from smelt.base.sizes import may_overlap, span
 
 # Views that may show an element more than once though no step is zero.
 _RESTRIDING = frozenset({"as_strided", "as_strided_"})
+# What writes into a copy that has the steps of what was copied, and so shows elements as often.
+_COPYING = frozenset({"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"})
 
 
 class WriteWatch:
@@ -28,14 +30,18 @@ class WriteWatch:
         # Tensors that show elements of memory more than once, and views of those, by id.
         self._spread: dict[int, torch.Tensor] = {}
 
-    def before(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    def before(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[torch.Tensor, int]]:
         """What a call is given, each with how often it was written by now."""
+        if _name_of(func) in _COPYING and any(map(self._is_spread, _tensors(args[:1]))):
+            raise CannotTrace(f"{_name_of(func)} of a tensor that shows elements of its memory more than once")
         given = {id(each): each for each in (*_tensors(args), *_tensors(tuple(kwargs.values())))}
         return [(each, each._version) for each in given.values()]
 
     def after(self, func: Any, args: Sequence[Any], given: list[tuple[torch.Tensor, int]], made: Any) -> None:
         """Refuse what a call has written, if that was more than one value at a time."""
-        name = getattr(func, "__name__", str(func)).partition(".")[0]
+        name = _name_of(func)
         written = [tensor for tensor, version in given if tensor._version != version]
         if not written and name.endswith("_") and name.startswith("_foreach_"):
             written = list(_tensors(args[:1]))
@@ -55,6 +61,10 @@ class WriteWatch:
         """Whether a tensor, or the input that it is a view of, shows elements more than once."""
         beneath = self._inputs.get(storage_id(tensor))
         return id(tensor) in self._spread or (beneath is not None and _overlaps_itself(beneath))
+
+
+def _name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", func)).partition(".")[0]
 
 
 def _shows_twice(name: str, made: torch.Tensor) -> bool:

@@ -65,9 +65,10 @@ class _Resized:
             whole = clamp(whole, 0.0, float(last))
         rest = clamp(real - whole, 0.0, 1.0)
         if not self.cubic:
-            # Behind the last, two parts of that, for nothing times inf would be nan: halves, which make just it again.
+            # Behind the last, halves of it, which make just it again; at the last, all and nothing of it, which of what
+            # is infinite is nan, as in PyTorch.
             behind = clamp(whole - float(last - 1), 0.0, 1.0)
-            rest = rest * (1.0 - behind) + behind * 0.5
+            rest = rest * (1.0 - behind) + behind * 0.5 * -floor(-rest)
         if self.cubic:
             weights = [_outer(rest + 1.0), _inner(rest), _inner(1.0 - rest), _outer(2.0 - rest)]
         else:
