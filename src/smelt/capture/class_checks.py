@@ -12,7 +12,7 @@ from typing import Any
 
 from smelt.capture.attributes import attribute_or_none, is_shown_plainly
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT, is_a, static_lookup
+from smelt.capture.guards import ABSENT, is_a, order_of, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.operators import truth
 from smelt.capture.policy import is_of_libraries
@@ -138,7 +138,8 @@ def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
     real = wanted.value
     said = interp.tree.class_attribute(real, _SUBCLASS)  # which is asked before the metaclass's
     hook = interp.tree.class_attribute(real, "__subclasshook__")
-    if said is not ABSENT or not _asks_nobody(hook) or not all(map(_is_asked_plainly, _below(real))):
+    is_base = any(each is real for each in order_of(kind))  # then no subclass is asked
+    if said is not ABSENT or not _asks_nobody(hook) or not (is_base or all(map(_is_asked_plainly, _below(real)))):
         raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")
     if not is_a(real, abc.ABCMeta):
         raise Unsupported("B008", f"isinstance by {describe(wanted)}")
