@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.base.options import config
 from tests.capture.programs import Captured
 
@@ -768,3 +769,23 @@ def test_members_of_which_something_is_missing() -> None:
     assert follow()[2] == (None, 1, True)
     kind.__getattribute__ = lambda self, name: 5  # type: ignore[method-assign,assignment]
     assert follow()[2] == (None, 5, True)
+
+
+def test_a_base_asks_no_subclass() -> None:
+    """Whatever other abstract classes of the process have for hooks, an instance of the class itself is one."""
+
+    class Hooked(abc.ABC):  # noqa: B024
+        @classmethod
+        def __subclasshook__(cls, kind: type) -> Any:
+            return NotImplemented
+
+    class Own(abc.ABC):  # noqa: B024
+        pass
+
+    own = Own()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if isinstance(own, abc.ABC) else x - 1
+
+    assert Hooked in abc.ABC.__subclasses__()
+    assert smelt.compile(program, fullgraph=True)(torch.ones(2)).equal(torch.full((2,), 2.0))
