@@ -1,4 +1,4 @@
-# make demo    train a small transformer eagerly and through smelt, side by side (PEER=1 adds torch.compile)
+# make demo    train a small transformer eagerly and through smelt, side by side (TORCH_COMPILE=1 adds torch.compile)
 # make test    the test suite            (ARGS="-k fuse" to choose)
 # make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
@@ -19,7 +19,8 @@
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk
-# make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose)
+# make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose;
+#              ARGS="--json out.json --plot build" draws the README's picture of it, too)
 #
 # Python 3.11 and gcc are all that is needed: the first target that wants it creates .venv and fills it.
 
@@ -35,7 +36,7 @@ NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
-	@$(PY) -m examples.demo $(if $(filter-out 0,$(PEER)),--peer) $(ARGS)
+	@$(PY) -m examples.demo $(if $(filter-out 0,$(TORCH_COMPILE)),--torch-compile) $(ARGS)
 
 test: $(VENV)/dev
 	@$(PY) -m pytest -q $(ARGS)

@@ -1,7 +1,9 @@
-"""Memory-bound kernels against this machine's copy bandwidth: `python -m benchmarks.bandwidth [MiB] [--peer] [names]`.
+"""Memory-bound kernels against this machine's copy bandwidth.
+
+    python -m benchmarks.bandwidth [MiB] [--torch-compile] [names]
 
 Each line is one function of tensors that are `MiB` big (64 unless said), compiled by smelt, run by eager PyTorch and,
-with `--peer`, by its compiler, which takes a minute a line to compile. They take turns with a plain copy of the same
+with `--torch-compile`, by torch.compile, which takes a minute a line. They take turns with a plain copy of the same
 tensor on the same threads, a few calls each, and the best call of each counts: what others do on the same machine and
 in the same cache hits them all alike, and none for ever. On one thread (`OMP_NUM_THREADS=1`) that thread's own time is
 taken, which others' work on the same cores does not enter.
@@ -9,7 +11,7 @@ taken, which others' work on the same cores does not enter.
     share     bytes the function must move (inputs once, results once, nothing between) per second, over the copy's,
               which reads each byte and writes it: what a cache fetches or writes besides is counted for neither
     eager     how often smelt goes through the function while eager does so once
-    peer      the same against the compiler
+    compile   the same against torch.compile
 
 Memory is taken from the heap and kept there, so that no turn pays for fresh pages: a training loop's steady state.
 """
@@ -125,15 +127,15 @@ def best_calls(steps: dict[str, Callable[[], object]], clock: Callable[[], float
     return best
 
 
-def measured(name: str, mebibytes: int, peer: bool) -> dict[str, float]:
+def measured(name: str, mebibytes: int, torch_compile: bool) -> dict[str, float]:
     """The best seconds of each contender, and of a copy, with the bytes each of the two must move."""
     function, inputs_of = CASES[name]
     inputs = inputs_of(mebibytes)
     bulk = torch.empty(mebibytes * 2**18)
     source = torch.randn_like(bulk)
     contenders = {"smelt": smelt.compile(function), "eager": function}
-    if peer:
-        contenders["peer"] = torch.compile(function)
+    if torch_compile:
+        contenders["torch.compile"] = torch.compile(function)
     steps: dict[str, Callable[[], object]] = {"copy": lambda: bulk.copy_(source)}
     for who, run in contenders.items():
         steps[who] = lambda run=run: run(*inputs)  # type: ignore[misc]
@@ -147,17 +149,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Bandwidth of compiled kernels against a copy.")
     parser.add_argument("mebibytes", nargs="?", type=int, default=64)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--peer", action="store_true", help="measure PyTorch's own compiler too")
+    parser.add_argument("--torch-compile", action="store_true", help="measure torch.compile too")
     arguments = parser.parse_args()
     keep_memory()
     print(f"{arguments.mebibytes} MiB, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print(f"{'':22}{'copy GB/s':>10}{'smelt GB/s':>11}{'share':>7}{'eager':>7}{'peer' if arguments.peer else '':>7}")
+    last = "compile" if arguments.torch_compile else ""
+    print(f"{'':22}{'copy GB/s':>10}{'smelt GB/s':>11}{'share':>7}{'eager':>7}{last:>9}")
     for name in arguments.names or CASES:
-        found = measured(name, arguments.mebibytes, arguments.peer)
+        found = measured(name, arguments.mebibytes, arguments.torch_compile)
         copy, ours = found["copied"] / found["copy"], found["bytes"] / found["smelt"]
         against = f"{found['eager'] / found['smelt']:7.2f}"
-        if arguments.peer:
-            against += f"{found['peer'] / found['smelt']:7.2f}"
+        if arguments.torch_compile:
+            against += f"{found['torch.compile'] / found['smelt']:9.2f}"
         print(f"{name:22}{copy / 1e9:10.1f}{ours / 1e9:11.1f}{ours / copy:7.2f}{against}", flush=True)
         smelt.reset()
 

@@ -1,10 +1,10 @@
 """What compiled autograd costs at steady state: µs per training step of four Linears, forward and backward.
 
-    python -m benchmarks.compiled_autograd [--width 10] [--batch 10] [--rounds 15] [--peer] [--json FILE]
+    python -m benchmarks.compiled_autograd [--width 10] [--batch 10] [--rounds 15] [--torch-compile] [--json FILE]
 
 `eager` is PyTorch as it is. `smelt` leaves the forward to PyTorch and compiles the backward, `smelt, both` compiles the
-forward too; the peer's two do the same. All take turns in one process, and what counts is the processor time of the
-calling thread.
+forward too; torch.compile's two do the same. All take turns in one process, and what counts is the processor time of
+the calling thread.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def step(model: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor], x: t
     forward(x).sum().backward()
 
 
-def steps(width: int, batch: int, peer: bool) -> dict[str, Callable[[], None]]:
+def steps(width: int, batch: int, torch_compile: bool) -> dict[str, Callable[[], None]]:
     """A step of each kind, warmed up."""
     import smelt
 
@@ -54,18 +54,18 @@ def steps(width: int, batch: int, peer: bool) -> dict[str, Callable[[], None]]:
                 step(model, forward, x)
 
         found[name] = by_smelt
-    if peer:
+    if torch_compile:
         enable = importlib.import_module("torch._dynamo.compiled_autograd")._enable
         theirs = torch.compile()
-        for name, compiled in (("peer", False), ("peer, both", True)):
+        for name, compiled in (("torch.compile", False), ("torch.compile, both", True)):
             other = linears(width)
             call = torch.compile(other) if compiled else other
 
-            def by_peer(model: nn.Module = other, forward: Callable[..., torch.Tensor] = call) -> None:
+            def by_torch_compile(model: nn.Module = other, forward: Callable[..., torch.Tensor] = call) -> None:
                 with enable(theirs):
                     step(model, forward, x)
 
-            found[name] = by_peer
+            found[name] = by_torch_compile
     for each in found.values():
         for _ in range(10):
             each()
@@ -77,11 +77,11 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=10)
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--peer", action="store_true", help="the peer's compiled autograd too (it takes a minute)")
+    parser.add_argument("--torch-compile", action="store_true", help="torch.compile's too (it takes a minute)")
     parser.add_argument("--json", type=Path, help="also write every figure here")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    seconds = interleaved(steps(args.width, args.batch, args.peer), args.rounds, 0.05, time.thread_time)
+    seconds = interleaved(steps(args.width, args.batch, args.torch_compile), args.rounds, 0.05, time.thread_time)
     figures = {
         name: {"us": statistics.median(found) * 1e6, "against eager": 1 / ratio(seconds, "eager", name)}
         for name, found in seconds.items()

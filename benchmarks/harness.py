@@ -4,8 +4,8 @@
     → {"first": {backend: seconds}, "steady": {backend: [seconds of a step, by rounds]}, "saved": …, "error": …}
 
 Each backend has a process (`benchmarks.worker`). It does its first step when nothing else of ours runs; then the
-processes take turns at later steps. Disk caches are off, smelt's and the peer's, and the peer's cache folder is a new
-empty one each time.
+processes take turns at later steps. Disk caches are off, smelt's and torch.compile's, and the cache
+folder of torch.compile is a new empty one each time.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-BACKENDS = ("eager", "smelt", "peer")
+BACKENDS = ("eager", "smelt", "torch.compile")
 MODES = ("train", "infer", "step")
 DTYPES = ("float32", "bfloat16")
 FIRST_RUNS, FIRST_SECONDS = 3, 20.0  # the first step: up to three fresh processes, no further one after 20 s
@@ -34,7 +34,7 @@ def compiled_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any
 
         compiled: Callable[..., Any] = smelt.compile(function)
         return compiled
-    if backend == "peer":
+    if backend == "torch.compile":
         import torch
 
         return torch.compile(function)
@@ -171,13 +171,13 @@ def measure(
                 again = Worker(key, backend)
                 first[backend].append(again.first["seconds"])
                 again.close()
-        say(f"{key}: steady steps, {', '.join(workers)} by turns")
+        say(f"{key}: steady steps, {', '.join(workers)} alternately")
         result["steady"] = by_turns(workers, rounds)
         result["error"], result["within"] = _errors(key, folder, list(workers))
     result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in first.items()}
     if key.mode == "step":
         say(f"{key}: memory")
-        result["peak"] = _peaks(key, [backend for backend in workers if backend != "peer"])
+        result["peak"] = _peaks(key, [backend for backend in workers if backend != "torch.compile"])
     for what in ("saved", "breaks"):
         result[what] = {backend: worker.first[what] for backend, worker in workers.items() if what in worker.first}
     return result

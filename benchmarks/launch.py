@@ -1,6 +1,7 @@
 """What running a compiled graph costs beyond its loops, and what deep narrow models take.
 
-    python -m benchmarks.launch [--rounds 15] [--models linear decoder] [--backends eager smelt peer] [--json FILE]
+    python -m benchmarks.launch [--rounds 15] [--models linear decoder] [--backends eager smelt torch.compile]
+                                [--json FILE]
 
 Small kernels, 1 to 64 KiB: `loop` is the kernel alone, told from a program that has it a hundred times more; `launch`
 is what one run of the program adds to that (arguments, output, the result as a tuple), `call` what a call of the
@@ -126,7 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.launch", description="what running a compiled graph costs")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--backends", nargs="+", default=["eager", "smelt", "peer"])
+    parser.add_argument("--backends", nargs="+", default=["eager", "smelt", "torch.compile"])
     parser.add_argument("--json", type=Path, help="also write every figure here")
     args = parser.parse_args()
     torch.set_num_threads(1)  # what is measured is the calling thread's own work

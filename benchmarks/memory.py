@@ -1,8 +1,8 @@
 """Memory of training steps on five small models, and the time ahead-of-time autograd takes.
 
-    python -m benchmarks.memory saved [--peer]        bytes saved for the backward: eager, smelt, torch.compile
+    python -m benchmarks.memory saved [--torch-compile]        bytes saved for the backward: eager, smelt, torch.compile
     python -m benchmarks.memory budget [--models …]   peak under memory budgets, expected and measured, and step time
-    python -m benchmarks.memory stage [--peer]        seconds of the autograd stage on a 12-layer encoder
+    python -m benchmarks.memory stage [--torch-compile]        seconds of the autograd stage on a 12-layer encoder
 
 The models are those of Hugging Face with random weights (`transformers` must be installed). Every figure comes from a
 process of its own. docs/benchmarks.md says how each is taken.
@@ -122,8 +122,8 @@ def stage(backend: str) -> dict[str, Any]:
     return {"seconds": min(seconds)}
 
 
-def _print_saved(models: Sequence[str], peer: bool) -> None:
-    backends = ("eager", "smelt", "peer") if peer else ("eager", "smelt")
+def _print_saved(models: Sequence[str], torch_compile: bool) -> None:
+    backends = ("eager", "smelt", "torch.compile") if torch_compile else ("eager", "smelt")
     print(f"{'saved, MB':10}" + "".join(f"{backend:>10}" for backend in backends) + "   smelt / others")
     quotients: dict[str, list[float]] = {}
     for model in models:
@@ -151,15 +151,15 @@ def _print_budgets(models: Sequence[str]) -> None:
             print(f"{model:8}{part:>5}{saved_mb:9.2f}{allowed:>10}{sizes}{seconds:9.3f}", flush=True)
 
 
-def _print_stage(peer: bool) -> None:
+def _print_stage(torch_compile: bool) -> None:
     took: dict[str, float] = {}
-    for who in ("smelt", "peer") if peer else ("smelt",):
+    for who in ("smelt", "torch.compile") if torch_compile else ("smelt",):
         runs = {n: in_fresh_process(["benchmarks.memory", "_stage", f"{who}-{n}"]) for n in ("eager", "aot_eager")}
         took[who] = runs["aot_eager"]["seconds"] - runs["eager"]["seconds"]
         whole = runs["aot_eager"]["seconds"]
         print(f"{who:6} autograd stage {took[who]:.2f} s ({whole:.2f} s with capture and one step)", flush=True)
-    if peer:
-        print(f"smelt / peer: {took['smelt'] / took['peer']:.3f}")
+    if torch_compile:
+        print(f"smelt / torch.compile: {took['smelt'] / took['torch.compile']:.3f}")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -170,14 +170,14 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
     parser.add_argument("what", choices=("saved", "budget", "stage"))
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--peer", action="store_true", help="torch.compile too, a minute a model")
+    parser.add_argument("--torch-compile", action="store_true", help="torch.compile too, a minute a model")
     given = parser.parse_args(arguments)
     if given.what == "saved":
-        _print_saved(given.models, given.peer)
+        _print_saved(given.models, given.torch_compile)
     elif given.what == "budget":
         _print_budgets(given.models)
     else:
-        _print_stage(given.peer)
+        _print_stage(given.torch_compile)
 
 
 if __name__ == "__main__":

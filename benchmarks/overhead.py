@@ -127,7 +127,7 @@ def idle_by(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
         compiled: Callable[..., Any] = smelt.compile(function, backend=idle)
         return compiled
-    if backend == "peer":
+    if backend == "torch.compile":
         return torch.compile(function, backend=idle)
     return lambda *args: None
 
@@ -157,7 +157,7 @@ def measured(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.overhead", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--backends", nargs="+", default=["eager", "smelt", "peer"])
+    parser.add_argument("--backends", nargs="+", default=["eager", "smelt", "torch.compile"])
     parser.add_argument("--json", type=Path, help="also write every figure here")
     args = parser.parse_args()
     small, tokens = torch.randn(4), torch.randint(0, 16, (1, 4))

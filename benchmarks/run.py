@@ -1,13 +1,14 @@
-"""`make bench`: the table of ratios between eager PyTorch, smelt and torch.compile ("peer").
+"""`make bench`: the table of ratios between eager PyTorch, smelt and torch.compile.
 
     python -m benchmarks.run [--models gpt2 resnet] [--modes train infer step] [--dtypes float32 bfloat16]
-                             [--backends eager smelt peer] [--rounds 15] [--threads 1] [--json FILE]
+                             [--backends eager smelt torch.compile] [--rounds 15] [--threads 1] [--json FILE]
+                             [--plot FOLDER]
     python -m benchmarks.run --table FILE     what FILE holds as Markdown, nothing measured
 
 Results are added to FILE, each in place of an older one of the same model, mode and dtype, so that a table can be put
-together from several runs: the peer's first step takes a minute. docs/benchmarks.md says how each figure is taken. The
-exit code is 1 if smelt fails on a model or breaks the numerical rule there; the peer failing (no C++ compiler, say) is
-only reported.
+together from several runs: torch.compile's first step takes a minute. docs/benchmarks.md says how each figure is taken.
+The exit code is 1 if smelt fails on a model or breaks the numerical rule there; torch.compile failing (no C++ compiler,
+say) is only reported.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, table
+from benchmarks import harness, plot, table
 from benchmarks.models import MODELS
 
 STEPPED = ("mlp", "gpt2", "llama", "resnet")  # whole training steps are measured of these, unless told otherwise
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="threads PyTorch may use (all cores unless told)")
     parser.add_argument("--json", type=Path, help="also add every figure to this file")
+    parser.add_argument("--plot", type=Path, help="also draw training in float32 as SVG into this folder")
     parser.add_argument("--table", type=Path, help="only print the results in this file as Markdown")
     parser.add_argument("--clock", choices=table.CLOCKS, default="seconds", help="which time the ratios are of")
     args = parser.parse_args()
@@ -71,6 +73,8 @@ def main() -> int:
                     keep(args.json, results[-1])
     if len(results) > 1:
         print("\n" + "\n".join(table.bars(results, args.clock)))
+    if args.plot:
+        plot.draw({"machine": harness.machine(), "results": results}, args.plot)
     return int(any("smelt" in r["failed"] or not r["within"].get("smelt", True) for r in results))
 
 

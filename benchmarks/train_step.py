@@ -4,10 +4,10 @@
     python -m benchmarks.train_step MODEL DTYPE BACKEND let-go    the same without clipping, `zero_grad` coming last:
                                                                   nobody keeps the gradients
 
-smelt compiles the whole step as one graph. The peer cannot: its best is a compiled model with a compiled `opt.step()`.
-Time is measured by `make bench ARGS="--modes step"`. Memory is the most that PyTorch's allocator had handed out at one
-time, in a process of its own: what the step works with, gradients, the optimizer's state and planned memory, but not
-the parameters.
+smelt compiles the whole step as one graph. torch.compile is taken at its best: a compiled model with a
+compiled `opt.step()`. Time is measured by `make bench ARGS="--modes step"`. Memory is the most that PyTorch's allocator
+had handed out at one time, in a process of its own: what the step works with, gradients, the optimizer's state and
+planned memory, but not the parameters.
 """
 
 import json
@@ -60,7 +60,7 @@ def whole_step(case: Case, backend: str, let_go: bool = False) -> Callable[[], t
 
         compiled = smelt.compile(whole, fullgraph=True)
         return lambda: compiled(case.module, opt)
-    if backend == "peer":
+    if backend == "torch.compile":
         model, update = torch.compile(case.module), torch.compile(opt.step)
         return lambda: step(model, opt, update)
     return lambda: whole(case.module, opt)

@@ -1,6 +1,7 @@
 """The first step in a new process, with an empty disk cache (cold) and with what an earlier process left there (warm).
 
-    python -m benchmarks.warm_start [--models mlp gpt2 …] [--modes train infer] [--runs 3] [--peer] [--json FILE]
+    python -m benchmarks.warm_start [--models mlp gpt2 …] [--modes train infer] [--runs 3] [--torch-compile]
+                                    [--json FILE]
 
 What is measured is the time a compiler adds: the first step, with the model handed over, less a later step. Models of
 Hugging Face need `transformers`. docs/benchmarks.md says more.
@@ -87,7 +88,7 @@ def line(name: str, mode: str, results: dict[str, dict[str, list[dict[str, float
     for what in ("seconds", "processor"):
         cold, warm = median("smelt", "cold", what), median("smelt", "warm", what)
         words.append(f"{cold:8.3f} {warm:8.3f} {cold / warm:6.1f}×")
-    theirs = median("peer", "warm", "seconds")
+    theirs = median("torch.compile", "warm", "seconds")
     words.append(f"{theirs:8.2f} {theirs / median('smelt', 'warm', 'seconds'):6.0f}×")
     return "   ".join(words)
 
@@ -97,19 +98,20 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["train"])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--peer", action="store_true", help="torch.compile too, once: its cold start takes a minute")
+    parser.add_argument("--torch-compile", action="store_true", help="torch.compile too, once: a minute a model")
     parser.add_argument("--json", type=Path, help="also write every figure here")
     parser.add_argument("--once", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.once:
         print(json.dumps(once(*args.once)))
         return 0
-    print("                 on the clock, s: cold, warm, ratio   of the processor, s: cold, warm      peer warm, ratio")
+    heads = "on the clock, s: cold, warm, ratio   of the processor, s: cold, warm      torch.compile warm, ratio"
+    print(" " * 17 + heads)
     everything = {}
     for name, mode in itertools.product(args.models, args.modes):
         results = {"smelt": measure(name, mode, "smelt", args.runs)}
-        if args.peer:
-            results["peer"] = measure(name, mode, "peer", 1)
+        if args.torch_compile:
+            results["torch.compile"] = measure(name, mode, "torch.compile", 1)
         everything[f"{name} {mode}"] = results
         print(line(name, mode, results), flush=True)
     if args.json:

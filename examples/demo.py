@@ -1,6 +1,6 @@
 """`make demo`: one small transformer trained eagerly and through smelt, side by side, from equal seeds.
 
-    python -m examples.demo [--peer] [--steps 300] [--seconds 60]
+    python -m examples.demo [--torch-compile] [--steps 300] [--seconds 60]
 
 Every step gives each run the same batch, one after the other, so a busy machine slows all alike. The end is a table and
 a sample of text from each. The exit code is 1 if a run fails or if smelt's losses leave the stated tolerance.
@@ -181,19 +181,19 @@ def what_smelt_did(caught: list[warnings.WarningMessage]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="examples.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", action="store_true", help="train a third copy through torch.compile")
+    parser.add_argument("--torch-compile", action="store_true", help="train a third copy through torch.compile")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=60, help="stop early once a run has trained this long")
     args = parser.parse_args()
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the peer's first step, not a memory of an earlier demo
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # its first step, not a memory of an earlier demo
     text = Text()
-    names = ["eager", "smelt", *(["torch.compile"] if args.peer else [])]
+    names = ["eager", "smelt", *(["torch.compile"] if args.torch_compile else [])]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runs = [start(name, len(text.characters)) for name in names]
         parameters = sum(p.numel() for p in runs[0].module.parameters())
         print(f"A transformer of {parameters:,} parameters learns {len(text.numbers):,} characters,")
-        print(f"{BATCH} windows of {CONTEXT} a step, {torch.get_num_threads()} threads; {', '.join(names)} by turns.")
+        print(f"{BATCH} windows of {CONTEXT} a step, {torch.get_num_threads()} threads; {', '.join(names)} in turns.")
         train(runs, text, args.steps, args.seconds)
         samples = {run.name: sample(run, text) for run in runs if not run.failed}
     print(f"\n{table(runs)}\n\n{what_smelt_did(list(caught))}")

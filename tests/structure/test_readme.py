@@ -1,4 +1,4 @@
-"""The README's quick start runs as printed."""
+"""The README is short, and its quick start runs as printed."""
 
 import re
 import warnings
@@ -21,3 +21,8 @@ def test_the_quick_start_runs() -> None:
     assert isinstance(explanation, Explanation)
     assert (explanation.graph_count, explanation.graph_break_count) == (1, 0)
     assert "kernels" in str(explanation)
+
+
+def test_the_readme_is_short() -> None:
+    """What a stranger reads; tables and details live in docs/."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
