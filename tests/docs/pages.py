@@ -36,7 +36,8 @@ import torch
 import smelt
 from smelt.base.events import set_printed
 from smelt.cli import main as smelt_command
-from smelt.pipeline import backends, stages
+from smelt.pipeline import backends
+from smelt.pipeline import compile as compiling
 from tests import golden
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +113,7 @@ def run(block: Block, namespace: dict[str, Any]) -> str | None:
     if block.language == "console":
         return "".join(_command(command, wanted, where) for command, wanted in commands_of(block.code))
     exec(block.first, namespace)
-    with mock.patch.object(stages, "_numbers", itertools.count()):  # programs are named as in a new process
+    with mock.patch.object(compiling, "_numbers", itertools.count()):  # programs are named as in a new process
         printed = _run_python(block.code, namespace, where)
     return None if block.text is None else _held(printed, block.text, where)
 
@@ -178,7 +179,7 @@ def _command(command: str, wanted: str, where: str) -> str:
         stack.enter_context(mock.patch.dict(os.environ, settings))
         stack.enter_context(mock.patch.object(sys, "argv", arguments))
         stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
-        stack.enter_context(mock.patch.object(stages, "_numbers", itertools.count()))
+        stack.enter_context(mock.patch.object(compiling, "_numbers", itertools.count()))
         stack.enter_context(contextlib.redirect_stdout(printed))
         stack.enter_context(contextlib.redirect_stderr(printed))
         stack.callback(set_printed, "")

@@ -14,7 +14,7 @@ import torch
 import smelt
 from smelt import fuse
 from smelt.base.errors import SmeltError, SmeltWarning
-from smelt.pipeline import stages
+from smelt.pipeline import passes
 from smelt.runtime.cache import Store
 
 
@@ -163,7 +163,7 @@ def test_another_split_than_the_stored_forward_has_is_not_taken(cache: Store, mo
 
     fresh()(*given())
     compiled = fresh()
-    monkeypatch.setattr(stages, "min_cut", stages.default)
+    monkeypatch.setattr(passes, "min_cut", passes.default)
     with pytest.raises(SmeltError, match="another split"):
         step(compiled, 0, 1)
 

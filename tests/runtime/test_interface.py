@@ -14,8 +14,8 @@ import smelt
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime import interface
-from smelt.runtime.image import find_symbol
 from smelt.runtime.launch import Executable
+from smelt.runtime.symbols import find_symbol
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

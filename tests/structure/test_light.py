@@ -84,7 +84,7 @@ def test_a_training_step_compiles_without_any_other_program_and_without_the_heav
 
 def test_a_start_from_the_cache_loads_none_of_the_stages(tmp_path: Path) -> None:
     settings = {"SMELT_CACHE": "1", "SMELT_CACHE_DIR": str(tmp_path)}
-    stages = {"smelt.pipeline.stages", "smelt.autograd.joint", "smelt.ops.decompositions", "smelt.simplify"}
+    stages = {"smelt.pipeline.compile", "smelt.autograd.joint", "smelt.ops.decompositions", "smelt.simplify"}
     stages |= {"smelt.fuse.program", "smelt.codegen.build", "llvmlite"}
     cold, warm = run(STEP, **settings), run(STEP, **settings)
     assert isinstance(cold["modules"], list) and isinstance(warm["modules"], list)

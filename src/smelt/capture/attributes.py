@@ -17,11 +17,11 @@ import torch
 from smelt.capture.backward_calls import gradient_of, store_gradient
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.failures import attribute_of, store_in
-from smelt.capture.guards import ABSENT, is_a, may_change, names_of, order_of, own_dict, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.policy import TENSOR_BREAKS
 from smelt.capture.source import Source
+from smelt.capture.static import ABSENT, is_a, may_change, names_of, order_of, own_dict, static_lookup
 from smelt.capture.values import (
     Constant,
     Deque,
@@ -271,9 +271,7 @@ def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
     return _fallback(interp, value, value.kind, name) if found is None else found
 
 
-def _by_hook(
-    interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str
-) -> Value:
+def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str) -> Value:
     """What a class's own `__getattribute__` answers; if it raises AttributeError, `__getattr__` is asked."""
     asked: list[Value] = [value, Constant(name)]
     if interp.tree.class_attribute(kind, "__getattr__") is ABSENT:

@@ -37,7 +37,6 @@ from smelt.capture.class_checks import (
     is_subclass,
 )
 from smelt.capture.function_calls import FUNCTION_CALLS
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import advance, drain, ended, iterator
 from smelt.capture.keys import hashable
@@ -61,6 +60,7 @@ from smelt.capture.operators import (
 from smelt.capture.polyfills import greatest, least, logs, reversed_
 from smelt.capture.set_calls import new_set
 from smelt.capture.special import refused, special
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import (
     WORDING,
     Awaited,
@@ -523,9 +523,7 @@ def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 
 def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     target = args[0]
-    if isinstance(target, Instance) or (
-        isinstance(target, Object) and not is_a(target.value, type | torch.Tensor)
-    ):
+    if isinstance(target, Instance) or (isinstance(target, Object) and not is_a(target.value, type | torch.Tensor)):
         return plain_attribute(interp, target, _name(interp, args[1]))
     raise Unsupported("B002", "object.__getattribute__")
 

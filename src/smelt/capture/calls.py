@@ -31,7 +31,6 @@ from smelt.capture.copies import COPIES
 from smelt.capture.deque_calls import deque_method
 from smelt.capture.failures import method_of
 from smelt.capture.functions import FUNCTION_CALLS, ONCE
-from smelt.capture.guards import ABSENT, is_a, static_lookup
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.iterate import generator_method
 from smelt.capture.leaf_state import store_requires_grad
@@ -70,6 +69,7 @@ from smelt.capture.remembered import WRAPPER, call_cached
 from smelt.capture.replaced import rely_on_own_in
 from smelt.capture.resizing import resized
 from smelt.capture.special import refused, special
+from smelt.capture.static import ABSENT, is_a, static_lookup
 from smelt.capture.stepping import STEPPING, averaging_batch_norm
 from smelt.capture.values import (
     Cell,

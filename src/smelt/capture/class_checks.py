@@ -1,9 +1,9 @@
 """`isinstance`, `issubclass` and `callable` of values, as Python answers them, each answer relied on.
 
-    isinstance(x, Base)        type(x) has Base among its bases: guarded, as `__bases__` can be assigned
-    isinstance(x, Mapping)     an abstract class: it is asked again after each registration
-    isinstance(x, Wanted)      its metaclass has an `__instancecheck__` in Python: followed like any call
-    isinstance(proxy, Base)    its `__class__` is a property: read like any attribute
+isinstance(x, Base)        type(x) has Base among its bases: guarded, as `__bases__` can be assigned
+isinstance(x, Mapping)     an abstract class: it is asked again after each registration
+isinstance(x, Wanted)      its metaclass has an `__instancecheck__` in Python: followed like any call
+isinstance(proxy, Base)    its `__class__` is a property: read like any attribute
 """
 
 import abc
@@ -12,10 +12,10 @@ from typing import Any
 
 from smelt.capture.attributes import attribute_or_none, is_shown_plainly
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT, is_a, order_of, static_lookup
 from smelt.capture.interpret import Interpreter
 from smelt.capture.operators import truth
 from smelt.capture.policy import is_of_libraries
+from smelt.capture.static import ABSENT, is_a, order_of, static_lookup
 from smelt.capture.values import Object, Sequence, Value, describe, python_type
 
 _INSTANCE, _SUBCLASS = "__instancecheck__", "__subclasscheck__"
@@ -180,4 +180,3 @@ def _shown_class(interp: Interpreter, value: Value, kind: type) -> type:
         found: type = interp.outside.pin(shown)
         return found
     return kind
-

@@ -20,10 +20,10 @@ from smelt.capture.builtin_calls import PURE, unpacked
 from smelt.capture.deque_calls import make_deque
 from smelt.capture.enums import is_enum, member_of_value
 from smelt.capture.failures import make_failure
-from smelt.capture.guards import ABSENT, may_change, static_lookup
 from smelt.capture.interpret import PUSHED, Interpreter
 from smelt.capture.number_calls import number_call
 from smelt.capture.outside import slot_names
+from smelt.capture.static import ABSENT, may_change, static_lookup
 from smelt.capture.values import (
     WORDING,
     Constant,

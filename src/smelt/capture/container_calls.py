@@ -8,7 +8,6 @@ from typing import Any
 from smelt.capture.arity import ANY, Takes, takes
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.builtin_calls import in_order, unpack_into
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.iterate import drain, iterator
 from smelt.capture.keys import hashable, holds_nan, item_key
@@ -23,6 +22,7 @@ from smelt.capture.operators import (
 )
 from smelt.capture.overloads import index_of
 from smelt.capture.set_calls import change, change_item, derived
+from smelt.capture.static import is_a
 from smelt.capture.values import (
     Constant,
     DictView,
@@ -53,9 +53,7 @@ def container_method(
             return _update(interp, receiver, args, kwargs)
     elif isinstance(receiver, Set):
         handler = SET.get(name)
-    elif (
-        isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__")
-    ):
+    elif isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
         return None
     else:
         handler = None

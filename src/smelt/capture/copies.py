@@ -10,9 +10,9 @@ from typing import Any
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.construct import layout
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.set_calls import derived
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import Constant, Instance, Mapping, Object, Sequence, Set, Slice, Value, describe, python_type
 
 _HOOKS = (

@@ -9,25 +9,22 @@ import functools
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smelt import _native
 from smelt.base.errors import GraphBreakError
 from smelt.capture.bytecode import Instruction, shim_code
-from smelt.capture.plan import Entrance, GraphFailed, Plan, Return, Stop
+from smelt.capture.plan import Entrance, GraphFailed, Owner, Plan, Return, Stop
 from smelt.capture.policy import runs_alone
 from smelt.capture.state import LiveFrame, handled_in
 from smelt.capture.step import STEPS
 from smelt.capture.tracebacks import entered_by, without_smelt
 from smelt.capture.warned import placed
 
-if TYPE_CHECKING:
-    from smelt.capture.engine import Engine
-
 _RUNNING = object()
 
 
-def drive(owner: "Engine", plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
+def drive(owner: Owner, plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
     assert isinstance(plan, Stop)
     run = _Run(owner, [], _nothing)
@@ -44,7 +41,7 @@ class _Run:
 
     __slots__ = ("action", "frames", "held", "owner")
 
-    def __init__(self, owner: "Engine", frames: list[LiveFrame], action: "Action") -> None:
+    def __init__(self, owner: Owner, frames: list[LiveFrame], action: "Action") -> None:
         self.owner, self.frames, self.action = owner, frames, action
         self.held: list[Any] = []  # what variables hold that nothing reads again
 
@@ -94,12 +91,12 @@ class _Run:
         return True
 
 
-def _go_on(owner: "Engine", frames: list[LiveFrame], action: "Action") -> Any:
+def _go_on(owner: Owner, frames: list[LiveFrame], action: "Action") -> Any:
     run = _Run(owner, frames, action)
     return _native.delivering(run.go_on, run.deliver)
 
 
-def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
+def recover(owner: Owner, entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
     """The compiled graph raised: Python runs the state from its start and raises from the user's line.
 
     Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own.
@@ -109,15 +106,15 @@ def recover(owner: "Engine", entrance: Entrance, failure: GraphFailed, collected
     return run_eagerly(owner, entrance.state(collected))
 
 
-def run_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
+def run_eagerly(owner: Owner, frames: list[LiveFrame]) -> Any:
     """Let CPython run the innermost frame to its end, and go on from there."""
     return _go_on(owner, frames, _finish_eagerly)
 
 
-Action = Callable[["Engine", list[LiveFrame]], Any]
+Action = Callable[[Owner, list[LiveFrame]], Any]
 
 
-def _guarded(owner: "Engine", frames: list[LiveFrame], action: Action) -> Any:
+def _guarded(owner: Owner, frames: list[LiveFrame], action: Action) -> Any:
     """Run an action on the state; what it raises goes to the nearest handler, where capture begins again."""
     try:
         return action(owner, frames)
@@ -133,7 +130,7 @@ def _guarded(owner: "Engine", frames: list[LiveFrame], action: Action) -> Any:
 
 
 def _one_step(plan: Stop) -> Action:
-    def act(owner: "Engine", frames: list[LiveFrame]) -> Any:
+    def act(owner: Owner, frames: list[LiveFrame]) -> Any:
         frame = frames[-1]
         instruction = frame.instruction
         frame.index += 1
@@ -148,12 +145,12 @@ def _one_step(plan: Stop) -> Action:
     return act
 
 
-def _raise_here(error: BaseException, owner: "Engine", frames: list[LiveFrame]) -> Any:
+def _raise_here(error: BaseException, owner: Owner, frames: list[LiveFrame]) -> Any:
     frames[-1].index += 1  # before the instruction that comes next
     raise error
 
 
-def _nothing(owner: "Engine", frames: list[LiveFrame]) -> Any:
+def _nothing(owner: Owner, frames: list[LiveFrame]) -> Any:
     return _RUNNING
 
 
@@ -173,7 +170,7 @@ def _store_result(frame: LiveFrame) -> None:
             frame.slots[instruction.arg] = frame.stack.pop()
 
 
-def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
+def _finish_eagerly(owner: Owner, frames: list[LiveFrame]) -> Any:
     """CPython runs the innermost frame from where it stands; its result goes to its caller."""
     handled = handled_in(frames)
     frame = frames.pop()  # it is a real frame from here: what it does not handle itself is for its callers
@@ -192,7 +189,7 @@ def _finish_eagerly(owner: "Engine", frames: list[LiveFrame]) -> Any:
 
 
 def _invoker(
-    owner: "Engine", frames: list[LiveFrame], instruction: Instruction, handled: BaseException | None
+    owner: Owner, frames: list[LiveFrame], instruction: Instruction, handled: BaseException | None
 ) -> Callable[..., Any]:
     frame = frames[-1]
     code = shim_code(frame.info, instruction.line)

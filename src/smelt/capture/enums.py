@@ -1,6 +1,6 @@
 """Enums as classes: their members in order, by name and by value, as far as Python's own metaclass answers.
 
-    for each in Color: …   Color["RED"]   Color(1)   len(Color)   "RED" in Color.__members__
+for each in Color: …   Color["RED"]   Color(1)   len(Color)   "RED" in Color.__members__
 """
 
 import enum
@@ -8,8 +8,8 @@ from typing import Any
 
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
+from smelt.capture.static import is_a
 from smelt.capture.values import Constant, Mapping, Object, Value, describe
 
 

@@ -14,9 +14,9 @@ import torch
 from smelt.capture.attributes import attribute
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import Instruction
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.special import special
+from smelt.capture.static import is_a
 from smelt.capture.table import handles, push, take
 from smelt.capture.values import (
     HANDLED_OUTSIDE,

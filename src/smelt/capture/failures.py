@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import is_a, static_lookup
 from smelt.capture.interpret import PUSHED, SIMPLE_ERRORS, Interpreter
 from smelt.capture.special import said_text
+from smelt.capture.static import is_a, static_lookup
 from smelt.capture.values import Constant, Failure, Sequence, Trace, Value, describe
 
 _HEAP_TYPE = 1 << 9

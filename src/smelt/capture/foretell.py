@@ -53,7 +53,7 @@ def _asked_again(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[d
     """What is decided by the values of `wanted`, now and, as a guard, at each call."""
     steps = _steps(interp.tape, wanted)
     given = [node for node in steps if node.op == "placeholder"]
-    if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):  # type: ignore[union-attr]
+    if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
         raise Unsupported("B003", "a number computed from more than one small tensor")
 
     def answer(tensor: Any) -> bool:
@@ -64,7 +64,7 @@ def _asked_again(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[d
         if not given:
             return answer(None)
         source = interp.tape.inputs[given[0]]
-        now = answer(source.value.real)  # type: ignore[union-attr]
+        now = answer(source.value.real)
 
     def is_same(tensor: Any) -> bool:
         return answer(tensor) is now

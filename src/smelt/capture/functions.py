@@ -15,8 +15,8 @@ from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import is_a, static_lookup
 from smelt.capture.interpret import Interpreter
+from smelt.capture.static import is_a, static_lookup
 from smelt.capture.subtape import LaterTape
 from smelt.capture.values import Constant, Instance, Number, Object, Sequence, Tensor, Value, describe
 from smelt.ir.derivative import Derivative, Kept

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt.capture.source import Source, plain_text
+from smelt.capture.static import ABSENT, is_a, may_change, names_of, order_of, static_lookup, title_of
 from smelt.ir.ambient import autocast_nesting, autocast_settings, default_devices
 from smelt.ir.originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 
@@ -31,7 +32,6 @@ PROCESS_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("JIT tracing", torch._C._is_tracing),
 )
 
-ABSENT = object()
 _NAMED = (
     type,
     types.ModuleType,
@@ -40,40 +40,6 @@ _NAMED = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
 )
-_HEAP_TYPE = 1 << 9
-
-
-# What a class is, asked of `type` and not of its metaclass, which may have an answer of its own.
-order_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
-names_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
-_title_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
-
-
-def static_lookup(kind: type, name: str) -> Any:
-    """What the class or its bases hold under `name`, without running descriptors; `ABSENT` if nothing."""
-    for base in order_of(kind):
-        held = names_of(base)
-        if name in held:
-            return held[name]
-    return ABSENT
-
-
-def is_a(real: object, kinds: Any) -> bool:
-    """`isinstance` by the object's class alone: what an object says it is, is code of the program."""
-    return issubclass(type(real), kinds)
-
-
-def own_dict(real: object) -> Any:
-    """The `__dict__` of an object, its class not being asked; None if there is none."""
-    found = static_lookup(type(real), "__dict__")
-    held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
-    return found.__get__(real) if held else None
-
-
-def may_change(kind: type) -> bool:
-    """Whether Python code has made the class, and may change it: those of C stay what they are."""
-    return bool(_flags_of(kind) & _HEAP_TYPE)
 
 
 class GuardTree:
@@ -110,7 +76,7 @@ class GuardTree:
         """Whether one class is another, or has it among its bases."""
         answer = any(base is wanted for base in order_of(kind))
         if kind is not wanted and may_change(kind):
-            self.fixed(kind, _title_of(kind)).check(("subclass", wanted, answer))
+            self.fixed(kind, title_of(kind)).check(("subclass", wanted, answer))
         return answer
 
     def is_registered(self, kind: type, wanted: type) -> bool:
@@ -119,13 +85,13 @@ class GuardTree:
         answer = abc.ABCMeta.__subclasscheck__(wanted, kind)  # type: ignore[arg-type]
         self.asked[id(kind), id(wanted)] = kind, wanted, answer
         if not answer:
-            self.fixed(kind, _title_of(kind)).check(("unregistered", wanted))
+            self.fixed(kind, title_of(kind)).check(("unregistered", wanted))
         return answer
 
     def metaclass(self, kind: type) -> type:
         """The class of a class: one that Python code has made can be exchanged for another."""
         if may_change(type(kind)):
-            self.fixed(kind, _title_of(kind)).check(("type", type(kind)))
+            self.fixed(kind, title_of(kind)).check(("type", type(kind)))
         return type(kind)
 
     def metaclass_attribute(self, kind: type, name: str) -> Any:
@@ -136,12 +102,12 @@ class GuardTree:
         """What a function of smelt's says of a class; all it may look at is what look-ups in the class find."""
         answer = function(kind)
         if may_change(kind):
-            self.fixed(kind, _title_of(kind)).check(("of class", function, answer))
+            self.fixed(kind, title_of(kind)).check(("of class", function, answer))
         return answer
 
     def next_attribute(self, kind: type, after: type, name: str) -> Any:
         """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
-        source = self.fixed(kind, _title_of(kind))
+        source = self.fixed(kind, title_of(kind))
         later = itertools.dropwhile(lambda base: base is not after, order_of(kind))
         for base in itertools.islice(later, 1, None):
             if name in names_of(base):
@@ -158,13 +124,13 @@ class GuardTree:
         text: str = type.__dict__[name].__get__(kind)
         if may_change(kind):
             self.metaclass(kind)
-            self.fixed(kind, _title_of(kind)).attribute(name).check(("equals", text))
+            self.fixed(kind, title_of(kind)).attribute(name).check(("equals", text))
         return text
 
     def rely_on_type(self, real: Any) -> type:
         """The class of an object that is meant itself: it may be given another."""
         if may_change(type(real)):
-            self.fixed(real, _title_of(type(real))).check(("type", type(real)))
+            self.fixed(real, title_of(type(real))).check(("type", type(real)))
         return type(real)
 
     def rely_on_machine(self, function: Callable[[], Any], answer: Any) -> None:
@@ -206,7 +172,7 @@ class GuardTree:
         return seen[name]
 
     def _class_checks(self, kind: type) -> None:
-        root = self.fixed(kind, _title_of(kind))
+        root = self.fixed(kind, title_of(kind))
         for name, found in self._classes[kind].items():
             root.check(("class lacks", name) if found is ABSENT else ("class has", name, found))
 
@@ -219,7 +185,6 @@ class GuardTree:
         slots = [self._slots[index] for index in sorted(self._slots)]
         nodes = [root.build(collected) for root in (self._state, *slots, *self._fixed.values(), *_underneath())]
         return tuple(node for node in nodes if node is not None), collected
-
 
     def release(self) -> None:
         """Let go of the program's objects now: sources and their values hold each other, and the collector is slow.

@@ -20,10 +20,11 @@ import torch
 from smelt.base.data import dataclass
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
-from smelt.capture.guards import GuardTree, is_a
+from smelt.capture.guards import GuardTree
 from smelt.capture.outside import Outside
 from smelt.capture.policy import is_polyfill
 from smelt.capture.set_order import Call, Items, remade
+from smelt.capture.static import is_a
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
     HANDLED_OUTSIDE,
@@ -58,6 +59,7 @@ PUSHED = Value()
 
 TYPES = (type, types.GenericAlias, types.UnionType)
 """Classes and what is written with them: `list[int]`, `int | None`."""
+
 
 def is_plain_type(value: object) -> bool:
     """Whether Python's operators on a class run no code of the program: its metaclass may define them."""

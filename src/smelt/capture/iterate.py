@@ -9,11 +9,11 @@ from typing import Any
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.enums import is_enum, members_of
 from smelt.capture.failures import stop_iteration
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.loops import CHANGED, Paused, PausedJoined
 from smelt.capture.replaced import rely_on_own
 from smelt.capture.special import ask, ask_length_hint, refused, special
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import (
     Constant,
     Deque,

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import TYPES, Interpreter, is_plain_type, make_sequence
 from smelt.capture.outside import may_pin
+from smelt.capture.static import is_a
 from smelt.capture.values import (
     Constant,
     Deque,

@@ -7,10 +7,10 @@ from smelt.capture.attributes import attribute_or_none
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import Instruction
 from smelt.capture.class_checks import is_instance
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Frame, Interpreter
 from smelt.capture.keys import hashable
 from smelt.capture.operators import length
+from smelt.capture.static import is_a
 from smelt.capture.table import handles, take
 from smelt.capture.values import Constant, Mapping, Object, Sequence, Value, describe, python_type
 

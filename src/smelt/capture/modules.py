@@ -11,9 +11,9 @@ from torch.nn.modules import module as torch_module
 
 from smelt.capture.attributes import attribute_now
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.polyfills import functional_call
+from smelt.capture.static import is_a
 from smelt.capture.values import Constant, Instance, Mapping, Object, Pending, Sequence, Value
 
 _INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture.guards import ABSENT
+from smelt.capture.static import ABSENT
 from smelt.ir.plain import encode
 
 Form = list[Any]

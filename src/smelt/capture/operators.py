@@ -16,7 +16,6 @@ from smelt.capture.awaited import arithmetic, needed
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.enums import is_enum, member_named, members_of
 from smelt.capture.foretell import decided, foretell, foretell_truth
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.indices import item_of, set_item
 from smelt.capture.interpret import Interpreter, is_plain_type
 from smelt.capture.iterate import advance, drain, iterator
@@ -27,6 +26,7 @@ from smelt.capture.replaced import rely_on_own, replaced_binary, replaced_compar
 from smelt.capture.set_calls import change, combined
 from smelt.capture.set_order import OPERATORS as SET_OPERATORS
 from smelt.capture.special import ask, refused, said_bool, said_length, special
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import (
     Awaited,
     Constant,

@@ -19,11 +19,12 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.generators import Lent
-from smelt.capture.guards import GuardTree, is_a, may_change, own_dict, static_lookup
+from smelt.capture.guards import GuardTree
 from smelt.capture.loops import PLACE, Paused, PausedJoined
 from smelt.capture.marks import Entered
 from smelt.capture.sizes import Sizes, guarded
 from smelt.capture.source import Source
+from smelt.capture.static import is_a, may_change, own_dict, static_lookup
 from smelt.capture.tape import Tape
 from smelt.capture.values import (
     WORDING,
@@ -179,7 +180,8 @@ class Outside:
             self._refuse_data(real, source)
         if source.value is None:
             source.value = self._shared_value(real, source) if type(real) in _SHARED else self._wrap(real, source)
-        return source.value
+        value: Value = source.value
+        return value
 
     def _refuse_data(self, real: Any, source: Source) -> None:
         """Code that runs later may use functions, classes, modules, defaults, and constants of the libraries."""

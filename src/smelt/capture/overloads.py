@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.special import said_index
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import Constant, Failure, Instance, Object, Sequence, Value, describe, python_type
 
 NAMES = {

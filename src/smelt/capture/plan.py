@@ -7,7 +7,7 @@ Stop     the frames as they stood when the graph ended; `eager` says whether CPy
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -173,6 +173,15 @@ class Stop:
 
 
 Plan = Return | Stop
+
+
+class Owner(Protocol):
+    """Whom a plan runs for: the engine, as far as going on after a break needs it."""
+
+    fullgraph: bool
+    native: _native.Region
+
+    def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import torch
 from smelt import _native
 from smelt.base import events
 from smelt.base.data import dataclass
-from smelt.capture.guards import ABSENT, static_lookup
 from smelt.capture.keeping import Kept, may_be_step, refuse, stamp_of, stamps_of
 from smelt.capture.named import EQUAL, WRAPPERS, Transient, find, forget_classes, is_like
 from smelt.capture.plan import Computation, Entrance, FrameRecipe, Return, related
@@ -20,6 +19,7 @@ from smelt.capture.policy import OF_THE_MACHINE, known_name
 from smelt.capture.rebuild import Recipe
 from smelt.capture.remembered import WRAPPER, Remembered
 from smelt.capture.state import LiveFrame, flat
+from smelt.capture.static import ABSENT, static_lookup
 from smelt.capture.undo import Care
 from smelt.ir.ambient import Ambient, without_default_devices
 from smelt.ir.graph import Recaller

@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Unsupported
-from smelt.capture.guards import ABSENT
 from smelt.capture.interpret import Interpreter
 from smelt.capture.overloads import COMPARISONS, NAMES, REFLECTED
+from smelt.capture.static import ABSENT
 from smelt.capture.values import Constant, Tensor, Value
 from smelt.ir.originals import is_own
 

@@ -13,7 +13,6 @@ import torch
 
 if TYPE_CHECKING:
     from smelt._native import GuardNode
-    from smelt.capture.values import Value
 
 _HEAP_TYPE = 1 << 9  # a class that Python code has made
 Accessor = tuple[Any, ...]
@@ -33,7 +32,7 @@ class Source:
         self.children: dict[Any, Source] = {}
         self.collected = False
         self.index = -1
-        self.value: Value | None = None
+        self.value: Any = None  # a `Value`; sources know nothing of values
 
     def child(self, accessor: Accessor, text: str) -> "Source":
         key = _identity(accessor)

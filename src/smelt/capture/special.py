@@ -10,8 +10,8 @@ import types
 from typing import Any
 
 from smelt.capture.breaks import Raised, Unsupported
-from smelt.capture.guards import ABSENT, is_a
 from smelt.capture.interpret import Interpreter
+from smelt.capture.static import ABSENT, is_a
 from smelt.capture.values import Constant, Instance, Method, Object, Text, Value, describe, python_type
 
 _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

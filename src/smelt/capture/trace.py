@@ -23,7 +23,7 @@ from smelt.capture import exception_instructions, instructions, match_instructio
 from smelt.capture.breaks import COMPILED_LATER, Abandoned, Unsupported
 from smelt.capture.calls import call
 from smelt.capture.generators import with_generators
-from smelt.capture.guards import ABSENT, GuardTree, format_guards, static_lookup
+from smelt.capture.guards import GuardTree, format_guards
 from smelt.capture.interpret import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.iterate import ends_quietly
 from smelt.capture.kept import Keep
@@ -36,6 +36,7 @@ from smelt.capture.replay import given_up, replay
 from smelt.capture.sizes import History, Sizes
 from smelt.capture.source import Source
 from smelt.capture.state import LiveFrame, flat
+from smelt.capture.static import ABSENT, static_lookup
 from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness, is_otherwise

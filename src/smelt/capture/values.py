@@ -24,9 +24,9 @@ from smelt.base.symbols import Undecided
 from smelt.base.symint import example_of, is_symbolic
 from smelt.capture.breaks import Unsupported
 from smelt.capture.bytecode import CodeInfo, Instruction
-from smelt.capture.guards import is_a, names_of, order_of, own_dict, static_lookup
 from smelt.capture.set_order import NOTHING, Call, remade
 from smelt.capture.source import Source
+from smelt.capture.static import is_a, names_of, order_of, own_dict, static_lookup
 from smelt.ir.ghost import GhostTensor
 
 CONSTANT_TYPES: tuple[type, ...] = (

@@ -15,9 +15,9 @@ import torch
 
 from smelt.capture.breaks import Unsupported
 from smelt.capture.failures import worded
-from smelt.capture.guards import is_a
 from smelt.capture.interpret import Interpreter
 from smelt.capture.special import said_text
+from smelt.capture.static import is_a
 from smelt.capture.values import (
     Awaited,
     Constant,

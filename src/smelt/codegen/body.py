@@ -22,7 +22,7 @@ from smelt.codegen.builder import SIGNED_LESS, Builder, Loop, Value
 from smelt.codegen.layout import Layout
 from smelt.codegen.math import OF_NEGATIVE
 from smelt.codegen.online import BLOCK, block_of
-from smelt.codegen.onlinefolds import OnlineFolds
+from smelt.codegen.onlinefolds import Fold, OnlineFolds
 from smelt.codegen.runs import FAR, Memory, Run, Span, near
 from smelt.codegen.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
 from smelt.codegen.schedule import Accumulator, Plan, Split, ahead, asking, busy, early, placing, repeatable, varying
@@ -52,17 +52,6 @@ _FLUSH = 512
 _FLUSH_WORTH = 256
 _CACHE_LINE = 64
 _NOWHERE = Value("0", "i64")
-
-
-@dataclass(slots=True)
-class Fold:
-    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
-    along lanes: what it has come to."""
-
-    instruction: Reduce | Scan
-    dtype: torch.dtype
-    partial: Value
-    wide: Value | None = None
 
 
 @dataclass(slots=True)
@@ -209,9 +198,7 @@ class Body:
         assert tile is not None
         top, left = (
             tiles.first_of(self.b, self.axes[number.name], side, axis.size)
-            for axis, number, side in zip(
-                (tile.down, tile.along), tile.blocks, (tile.height, tile.width), strict=True
-            )
+            for axis, number, side in zip((tile.down, tile.along), tile.blocks, (tile.height, tile.width), strict=True)
         )
         self.axes[tile.down.name], self.axes[tile.along.name] = top, left
         whole = dict(self.pointers)

@@ -1,17 +1,12 @@
-"""The host CPU as a target, and the functions of the running process that generated code may call."""
+"""The host CPU as a target."""
 
-import functools
-
-from smelt.codegen.math.library import LIBRARY
+from smelt.codegen.engine import llvm as load_llvm
 from smelt.device import Level, Target, register
-from smelt.runtime.image import LAUNCH, OPENMP, find_symbol
 
 
 def describe_host() -> Target:
     """What LLVM knows of this machine, as a target."""
-    from smelt.codegen import engine
-
-    llvm = engine.llvm()
+    llvm = load_llvm()
     triple = llvm.get_process_triple()
     features = dict(llvm.get_host_cpu_features())
     arm = triple.startswith(("aarch64", "arm64"))
@@ -50,14 +45,3 @@ def describe_host() -> Target:
 
 
 register("cpu", describe_host)
-
-
-@functools.cache
-def external_symbols() -> dict[str, int]:
-    """Addresses of what generated code may call: the launcher, and those functions of the C library that are there."""
-    names = [LAUNCH, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
-    return {name: address for name in names if (address := find_symbol(name)) is not None}
-
-
-def has_openmp() -> bool:
-    return all(find_symbol(name) is not None for name in OPENMP)

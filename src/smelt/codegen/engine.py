@@ -16,11 +16,12 @@ from smelt.base import events, locks
 from smelt.base.data import dataclass
 from smelt.base.errors import NoRoom, SmeltError
 from smelt.base.room import LLVM_STACK, why_not_build
-from smelt.codegen import cpu
 from smelt.codegen.link import CannotLink, link
+from smelt.codegen.math.library import LIBRARY
 from smelt.device import Target
 from smelt.runtime.image import Image
 from smelt.runtime.image import load as map_image
+from smelt.runtime.symbols import LAUNCH, find_symbol
 
 _lock = locks.lock()
 locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
@@ -153,9 +154,16 @@ def _emitted(module: Any, generator: Any) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
+@functools.cache
+def external_symbols() -> dict[str, int]:
+    """Addresses of what generated code may call: the launcher, and those functions of the C library that are there."""
+    names = [LAUNCH, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
+    return {name: address for name in names if (address := find_symbol(name)) is not None}
+
+
 def _load_by_llvm(text: str, target: Target) -> Built:
     """By LLVM's own linker."""
-    for name, address in cpu.external_symbols().items():
+    for name, address in external_symbols().items():
         llvm().add_symbol(name, address)
     found = llvm().Target.from_triple(target.triple)
     generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)

@@ -8,28 +8,61 @@ without anything above -inf are relative to the lowest number, from which it is 
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
+from smelt.base.data import dataclass
+from smelt.base.sizes import Size
 from smelt.codegen import folds
 from smelt.codegen.builder import Builder, Value
 from smelt.codegen.math import FLOAT64, OF_NEGATIVE
 from smelt.codegen.online import FACTOR, REFERENCES, Online, block_of
-from smelt.ir.kernel import Stage
-
-if TYPE_CHECKING:
-    from smelt.codegen.body import Body, Fold
-
-    Write = Callable[[Fold], None]  # a loop that folds, or the rest of it
+from smelt.codegen.schedule import Plan
+from smelt.ir.kernel import Instruction, Load, Reduce, Scan, Stage
 
 _LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(slots=True)
+class Fold:
+    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
+    along lanes: what it has come to."""
+
+    instruction: Reduce | Scan
+    dtype: torch.dtype
+    partial: Value
+    wide: Value | None = None
+
+
+class LoopWriter(Protocol):
+    """What writes the loops of a kernel, as far as the loops here need it."""
+
+    b: Builder
+    plan: Plan
+    lanes: int
+    values: dict[str, Value]
+    pointers: dict[str, str]
+    ahead: list[Load]
+    before_block: Callable[[Value], None] | None
+
+    def number(self, value: Size) -> Value: ...
+    def enter(self, stage: Stage) -> list[Instruction]: ...
+    def attend(self, stage: Stage, ahead_by: int = 0) -> None: ...
+    def loop_stage(self, stage: Stage) -> None: ...
+    def start(self, instruction: Reduce) -> Fold: ...
+    def has_tail(self) -> bool: ...
+    def run(self, inside: list[Instruction], name: str, first: Value, last: Value, started: list[Fold]) -> None: ...
+    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None: ...
+
+
+Write = Callable[[Fold], None]  # a loop that folds, or the rest of it
 
 
 class OnlineFolds:
     """The state of writing the loops of one row."""
 
-    def __init__(self, body: "Body", found: Online) -> None:
+    def __init__(self, body: LoopWriter, found: Online) -> None:
         self.body = body
         self.found = found
         self.b: Builder = body.b
@@ -73,7 +106,7 @@ class OnlineFolds:
         body.values[self.found.peak.out] = self.largest
         body.lanes = 1
 
-    def _raise(self, fold: "Write", column: Value) -> None:
+    def _raise(self, fold: Write, column: Value) -> None:
         """Make the largest value so far what powers are relative to, those before too."""
         b, lanes = self.b, self.body.lanes
         peak, before = self.body.start(self.found.peak), self.largest
@@ -88,7 +121,7 @@ class OnlineFolds:
         if self.found.third is not None:
             b.store(now, self._reference_of(column))
 
-    def _add(self, fold: "Write") -> None:
+    def _add(self, fold: Write) -> None:
         total = self.body.start(self.found.total)
         fold(total)
         narrow = folds.fold_lanes(self.b, "sum", torch.float32, total.partial)

@@ -18,7 +18,7 @@ from smelt.codegen.layout import Layout
 from smelt.codegen.schedule import Plan, Split
 from smelt.codegen.sizes import Sizes, Told
 from smelt.device import Target
-from smelt.runtime.image import LAUNCH
+from smelt.runtime.symbols import LAUNCH
 
 _DECLARE_LAUNCH = f"declare i64 @{LAUNCH}(ptr, ptr, ptr, i64, i64, i64, i64)"
 

@@ -71,7 +71,7 @@ def _llvmlite() -> tuple[bool, str]:
 
 
 def _threads() -> tuple[bool, str]:
-    from smelt.codegen.cpu import has_openmp
+    from smelt.runtime.symbols import has_openmp
 
     count = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
     return True, count if has_openmp() else f"{count}; PyTorch's OpenMP is not there, kernels run on one thread"

@@ -19,9 +19,12 @@ from smelt.base.options import Options
 from smelt.base.symint import Formula
 from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
-from smelt.ir.tensorspec import NumberSpec, spec_of, tensor_spec
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.pipeline.keys import Unstorable, surroundings, text_of
-from smelt.pipeline.warm import compile_llvm, recall
+from smelt.pipeline.parts import Parts
+from smelt.pipeline.warm import look_up, recall
+from smelt.runtime.launch import Arenas
+from smelt.runtime.state import Flat
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 BackendFactory = Callable[[Options], GraphCompiler]
@@ -40,11 +43,36 @@ def _eager(options: Options) -> GraphCompiler:
 
 def _aot_eager(options: Options) -> GraphCompiler:
     def compile_graph(traced: Traced) -> Callable[..., tuple[object, ...]]:
-        from smelt.pipeline.stages import compile_aot_eager  # a start from the cache loads no stages
+        from smelt.pipeline.compile import compile_aot_eager  # a start from the cache loads no stages
 
         return compile_aot_eager(traced, options)
 
     return compile_graph
+
+
+def _beside_stored(*given: Any) -> Parts:
+    from smelt.pipeline.compile import beside_stored  # a start from the cache loads no stages
+
+    return beside_stored(*given)
+
+
+def compile_llvm(traced: Traced, options: Options) -> Flat:
+    """One torch-level graph, as an earlier process has left it or through the stages."""
+    if options.tune:
+        from smelt.pipeline.tuning import tuned
+
+        options = tuned(traced, options, compile_llvm)
+    looked_up = look_up(traced, options, Arenas(), _beside_stored) if _is_fixed(traced) else None
+    if looked_up is not None and looked_up[1] is not None:
+        return looked_up[1].joined()
+    from smelt.pipeline.compile import compile_llvm as compile_by_stages
+
+    return compile_by_stages(traced, options, looked_up)
+
+
+def _is_fixed(traced: Traced) -> bool:
+    specs = [spec_of(node) for node in placeholders(traced.graph)]
+    return all(isinstance(spec, TensorSpec) and not spec.varies for spec in specs)
 
 
 class _Llvm:
@@ -72,9 +100,7 @@ class _Llvm:
         except Unstorable:
             return None
 
-    def recall(
-        self, form: Any, undoing: Any
-    ) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
+    def recall(self, form: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
         text, rows = form
 
         @functools.cache
@@ -83,7 +109,7 @@ class _Llvm:
 
             return replace(load(rows), undoing=undoing)
 
-        run = recall(text, traced, self._options)
+        run = recall(text, traced, self._options, _beside_stored)
         return None if run is None else (run, traced)
 
 

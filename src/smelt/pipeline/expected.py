@@ -14,7 +14,7 @@ from smelt.base import events, locks
 from smelt.base.options import Options
 from smelt.ir.graph import Traced
 from smelt.pipeline.keys import Unstorable, key_of
-from smelt.pipeline.warm import Parts
+from smelt.pipeline.parts import Parts
 
 _MOST = 4  # trainings that begin at the same time
 

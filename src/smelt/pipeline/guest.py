@@ -19,7 +19,7 @@ from smelt.base.events import count, emit
 from smelt.base.options import Options
 from smelt.ir.graph import Level, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec
-from smelt.pipeline.warm import compile_llvm
+from smelt.pipeline.backends import compile_llvm
 
 LIMIT = 64
 

@@ -1,112 +1,49 @@
 """A graph out of the disk cache as a callable, with none of the stages loaded.
 
     torch-level graph ── CacheEntry.read ──► programs, plan, machine code ── bind, join ──► a callable
-                      └─ nothing there ────► pipeline.stages
+                      └─ nothing there ────► None: the caller sends the graph through the stages
 
 The stages are a third of what smelt loads. What they are good for behind a graph that was found (running it eagerly
-where its code cannot, computing results again for a second derivative, a backward that no process has needed yet) loads
-them when it is asked for.
+where its code cannot, computing results again for a second derivative, a backward that no process has needed yet) is
+`beside`, which callers hand over and which loads them when it is called.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smelt.base import events
-from smelt.base.data import dataclass
 from smelt.base.options import Options
 from smelt.ir.ambient import Ambient
-from smelt.ir.graph import Traced, placeholders
-from smelt.ir.joint import Plan, Replay
-from smelt.ir.program import Program
-from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.pipeline.cached import CacheEntry, Code, Half
-from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward, MakePart
-from smelt.runtime.wrap import join
+from smelt.ir.graph import Traced
+from smelt.ir.joint import Plan
+from smelt.pipeline.cached import CacheEntry, Half
+from smelt.pipeline.parts import Parts, bind, program_of
+from smelt.runtime.launch import Arenas
+from smelt.runtime.state import Flat
 
-if TYPE_CHECKING:
-    from smelt.codegen import CompiledKernel
-
-Built = Mapping[str, "CompiledKernel"]
+# Makes all but the forward of a graph that the cache has: of graph, options, plan, arenas, a name, the ambient state.
+Beside = Callable[[Traced, Options, Plan, Arenas, str, Ambient], Parts]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
-
-    forward: Flat
-    plan: Plan | None = None
-    eager: Flat | None = None
-    replay: Replay | str = ""
-    backwards: MakeBackward | None = None
-    graphs: GraphOfBackward | None = None
-    parts: MakePart | None = None
-
-    def joined(self) -> Flat:
-        if self.plan is None:
-            return self.forward
-        backwards = self.backwards
-        if backwards is not None and events.collecting():
-            backwards = _one_at_once(backwards, self.plan)
-        return join(
-            self.forward,
-            backwards,
-            self.plan,
-            replay=self.replay,
-            eager=self.eager,
-            consuming=True,
-            graphs=self.graphs,
-            parts=self.parts,
-        )
-
-
-def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
-    """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
-    everything = (1 << len(plan.tangents)) - 1
-    losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
-    likely = losses or everything
-    made = backwards(likely)
-    if made is None and likely != everything:
-        likely, made = everything, backwards(everything)
-    return lambda arrived: made if arrived == likely else backwards(arrived)
-
-
-def compile_llvm(traced: Traced, options: Options) -> Flat:
-    """One torch-level graph, as an earlier process has left it or through the stages."""
-    if options.tune:
-        from smelt.pipeline.tuning import tuned
-
-        options = tuned(traced, options, compile_llvm)
-    looked_up = look_up(traced, options, Arenas()) if _is_fixed(traced) else None
-    if looked_up is not None and looked_up[1] is not None:
-        return looked_up[1].joined()
-    from smelt.pipeline.stages import compile_llvm as compile_by_stages
-
-    return compile_by_stages(traced, options, looked_up)
-
-
-def _is_fixed(traced: Traced) -> bool:
-    specs = [spec_of(node) for node in placeholders(traced.graph)]
-    return all(isinstance(spec, TensorSpec) and not spec.varies for spec in specs)
-
-
-def look_up(traced: Traced, options: Options, arenas: Arenas) -> "tuple[CacheEntry | None, Parts | None]":
+def look_up(traced: Traced, options: Options, arenas: Arenas, beside: Beside) -> tuple[CacheEntry | None, Parts | None]:
     """A graph's place in the cache, if it has one, and what is there."""
     # Whoever collects events wants to see every stage, so it is gone through.
     entry = None if events.collecting() else CacheEntry.of(traced, options)
-    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas)
+    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas, beside)
 
 
-def recall(text: str, traced: Callable[[], Traced], options: Options) -> Flat | None:
+def recall(text: str, traced: Callable[[], Traced], options: Options, beside: Beside) -> Flat | None:
     """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
     entry = CacheEntry.of_text(text, options)
-    found = None if entry is None else _load(entry, traced, options, Arenas())
+    found = None if entry is None else _load(entry, traced, options, Arenas(), beside)
     return None if found is None else found.joined()
 
 
-def _load(entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas) -> Parts | None:
+def _load(
+    entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas, beside: Beside
+) -> Parts | None:
     """What the cache has of a graph, bound to the graph it would have come from.
 
     The graphs that were made of it are not stored: if a backward was never compiled, they are made again, and are the
@@ -120,9 +57,7 @@ def _load(entry: CacheEntry, traced: Callable[[], Traced], options: Options, are
 
     @functools.cache
     def rest() -> Any:
-        from smelt.pipeline.stages import beside_stored
-
-        return beside_stored(traced(), options, plan, arenas, f"backward{number}", ambient)
+        return beside(traced(), options, plan, arenas, f"backward{number}", ambient)
 
     parts = Parts(
         _bound(found.forward, options, False, arenas),
@@ -152,24 +87,6 @@ def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, are
         return made
 
     return replace(parts, backwards=backward)
-
-
-def program_of(run: Flat) -> tuple[Program, Built]:
-    """What a callable that `bind` made runs."""
-    executable = run.__dict__["executable"]
-    assert isinstance(executable, Executable)
-    return executable.program, executable.keep_alive
-
-
-def bind(
-    program: Program, kernels: Built | Mapping[str, Code], options: Options, consuming: bool, arenas: Arenas
-) -> Executable:
-    """A program and the code of its kernels as something to run."""
-    launchers = {
-        name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
-        for name, kernel in kernels.items()
-    }
-    return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)
 
 
 def _bound(half: Half, options: Options, consuming: bool, arenas: Arenas) -> Flat:

@@ -6,20 +6,12 @@ An image does not depend on where it lies but for its slots: eight bytes each, w
 outside (found in the running process by name), or one inside the image.
 """
 
-import ctypes
-import functools
-import os
-import sys
 from collections.abc import Mapping
-
-import torch
 
 from smelt import _native
 from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
-
-LAUNCH = "smelt.launch"  # what generated code calls to share its points out between threads (_native/team.c)
-OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+from smelt.runtime.symbols import find_symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +60,3 @@ def _outside(name: str) -> int:
     if address is None:
         raise SmeltError("SM030", f"generated code calls {name}, which this process does not have")
     return address
-
-
-@functools.cache
-def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """libtorch_cpu is loaded already and depends on the C library and the OpenMP in use, so a look-up through it finds
-    those very libraries; the process itself has the compiler's helpers."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    path = os.path.join(torch.__path__[0], "lib", f"libtorch_cpu.{suffix}")
-    return (ctypes.CDLL(path), ctypes.CDLL(None))
-
-
-@functools.cache
-def find_symbol(name: str) -> int | None:
-    """The address of a function of the C library, of OpenMP or of our own; None if there is none."""
-    if name == LAUNCH:
-        return _native.team_function(*(find_symbol(each) or 0 for each in OPENMP))
-    for library in _libraries():
-        try:
-            found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-        if found:
-            return found
-    return None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.runtime.image import find_symbol
+from smelt.runtime.symbols import find_symbol
 
 _NEEDED = (
     "aoti_torch_get_data_ptr",

@@ -9,12 +9,19 @@ A program that nobody asks about is not slowed down: its runner looks at one poi
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from smelt.base.data import dataclass
+from smelt.ir.program import Program
 
-if TYPE_CHECKING:
-    from smelt.runtime.launch import Executable
+
+class Timed(Protocol):
+    """What this file needs of an `Executable`: its program, and the runner that times its steps."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def run(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +34,10 @@ class Taken:
     between: int  # for allocations, and to let go of what is needed no more
 
 
-_asking: "list[list[Executable]]" = []
+_asking: list[list[Timed]] = []
 
 
-def note(executable: "Executable") -> None:
+def note(executable: Timed) -> None:
     """A program was made."""
     for programs in _asking:
         programs.append(executable)
@@ -40,7 +47,7 @@ def note(executable: "Executable") -> None:
 @contextlib.contextmanager
 def profiling() -> Iterator[Callable[[], list[Taken]]]:
     """Time the programs that any thread makes in the block; what it yields tells what they took, later too."""
-    programs: list[Executable] = []
+    programs: list[Timed] = []
     ended: list[Taken] = []
     _asking.append(programs)
     try:
@@ -53,7 +60,7 @@ def profiling() -> Iterator[Callable[[], list[Taken]]]:
                 each.run.time(False)
 
 
-def _taken(executable: "Executable") -> Taken:
+def _taken(executable: Timed) -> Taken:
     calls, times = executable.run.times
     kinds = [step[0] for step in executable.run.steps]
     steps = tuple(time for kind, time in zip(kinds, times, strict=True) if kind in ("launch", "call"))

@@ -1,0 +1,43 @@
+"""What objects and classes are, looked up without running code of the program: no `__getattribute__`, no metaclass.
+
+static_lookup(kind, "forward") → what the class or its bases hold under the name, or ABSENT
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+_HEAP_TYPE = 1 << 9
+ABSENT = object()
+
+# What a class is, asked of `type` and not of its metaclass, which may have an answer of its own.
+order_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
+names_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+title_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+
+
+def static_lookup(kind: type, name: str) -> Any:
+    """What the class or its bases hold under `name`, without running descriptors; `ABSENT` if nothing."""
+    for base in order_of(kind):
+        held = names_of(base)
+        if name in held:
+            return held[name]
+    return ABSENT
+
+
+def is_a(real: object, kinds: Any) -> bool:
+    """`isinstance` by the object's class alone: what an object says it is, is code of the program."""
+    return issubclass(type(real), kinds)
+
+
+def own_dict(real: object) -> Any:
+    """The `__dict__` of an object, its class not being asked; None if there is none."""
+    found = static_lookup(type(real), "__dict__")
+    held = isinstance(found, types.GetSetDescriptorType | types.MemberDescriptorType)
+    return found.__get__(real) if held else None
+
+
+def may_change(kind: type) -> bool:
+    """Whether Python code has made the class, and may change it: those of C stay what they are."""
+    return bool(flags_of(kind) & _HEAP_TYPE)

@@ -1,0 +1,81 @@
+"""What a graph became, as parts that are not joined to their caller yet, and programs bound to their machine code.
+
+Program + kernels ── bind ──► Executable          Parts ── joined() ──► a callable with a node of autograd's
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from smelt.base import events
+from smelt.base.data import dataclass
+from smelt.base.options import Options
+from smelt.ir.joint import Plan, Replay
+from smelt.ir.program import Program
+from smelt.pipeline.cached import Code
+from smelt.runtime.launch import Arenas, Executable, launcher
+from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward, MakePart
+from smelt.runtime.wrap import join
+
+if TYPE_CHECKING:
+    from smelt.codegen import CompiledKernel
+
+Built = Mapping[str, "CompiledKernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
+
+    forward: Flat
+    plan: Plan | None = None
+    eager: Flat | None = None
+    replay: Replay | str = ""
+    backwards: MakeBackward | None = None
+    graphs: GraphOfBackward | None = None
+    parts: MakePart | None = None
+
+    def joined(self) -> Flat:
+        if self.plan is None:
+            return self.forward
+        backwards = self.backwards
+        if backwards is not None and events.collecting():
+            backwards = _one_at_once(backwards, self.plan)
+        return join(
+            self.forward,
+            backwards,
+            self.plan,
+            replay=self.replay,
+            eager=self.eager,
+            consuming=True,
+            graphs=self.graphs,
+            parts=self.parts,
+        )
+
+
+def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
+    """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
+    everything = (1 << len(plan.tangents)) - 1
+    losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
+    likely = losses or everything
+    made = backwards(likely)
+    if made is None and likely != everything:
+        likely, made = everything, backwards(everything)
+    return lambda arrived: made if arrived == likely else backwards(arrived)
+
+
+def program_of(run: Flat) -> tuple[Program, Built]:
+    """What a callable that `bind` made runs."""
+    executable = run.__dict__["executable"]
+    assert isinstance(executable, Executable)
+    return executable.program, executable.keep_alive
+
+
+def bind(
+    program: Program, kernels: Built | Mapping[str, Code], options: Options, consuming: bool, arenas: Arenas
+) -> Executable:
+    """A program and the code of its kernels as something to run."""
+    launchers = {
+        name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
+        for name, kernel in kernels.items()
+    }
+    return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)

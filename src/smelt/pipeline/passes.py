@@ -1,0 +1,177 @@
+"""How a pass runs: what it is given besides its input, how forms are checked between passes, what each pass calls.
+
+`stages.py` has the tables of passes; `compile.py` sends graphs through them.
+"""
+
+from collections.abc import Callable
+from dataclasses import field
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from smelt import codegen, fuse
+from smelt.autograd.joint import Joint, Pure, trace_forward, trace_joint
+from smelt.autograd.partial import for_the_loss
+from smelt.autograd.partition import Halves, default, min_cut
+from smelt.autograd.trace import Decompositions
+from smelt.base import events
+from smelt.base.data import dataclass
+from smelt.base.fuel import Fuel
+from smelt.base.options import Options, config
+from smelt.ir.check import check_kernel, check_program
+from smelt.ir.graph import Level, Traced, check_graph
+from smelt.ir.peak import Peak, graph_peak, program_peak
+from smelt.ir.program import Program
+from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.ir.text import format_program
+from smelt.pipeline.parts import bind
+from smelt.runtime.launch import Arenas, Executable
+from smelt.runtime.scratch import scratch_of, scratch_of_step
+from smelt.simplify import PASSES, SimplifyPass, lay_images, share_heads, why_not_operands
+
+
+class Form(Enum):
+    """What a pass takes or gives."""
+
+    TORCH = "torch-level graph"
+    JOINT = "joint forward and backward, pure"
+    HALVES = "forward and backward, pure"
+    PURE = "pure graph"
+    PROGRAM = "kernel program"
+    EXECUTABLE = "callable"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What passes are told besides their input."""
+
+    options: Options
+    name: str
+    fuel: Fuel
+    decompositions: Decompositions = field(default_factory=dict)
+    consuming: bool = False  # whether inputs come in a list, to be let go after their last use
+    planned: bool = True  # whether temporary values lie in an arena
+    arenas: Arenas = field(default_factory=Arenas)  # memory that programs running in turn share
+
+    @property
+    def check_specs(self) -> bool:
+        return self.options.check_specs or config.check_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the way. `why` says why it stands where it does."""
+
+    name: str
+    takes: Form
+    gives: Form
+    run: Callable[[Any, Context], Any]
+    why: str
+
+
+def run_trace_forward(traced: Traced, context: Context) -> Pure:
+    return trace_forward(traced, context.decompositions)
+
+
+def run_trace_joint(traced: Traced, context: Context) -> Joint:
+    return trace_joint(traced, context.decompositions)
+
+
+def run_lay_images(found: Pure | Joint, context: Context) -> Pure | Joint:
+    # What is not decomposed is run operator by operator, as eager would.
+    how = context.options.convolutions if context.decompositions else "library"
+    lay_images(found.traced, context.fuel, how)
+    return found
+
+
+def run_share_heads(found: Pure | Joint, context: Context) -> Pure | Joint:
+    if context.decompositions:
+        share_heads(found.traced, context.fuel)
+    return found
+
+
+def run_split(joint: Joint, context: Context) -> Halves:
+    budget = context.options.memory_budget
+    if budget is not None:
+        # What was decomposed will be fused; what was not is run operator by operator.
+        measure = partial(_peaks_when_fused, options=context.options) if context.decompositions else None
+        return min_cut(joint, memory_budget=budget, measure=measure)
+    return min_cut(joint) if context.options.recompute else default(joint)
+
+
+def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
+    """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
+    backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
+    if why_not_generate(halves.forward) or (backward is not None and why_not_generate(backward)):
+        return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
+
+    def program_of(half: Traced) -> Program:
+        context = Context(options, "trial", Fuel(options.fuel))
+        for _, simplify, _ in PASSES:
+            half = simplify(half, context.fuel)
+        return fuse.build_program(half, context.name, options, fuel=context.fuel)
+
+    ahead, back = program_of(halves.forward), None if backward is None else program_of(backward)
+    with_arena = program_peak(ahead, back, halves.plan, scratch_of_step)
+    ahead, back = ahead.unplanned(), None if back is None else back.unplanned()
+    return with_arena, program_peak(ahead, back, halves.plan, scratch_of_step)
+
+
+def simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
+    return lambda traced, context: run(traced, context.fuel)
+
+
+def run_fuse(traced: Traced, context: Context) -> Program:
+    program = fuse.build_program(traced, context.name, context.options, fuel=context.fuel)
+    if not context.planned:
+        program = program.unplanned()
+    events.count("kernels", len(program.kernels))
+    if events.wanted("kernels"):
+        events.emit("kernels", lambda: format_program(program), program)
+    return program
+
+
+def run_generate(program: Program, context: Context) -> Executable:
+    built = codegen.compile_kernels(program.kernels, context.options)
+    return bind(program, built, context.options, context.consuming, context.arenas)
+
+
+def run_passes(value: Any, passes: tuple[Pass, ...], context: Context) -> Any:
+    """Send a value through passes in order, checking each form on request."""
+    for step in passes:
+        context.fuel.stage = f"{context.name}: {step.name}"
+        with events.timed(step.name, context.name):
+            value = step.run(value, context)
+        if context.check_specs:
+            check_form(value, step)
+    return value
+
+
+def check_form(value: Any, step: Pass) -> None:
+    if isinstance(value, Traced):
+        check_graph(value.graph, value.level, after=step.name)
+    elif isinstance(value, Pure | Joint):
+        check_graph(value.traced.graph, Level.PURE, after=step.name)
+    elif isinstance(value, Halves):
+        for half in (value.forward, value.backward):
+            if half is not None:
+                check_graph(half.graph, Level.PURE, after=step.name)
+    elif isinstance(value, Program):
+        if any(buffer.spec.varies for buffer in value.buffers):
+            return  # it is checked for each combination of sizes it is bound to
+        check_program(value, after=step.name)
+        for kernel in value.kernels:
+            check_kernel(kernel, after=step.name)
+
+
+def why_not_generate(traced: Traced) -> str | None:
+    """Why no kernels can be made for a pure graph: numbers that are no operands, or the CPU's code cannot reach it."""
+    numbers = why_not_operands(traced)
+    if numbers is not None:
+        return numbers
+    for node in traced.graph.nodes:
+        found = spec_of(node)
+        for spec in found if isinstance(found, tuple) else (found,):
+            if isinstance(spec, TensorSpec) and spec.device.type != "cpu":
+                return f"{node.name} is on {spec.device.type}, and kernels are made for the CPU only"
+    return None
