@@ -5,6 +5,7 @@
 # make test-ops-second  the same for derivatives of second order
 # make test-ops-llvm    the same through generated code: twice eager's error and four ulp, element by element
 # make test-models  some fifty Hugging Face architectures, training and not, against eager (ARGS="-k t5" to choose)
+# make test-frameworks  the pages on Trainer, accelerate, Lightning, diffusers, DDP and FSDP2, with those packages
 # make test-optim  every optimizer with every combination of its flags, whole steps against eager: a quarter of an hour
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
 # make test-programs  50,000 generated programs against plain Python, as many at a time as there are cores: an hour or so
@@ -32,7 +33,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -52,6 +53,9 @@ test-ops-llvm: $(VENV)/dev
 
 test-models: $(VENV)/dev
 	@$(PY) -m pytest -q -m 'slow or not slow' tests/models $(ARGS)
+
+test-frameworks: $(VENV)/frameworks
+	@$(PY) -m pytest -q -rs tests/docs/test_pages.py -k frameworks $(ARGS)
 
 test-optim: $(VENV)/dev
 	@$(PY) -m pytest -q -m 'slow or not slow' tests/optim/test_optimizers.py $(ARGS)
@@ -111,6 +115,11 @@ $(VENV)/smelt: $(VENV)/torch pyproject.toml $(wildcard setup.py) $(NATIVE)
 $(VENV)/dev: $(VENV)/smelt
 	@echo "smelt: installing the development tools"
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/frameworks: $(VENV)/dev
+	@echo "smelt: installing the frameworks of docs/frameworks.md"
+	@$(PIP) --editable '.[frameworks]'
 	@touch $@
 
 $(VENV)/docs: $(VENV)/smelt

@@ -254,8 +254,23 @@ def _compiled_class(cls: Any, original: list[Any], region: CompiledRegion, setti
         "_smelt_region": region,
         "_smelt_model": property(model_of),
     }
+    if original and "forward" in original[0].__dict__:
+        members["__call__"] = _compiled_call(cls.__call__, model_of, region)
     made = type(cls.__name__, (cls,), members)
     return made
+
+
+def _compiled_call(call: Callable[..., Any], model_of: Callable[..., Any], region: CompiledRegion) -> Any:
+    """The `__call__` of a compiled model that has a `forward` of its own, as accelerate's mixed precision and placement
+    give it one: that hides any of its class, so the region is entered one step earlier, hooks included."""
+    enter = region.entering(call)
+
+    def compiled_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return enter(model_of(self), *args, **kwargs)
+
+    functools.update_wrapper(compiled_call, call)
+    mark_entered(compiled_call, model_of, region.settings, region.fullgraph, of_method=True)
+    return opaque(compiled_call)
 
 
 def _forward_behind(made: type, kind: type) -> Any:

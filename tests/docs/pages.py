@@ -7,9 +7,10 @@
     ```sh, ```toml            what is typed or written elsewhere; only looked at
 
 In what is printed `…` stands for anything. A comment `# SM003: …` behind a statement says that it raises, or warns of,
-that code. `<!-- run first: … -->` before a block is code that a reader needs no telling of. Commands run inside this
-process, each as if it were a new one. `pytest --update-golden` puts what is printed now into the page, unless there is
-a `…` in it.
+that code. `<!-- run first: … -->` before a block is code that a reader need not see. `<!-- needs: accelerate -->`
+names packages that it imports: a page with such blocks is run section by section, each after what stands before the
+first heading. Commands run inside this process, each as if it were a new one. `pytest --update-golden` puts what is
+printed now into the page, unless there is a `…` in it.
 """
 
 import ast
@@ -45,10 +46,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = frozenset({"python", "console", "text", "sh", "toml"})
 
 FENCE = re.compile(
+    r"(?:<!-- needs: (?P<needs>[\w, ]+) -->\n+)?"
     r"(?:<!-- run first: (?P<first>(?:(?!-->).)*?) -->\n+)?^```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 _HOW = "run pytest --update-golden tests/docs (and edit by hand what has a … in it)"
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _TITLE = re.compile(r'title="([^"]+)"')
 
 
@@ -60,6 +63,8 @@ class Block:
     line: int
     language: str
     title: str  # the file it is, if it is one
+    section: str  # the heading it stands under, "" before the first
+    needs: tuple[str, ...]  # packages that may not be installed
     first: str
     code: str
     text: str | None
@@ -79,7 +84,20 @@ def blocks_of(page: Path) -> Iterator[Block]:
         line = content.count("\n", 0, fence.start("body")) + 1
         text = content[slice(*where)] if where[1] else None
         name = title[1] if title else ""
-        yield Block(page.name, line, fence["language"], name, fence["first"] or "", fence["body"], text, where)
+        section = (_HEADING.findall(content, 0, fence.start()) or [""])[-1]
+        needs = tuple(fence["needs"].split(", ")) if fence["needs"] else ()
+        first, body = fence["first"] or "", fence["body"]
+        yield Block(page.name, line, fence["language"], name, section, needs, first, body, text, where)
+
+
+def parts_of(page: Path) -> list[tuple[str | None, frozenset[str]]]:
+    """The sections that a page is run by, and the packages each needs; (None, …) for all at once."""
+    needs: dict[str, frozenset[str]] = {}
+    for block in blocks_of(page):
+        needs[block.section] = needs.get(block.section, frozenset()) | set(block.needs)
+    if not any(needs.values()):
+        return [(None, frozenset())]
+    return [(section, packages) for section, packages in needs.items() if section]
 
 
 def fresh() -> dict[str, Any]:
@@ -87,14 +105,16 @@ def fresh() -> dict[str, Any]:
     return {"torch": torch, "smelt": smelt, "__name__": "page"}
 
 
-def run_page(page: Path, folder: Path, until: int | None = None) -> None:
-    """Run the blocks of a page, up to a line of it, among the files it speaks of."""
+def run_page(page: Path, folder: Path, until: int | None = None, section: str | None = None) -> None:
+    """Run the blocks of a page, up to a line of it or of one section, among the files it speaks of."""
     namespace = fresh()
     moved = 0  # how much longer the page is than when it was read
     with contextlib.chdir(folder), mock.patch.dict(backends._registered):
         for block in blocks_of(page):
             if until is not None and block.line > until:
                 break
+            if section is not None and block.section not in ("", section):
+                continue
             now = run(block, namespace)
             if now is not None and now != block.text:
                 start, end = (place + moved for place in block.place)

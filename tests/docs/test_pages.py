@@ -1,5 +1,6 @@
 """Every block of Python and every command in the README and in docs/ runs, raises and prints what the page says."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -11,7 +12,19 @@ import smelt
 from smelt.base.events import collect
 from smelt.capture import BreakRecord
 from smelt.capture.breaks import REASONS
-from tests.docs.pages import FENCE, LANGUAGES, PAGES, ROOT, Block, blocks_of, commands_of, fresh, run, run_page
+from tests.docs.pages import (
+    FENCE,
+    LANGUAGES,
+    PAGES,
+    ROOT,
+    Block,
+    blocks_of,
+    commands_of,
+    fresh,
+    parts_of,
+    run,
+    run_page,
+)
 
 BREAKS = ROOT / "docs" / "breaks.md"
 
@@ -25,9 +38,19 @@ def _codes_of_sections() -> list[tuple[int, str]]:
 CODES = _codes_of_sections()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, until=CODES[0][0] if page == BREAKS else None)
+PARTS = [
+    pytest.param(page, section, needs, id=f"{page.name} {section}" if section else page.name)
+    for page in PAGES
+    for section, needs in parts_of(page)
+]
+
+
+@pytest.mark.parametrize(("page", "section", "needs"), PARTS)
+def test_the_code_of_a_page_runs(page: Path, section: str | None, needs: frozenset[str], tmp_path: Path) -> None:
+    missing = sorted(package for package in needs if importlib.util.find_spec(package) is None)
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; make test-frameworks installs it")
+    run_page(page, tmp_path, until=CODES[0][0] if page == BREAKS else None, section=section)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
