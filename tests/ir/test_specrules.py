@@ -592,6 +592,18 @@ def test_wrong_calls_raise_as_eager_does(op: Any, args: tuple[Any, ...]) -> None
         op(*[_ghost(value) for value in args])
 
 
+def test_a_copy_to_write_to_shows_each_element_once() -> None:
+    """Whatever it is a copy of, and whatever PyTorch's own description says."""
+    plain, beside = torch.ones(()), torch.ones(6)[2:3]
+    for x in (plain.expand(4, 4), beside.expand(4, 4), torch.ones(4).expand(3, 4), torch.ones(4, 1).expand(4, 3)):
+        assert _agrees(aten.select_scatter.default, x, x.select(-1, 0), -1, 2)
+        assert _agrees(aten.slice_scatter.default, x, x[1:2], 0, 1, 2)
+        assert _agrees(aten.diagonal_scatter.default, x, x.diagonal())
+    turned = torch.ones(2, 1, 5).transpose(0, 2).expand(5, 3, 2)
+    assert _agrees(aten.select_scatter.default, turned, turned.select(1, 0), 1, 2)
+    assert _agrees(aten.slice_scatter.default, plain.expand(4), plain.expand(1), 0, 1, 2)
+
+
 def _ghost(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return GhostTensor(TensorSpec.of(value))

@@ -299,3 +299,33 @@ def test_scattering_into_a_copy_that_overlaps_itself(backend: str) -> None:
 
     x = torch.arange(42).reshape(6, 7)
     assert smelt.compile(program, backend=backend)(x).equal(program(x))
+
+
+SCATTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a place": lambda x: torch.select_scatter(x, x.select(-1, 0) * 2, -1, 3),
+    "a place of a vector": lambda x: torch.select_scatter(x[0], x[0, 0] * 2, -1, 3),
+    "a slice": lambda x: torch.slice_scatter(x, x[:1] * 2, 0, 2, 3),
+    "a slice with steps": lambda x: torch.slice_scatter(x, x[:, :2] * 2, 1, 0, 4, 2),
+    "a diagonal": lambda x: torch.diagonal_scatter(x, x.diagonal() * 2),
+    "windows": lambda x: torch.as_strided_scatter(x, x[0, :4] * 2, (4,), (4,), 1),
+    "rows": lambda x: x.index_copy(0, torch.tensor([2]), x[:1] * 2),
+    "indices": lambda x: torch.index_put(x, (torch.tensor([2]),), x[:1] * 2),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
+@pytest.mark.parametrize("name", SCATTERS)
+def test_gradients_that_show_one_element_everywhere(name: str, backend: str, inside: bool) -> None:
+    """The gradient of a sum is one number, expanded; that of a scatter puts zeros into a copy of it."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return SCATTERS[name](x).sum() if inside else SCATTERS[name](x)
+
+    grads = []
+    for function in (smelt.compile(program, backend=backend), program):
+        for shape in ((4, 4), (4, 5)):
+            x = torch.rand(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            function(x).sum().backward()
+            grads.append(x.grad)
+    torch.testing.assert_close(grads[:2], grads[2:])

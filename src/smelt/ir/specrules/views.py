@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt.base.sizes import product
+from smelt.ir.specrules.layout import like_stride
 from smelt.ir.tensorspec import TensorSpec
 
 CPU = torch.device("cpu")
@@ -109,14 +110,20 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
 
 def put_into(view: Any) -> Any:
     """The rule of an operator that writes a view of a copy, which lies as what is copied does. It refuses what
-    PyTorch's description lets pass."""
+    PyTorch's description lets pass. Of a tensor that shows an element more than once, as gradients of sums do, the copy
+    shows each once: PyTorch before 2.13 says that it lies as that tensor does, which nobody could write to."""
 
     def rule(value: Any, source: Any, *where: Any, **named: Any) -> Any:
         part = view(value, *where, **named)
         if part is not NotImplemented and tuple(part.shape) != tuple(source.shape):
             sizes = f"src size = {list(source.shape)}, slice size = {list(part.shape)}"
             raise RuntimeError(f"expected src to have a size equal to the slice of self. {sizes}")
-        return NotImplemented if 0 in value.stride() or value.storage_offset() else _same(value)
+        if 0 not in value.stride():
+            return NotImplemented if value.storage_offset() else _same(value)
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        if 0 in shape or all(step != 0 or size == 1 for size, step in zip(shape, stride, strict=True)):
+            return NotImplemented
+        return TensorSpec(shape, like_stride(shape, stride), value.dtype, CPU)
 
     return rule
 
