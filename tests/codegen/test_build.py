@@ -237,7 +237,7 @@ def test_rounding_to_bfloat16_is_pytorchs(variant: Target) -> None:
     rounded = torch.empty(x.numel(), dtype=torch.bfloat16)
     call(compile_kernels([kernel], Options())["k"], [x, rounded], 1)
     torch.testing.assert_close(rounded, x.bfloat16(), equal_nan=True, rtol=0, atol=0)
-    assert torch.equal(rounded.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
+    assert torch.equal(rounded.signbit(), x.signbit())  # of NaN too: eager's has none on one machine, one on another
 
 
 CHIPS = [

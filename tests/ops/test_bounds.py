@@ -253,3 +253,28 @@ def test_which_of_several_zeros(name: str, dtype: torch.dtype) -> None:
             x = kinds.to(dtype)
             for mine, eager in zip(compiled(x), (*ZEROS[name](x), ZEROS[name](x)[0] * 1), strict=True):
                 assert _same(mine, eager).all(), (name, shape, sign)
+
+
+MOVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "max along a dim": lambda x: torch.max(x, -2, keepdim=True)[0],
+    "min along a dim": lambda x: torch.min(x, -1)[0],
+    "cummax": lambda x: torch.cummax(x, -2)[0],
+    "where": lambda x: torch.where(x > 0, x, x.flip(0)),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 0.5),
+    "cat": lambda x: torch.cat([x, x.flip(1)], 1),
+    "gather": lambda x: x[torch.tensor([1, 0, 1])],
+    "a copy": lambda x: x.transpose(0, 1).contiguous(),
+    "the other sign": lambda x: torch.where(x > 0, -x, x),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", MOVED)
+def test_signs_of_nan_that_is_only_moved(name: str, dtype: torch.dtype) -> None:
+    """On some machines each NaN that eager turns to bfloat16 is one with a sign, which `signbit` shows."""
+    x = torch.linspace(-2, 2, 2 * 33 * 2 * 9).to(dtype).view(2, 33, 2, 9)
+    bits = x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]).view(-1)
+    bits[[5, 720]], bits[[100, 700, 1187]] = torch.iinfo(bits.dtype).max, -1
+    compiled = smelt.compile(lambda x: (MOVED[name](x), torch.signbit(MOVED[name](x))))
+    made, signs = compiled(x)
+    assert signs.equal(torch.signbit(MOVED[name](x))) and signs.equal(torch.signbit(made))

@@ -284,12 +284,13 @@ def _narrow(b: Builder, value: Value, dtype: torch.dtype) -> Value:
     if dtype is torch.float16:
         return b.convert("fptrunc", value, "f16")
     bits = b.bits(value)
+    # NaN keeps its sign, as one does that is only moved; with this bit it stays NaN whatever is cut off.
+    is_nan, nan = b.fcmp("uno", value, value), b.or_(bits, 0x400000)
     if not b.target.narrows_well:
         # Half an ulp is added, or a bit less where a tie would go to an odd neighbour.
         odd = b.and_(b.lshr(bits, 16), 1)
-        return b.upper_halves(b.select(b.fcmp("uno", value, value), 0x7FC00000, b.add(b.add(bits, odd), 0x7FFF)))
+        return b.upper_halves(b.select(is_nan, nan, b.add(b.add(bits, odd), 0x7FFF)))
     # Half an ulp is added; where that was a tie, the even one of two neighbours is the one below or the one reached.
-    up = b.convert("trunc", b.lshr(b.add(bits, 0x8000), 16), "i16")
+    up = b.convert("trunc", b.lshr(b.select(is_nan, nan, b.add(bits, 0x8000)), 16), "i16")
     tie = b.icmp("eq", b.convert("trunc", bits, "i16"), -0x8000)
-    rounded = b.and_(up, b.not_(b.convert("zext", tie, "i16")))
-    return b.select(b.fcmp("uno", value, value), 0x7FC0, rounded)
+    return b.and_(up, b.not_(b.convert("zext", tie, "i16")))
