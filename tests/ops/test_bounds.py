@@ -5,6 +5,8 @@ what is chosen and compared is exact, so it must be eager's, zeros with their si
 (one graph for all), or given at each call.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +16,10 @@ import torch
 import torch.nn.functional as F
 
 import smelt
+from smelt.ir.scalar import SCALAR_OPS
+from smelt.ops.decompositions import DECOMPOSITIONS
+from tests.fuse.running import fused
+from tests.kernel_reference import run_program
 
 Tensor = torch.Tensor
 Case = tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]
@@ -177,6 +183,28 @@ def test_numbers_given_at_each_call(name: str, dtype: torch.dtype) -> None:
             made.sum().backward()
             theirs.sum().backward()
             _assert_same(mine.grad, eager.grad, x, ("gradient", some))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ["hardtanh", "clamp", "clamp_min", "clamp_max"])
+def test_zeros_where_the_processor_takes_the_second_of_two(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on x86: beside a bound that is zero in the tensor's dtype an element that is zero stays as it is."""
+    for op, chosen in (("maximum", torch.gt), ("minimum", torch.lt)):
+        second = functools.partial(_of_two, chosen)
+        monkeypatch.setitem(SCALAR_OPS, op, dataclasses.replace(SCALAR_OPS[op], reference=second))
+    zeros = torch.tensor([0.0, -0.0] * 8).to(dtype)
+    least = 0.1 * float(_beside(torch.zeros(1, dtype=dtype))[1])
+    for number in (0.0, -0.0, least, -least):
+        given = (number, abs(number)) if name in ("hardtanh", "clamp") else (number,)
+        program = fused(lambda x: EXACT[name][0](x, *given), zeros, decompositions=DECOMPOSITIONS)  # noqa: B023
+        (made,) = run_program(program, [zeros])
+        assert _same(made, zeros).all(), given
+
+
+def _of_two(chosen: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
+    return torch.where(chosen(first, second) | first.isnan(), first, second)
 
 
 OUT_OF_RANGE: dict[str, Callable[[Tensor], Any]] = {

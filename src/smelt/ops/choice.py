@@ -93,6 +93,18 @@ declare(aten.masked_fill.Tensor, emit=_masked_fill)
 
 
 def _clamp(e: Emitter, x: Scalar, min: Operand | None = None, max: Operand | None = None) -> Scalar:
+    """Between numbers as the tensor's dtype has them: what is too small for that is a zero. They come first: which of
+    two zeros is taken is the processor's choice, on x86 the second operand, and there eager keeps the element."""
+    found = value(e, x, e.result)
+    if min is not None:
+        found = e.op("maximum", rounded(e, min, e.dtype), found)
+    if max is not None:
+        found = e.op("minimum", rounded(e, max, e.dtype), found)
+    return found
+
+
+def _clamp_to_tensors(e: Emitter, x: Scalar, min: Scalar | None = None, max: Scalar | None = None) -> Scalar:
+    """Between elements of tensors, which come second: of two zeros eager takes the limit's on x86."""
     found = value(e, x, e.result)
     if min is not None:
         found = e.op("maximum", found, value(e, min, e.result))
@@ -109,7 +121,7 @@ def _why_not_clamp(node: fx.Node) -> str | None:
 
 
 declare(aten.clamp.default, emit=_clamp, cost=2, why_not=_why_not_clamp)
-declare(aten.clamp.Tensor, emit=_clamp, cost=2, why_not=why_not_bool)
+declare(aten.clamp.Tensor, emit=_clamp_to_tensors, cost=2, why_not=why_not_bool)
 declare(aten.clamp_min.default, emit=_clamp, why_not=_why_not_clamp)
 declare(aten.clamp_max.default, emit=lambda e, x, limit: _clamp(e, x, None, limit), why_not=_why_not_clamp)
 
