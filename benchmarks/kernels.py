@@ -174,8 +174,8 @@ def main(rows: int, cols: int) -> None:
         for _ in range(40):
             ours.append(timed(functools.partial(function, ctypes.addressof(buffers), threads, pointer)))
             theirs.append(timed(functools.partial(eager, x, y)))
-        best, eager = min(ours), min(theirs)
-        print(f"{name:12}  {built * 1e3:8.1f} {best * 1e3:10.3f} {eager * 1e3:10.3f} {eager / best:14.2f}")
+        best, other = min(ours), min(theirs)
+        print(f"{name:12}  {built * 1e3:8.1f} {best * 1e3:10.3f} {other * 1e3:10.3f} {other / best:14.2f}")
     build.forget()
 
 
