@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "direct.h"
+
 /* repr(object), shortened: objects that guards meet can be whole models. New reference. */
 static PyObject *
 short_repr(PyObject *object)
@@ -359,7 +361,7 @@ callable_prepare(Check *check)
 static int
 calls_hold(const Check *check, PyObject *Py_UNUSED(value))
 {
-    PyObject *actual = PyObject_CallNoArgs(operand(check, 0));
+    PyObject *actual = call_directly(operand(check, 0));
     int equal = actual ? strictly_equal(actual, operand(check, 1)) : -1;
     Py_XDECREF(actual);
     return equal;

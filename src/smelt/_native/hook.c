@@ -107,7 +107,9 @@ static HookRoom
 begin(bool own, int lent)
 {
     HookRoom room = {.lent = lent, .theirs = here.theirs, .own = here.own};
-    *frame_recursion_left(PyThreadState_Get()) += lent;
+    if (lent) {
+        *frame_recursion_left(PyThreadState_Get()) += lent;
+    }
     here.own = own;
     return room;
 }
@@ -124,14 +126,15 @@ hook_begin_own(void)
 HookRoom
 hook_begin_program(void)
 {
-    int left = *frame_recursion_left(PyThreadState_Get());
-    return begin(false, here.own ? here.theirs - left : 0);
+    return begin(false, here.own ? here.theirs - *frame_recursion_left(PyThreadState_Get()) : 0);
 }
 
 void
 hook_end(HookRoom room)
 {
-    *frame_recursion_left(PyThreadState_Get()) -= room.lent; /* the limit may be another by now */
+    if (room.lent) {
+        *frame_recursion_left(PyThreadState_Get()) -= room.lent; /* the limit may be another by now */
+    }
     here.own = room.own;
     here.theirs = room.theirs;
 }

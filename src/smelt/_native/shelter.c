@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#include "direct.h"
+
 /* What Python tells of PyTorch, see _native.pyi. */
 static struct {
     PyObject *settings; /* tuples (reads, write, arguments) */
@@ -521,7 +523,7 @@ static bool
 is_recording(void)
 {
     PyObject *reads = PyTuple_GET_ITEM(PyTuple_GET_ITEM(known.settings, 0), 0);
-    PyObject *now = PyObject_CallNoArgs(PyTuple_GET_ITEM(reads, 0));
+    PyObject *now = call_directly(PyTuple_GET_ITEM(reads, 0));
     Py_XDECREF(now);
     return now == Py_True;
 }

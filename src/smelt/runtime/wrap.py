@@ -162,19 +162,23 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
 
 def _quick_forward(state: _Forward) -> Flat:
     """How a graph without gradients is called of which the outputs are all that comes out."""
-    compute, eager = state.forward, state.eager
+    compute, eager, is_one = state.forward, state.eager, state.plan.results == 1
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
-    unrecorded = _native.unrecorded
+    records, unrecorded = torch._C.is_grad_enabled, _native.unrecorded
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         if in_transform() or forward_ad._current_level >= 0 or in_autocast():
             return state(*inputs)
         try:
-            return tuple(own_tensors(unrecorded(compute, *inputs)))
+            values = unrecorded(compute, *inputs) if records() else compute(*inputs)
         except UnexpectedResult:
             if eager is None:
                 raise
-        return eager(*inputs)
+            return eager(*inputs)
+        if not is_one:
+            return tuple(own_tensors(values))
+        value = values[0]
+        return (BASE.detach(value) if value._is_view() else value,)
 
     return call
 
