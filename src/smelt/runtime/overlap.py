@@ -87,7 +87,7 @@ class _Mapped:
 
 # Addresses, kind (s: shared), offset in the file, device and inode; an inode of 0 is no file.
 _LINE = rb"^([0-9a-f]+)-([0-9a-f]+) ...%s ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+ [1-9][0-9]*)"
-_MAPPING, _SHARED = (re.compile(_LINE % kind, re.MULTILINE) for kind in (b"(.)", b"(s)"))
+_MAPPING, _SHARED = _LINE % b"(.)", _LINE % b"(s)"
 
 
 def _mapped_twice(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
@@ -105,9 +105,9 @@ def _mapped_twice(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
             listed = file.read()
     except OSError:
         return False
-    if not any(_mapped(foreign, _SHARED.findall(listed))):
+    if not any(_mapped(foreign, re.findall(_SHARED, listed, re.MULTILINE))):
         return False
-    mapped = list(_mapped(foreign, _MAPPING.findall(listed)))
+    mapped = list(_mapped(foreign, re.findall(_MAPPING, listed, re.MULTILINE)))
     return any(
         one.place in written
         and one.place != other.place
