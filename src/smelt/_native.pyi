@@ -110,6 +110,10 @@ class Region:
     def __init__(self, missed: Callable[[FunctionType, tuple[Any, ...]], Entry | None]) -> None: ...
     @property
     def missed(self) -> Callable[[FunctionType, tuple[Any, ...]], Entry | None]: ...
+    @staticmethod
+    def on_trace(callable: Callable[[Callable[..., Any]], object], /) -> None:
+        """Have `callable(function)` called, once in the process, by `enter` where a trace function is set."""
+
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active on the thread."""
     def enter(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:

@@ -345,7 +345,8 @@ def record(
 def explain(function: Callable[..., Any], **settings: Any) -> "Callable[..., Explanation]":
     """`explain(function)(*args)` compiles a function afresh, runs it once, and says what happened.
 
-    `settings` are those of `smelt.compile`; `print()` of what comes back tells the whole story.
+    `settings` are those of `smelt.compile`. `print()` of what comes back is a summary with what to change; its
+    `text(full=True)` says all of it, `text(guards=True)` the guards, `to_html(path)` writes a page.
     What it returns may be called again, with other arguments: it then explains all calls together, so that what made
     the function compile again is seen as well.
     """

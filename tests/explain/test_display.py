@@ -35,9 +35,10 @@ def test_rich_prints_what_matters(told: Any) -> None:
     text = printed(told)
     assert "2 graphs" in text and "1 breaks" in text
     (record, *_) = told.break_reasons
-    assert record.reason in text and record.where in text and f"hint: {record.hint}" in text
+    assert record.reason in text and record.where in text and f"1. {record.hint}" in text
     (again,) = {record.reason for record in told.recompile_reasons}
-    assert f"Recompile 1: {again}" in text and "mode: expected 'a', got 'b'" in text
+    assert "Recompiled behind a graph break: " in text and again in text and again == "mode: expected 'a', got 'b'"
+    assert text.index("1. ") < text.index("operators  kernels")  # what to change comes before the tables
     assert "test_display.py:17" in text and "generate" in text and "\x1b" not in text
     assert text.count("call of print") == 1  # though every version breaks there
 
@@ -66,7 +67,7 @@ def test_show_is_plain_where_there_is_no_terminal(
         screen = Screen()
         monkeypatch.setattr(sys, "stdout", screen)
         told.show()
-        assert "Break 1: " in screen.getvalue() and ("\x1b[1;31m" in screen.getvalue()) is is_colored
+        assert "What to change" in screen.getvalue() and ("\x1b[1;32m" in screen.getvalue()) is is_colored
     monkeypatch.setitem(sys.modules, "rich.console", None)
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
@@ -75,7 +76,7 @@ def test_show_is_plain_where_there_is_no_terminal(
 
 
 def test_a_repl_shows_one_line_and_a_notebook_a_fold(told: Any) -> None:
-    assert repr(told) == "<Explanation: 2 graphs, 1 break, 2 kernels; print() tells all>"
+    assert repr(told) == "<Explanation: 2 graphs, 1 break, 2 kernels; print() for a summary>"
     page = told._repr_html_()
     assert page.startswith("<details><summary>smelt: ") and "mode: expected &#x27;a&#x27;" in page
 

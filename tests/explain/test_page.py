@@ -176,6 +176,21 @@ def test_guards_and_times_are_there(page: Page) -> None:
     assert "Where compile time went" in text and "generate" in text and "averages over 2 calls" in text
 
 
+def test_every_view_has_a_link(page: Page, browser: Browser, file: Path) -> None:
+    shown = "[...document.querySelectorAll('main > section')].filter((each) => !each.hidden).map((each) => each.id)"
+    assert page.value(shown) == ["view-overview"]
+    page.click("#tab-guards")
+    assert page.value("location.hash") == "#guards" and page.value(shown) == ["view-guards"]
+    page.click("#tab-time")
+    page.value("history.back()")
+    page.wait("location.hash === '#guards' && !document.querySelector('#view-guards').hidden")
+    for name in ("source", "graphs", "time"):
+        opened = browser.open(file, f"#{name}")
+        assert opened.value(shown) == [f"view-{name}"] and opened.errors() == []
+        assert opened.value(f"document.querySelector('#tab-{name}').getAttribute('href')") == f"#{name}"
+        opened.close()
+
+
 def test_it_can_be_used_by_keys_alone(page: Page) -> None:
     page.press("Tab")
     assert page.value("document.activeElement.id") == "tab-overview"

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ from torch import nn
 
 import smelt
 from smelt.base.events import Event, collect
+from smelt.explain.report import _PARTS
 from smelt.explain.report_code import Codes
 from smelt.explain.report_data import report_data
 from smelt.runtime.profile import profiling
+
+NODE = shutil.which("node")
 
 
 class Net(nn.Module):
@@ -132,6 +138,35 @@ def test_times_of_steps_are_there_when_asked_for(tmp_path: Path) -> None:
     with smelt.record(file, profile=True):
         smelt.compile(Net())(torch.randn(4, 8)).backward()
     assert '"calls":1' in file.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no node here to run the page's scripts with")
+def test_the_address_names_a_view_and_an_advice_stands_once(tmp_path: Path) -> None:
+    """What `test_page.py` sees in a browser, by a few lines that stand for one."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("first")
+        y = y.cos()
+        print("again")
+        return y + 1
+
+    with collect() as events:
+        smelt.compile(f, backend="eager")(torch.ones(3))
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps(report_data(events, "prints", Codes())), encoding="utf-8")
+    scripts = [str(files("smelt.explain").joinpath("assets", name)) for name in _PARTS["script"]]
+    stand_in = str(Path(__file__).with_name("without_browser.js"))
+    for hash, view in (("", "overview"), ("#graphs", "graphs"), ("#nothing", "overview")):
+        command = [str(NODE), stand_in, str(data), hash, *scripts]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        assert found["start"] == [view] and found["clicked"] == [["guards"], "#guards"]
+        assert found["followed"] == ["time"] and found["href"] == "#memory"
+        if view == "overview":
+            assert found["overview"].count("Move the call out of the compiled function") == 1
+            assert 'print("first")' in found["overview"] and 'print("again")' in found["overview"]
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:

@@ -209,12 +209,36 @@ region_call(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *n
     return result;
 }
 
+/* Called with the function, once, where a debugger or a coverage tool first meets a compiled one; NULL: it was. */
+static PyObject *on_trace;
+
+static PyObject *
+region_on_trace(PyObject *Py_UNUSED(self), PyObject *callable)
+{
+    Py_XSETREF(on_trace, Py_NewRef(callable));
+    Py_RETURN_NONE;
+}
+
+static int
+tell_of_trace(PyObject *function)
+{
+    PyObject *tell = on_trace;
+    on_trace = NULL;
+    PyObject *result = PyObject_CallOneArg(tell, function);
+    Py_DECREF(tell);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
 /* The same for arguments in a tuple and a dict, as a Python function with *args and **kwargs has them. */
 static PyObject *
 region_enter(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "Region.enter() needs the function to call, a tuple and a dict");
+        return NULL;
+    }
+    if (on_trace && PyThreadState_Get()->c_tracefunc && tell_of_trace(args[0]) < 0) {
         return NULL;
     }
     PyTupleObject *given = (PyTupleObject *)args[1];
@@ -329,6 +353,8 @@ static PyMethodDef region_methods[] = {
      PyDoc_STR("Call a function with this region active on the thread.")},
     {"enter", (PyCFunction)(void (*)(void))region_enter, METH_FASTCALL,
      PyDoc_STR("Call a function with a tuple and a dict of arguments with this region active on the thread.")},
+    {"on_trace", region_on_trace, METH_O | METH_STATIC,
+     PyDoc_STR("Have a callable called, once, with the function that is entered while a trace function is set.")},
     {"hold", region_hold, METH_NOARGS | METH_STATIC,
      PyDoc_STR("No region is or becomes active on this thread until release().")},
     {"release", region_release, METH_NOARGS | METH_STATIC, PyDoc_STR("The end of hold().")},

@@ -17,6 +17,7 @@ CODES: dict[str, str] = {
     "SM011": "a frame was compiled more often than cache_size_limit allows",
     "SM012": "a graph was compiled for more combinations of sizes than are kept",
     "SM013": "a size that was marked dynamic is relied on",
+    "SM014": "a debugger or coverage tool does not see the lines of a compiled function",
     "SM020": "a graph could not be compiled",
     "SM021": "a graph breaks the rules of its level",
     "SM022": "a kernel or program breaks the rules of the kernel form",
@@ -68,7 +69,7 @@ def is_fault(error: Exception, *reasons: type[Exception]) -> bool:
 
 
 class SmeltWarning(UserWarning):
-    """Something was not compiled and runs eagerly instead; said once each."""
+    """Something was not compiled and runs eagerly instead, or a tool does not see what runs compiled; said once each."""
 
 
 def warn(text: str) -> None:

@@ -13,6 +13,7 @@ instruction that each Python has.
 import dis
 import sys
 from collections.abc import Callable
+from itertools import islice
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -166,6 +167,14 @@ def _decode(code: CodeType) -> CodeInfo:
         for entry in dis._parse_exception_table(code)  # type: ignore[attr-defined]
     )
     return CodeInfo(code, instructions, index_at, handlers, _slot_names(code), {})
+
+
+def columns_of(code: CodeType, instruction: Instruction) -> tuple[int, int] | None:
+    """Where the expression that an instruction computes stands in its line; None if it is unknown or longer."""
+    first, last, start, end = next(islice(code.co_positions(), instruction.offset >> 1, None), (None,) * 4)
+    if first != last or start is None or end is None or first != instruction.line:
+        return None
+    return start, end
 
 
 def _slot_names(code: CodeType) -> tuple[str, ...]:

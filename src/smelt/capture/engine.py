@@ -20,6 +20,7 @@ from smelt.base.options import config
 from smelt.base.room import why_not_compile
 from smelt.capture.breaks import Abandoned
 from smelt.capture.bytecode import decode
+from smelt.capture.debuggers import tell_of_monitoring, watch
 from smelt.capture.drive import drive, recover, run_eagerly
 from smelt.capture.kept import Shelf
 from smelt.capture.layout import teach_guards
@@ -32,6 +33,7 @@ from smelt.capture.sizes import History
 from smelt.capture.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.trace import EXPECTED_TO_RAISE, Captured, capture
 from smelt.capture.tracebacks import without_smelt
+from smelt.capture.user_names import user_names
 from smelt.ir.ambient import default_devices
 from smelt.ir.graph import GraphCompiler, Recaller
 from smelt.ir.originals import replaced_underneath
@@ -59,6 +61,7 @@ class Engine:
         self.fallback = fallback
         self.dynamic = dynamic
         teach_guards()
+        watch()
         self.native = _native.Region(self._missed)
         manner = (fullgraph, dynamic)
         self.shelf = Shelf(compile_graph, manner) if isinstance(compile_graph, Recaller) else None
@@ -125,6 +128,7 @@ class Engine:
     def _made_for(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         code = function.__code__
         frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
+        tell_of_monitoring(code.co_qualname)
         with _native.Held(self._lock):
             known = self.native.entries(code)
             state = flat(frames)
@@ -226,15 +230,16 @@ class Engine:
         return None
 
     def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
-        name, follow_loops = frames[-1].info.code.co_qualname, True
+        names = user_names(frames[-1])
+        name, follow_loops = names.function, True
         if known:
             reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
             follow_loops = PLACE not in reason and len(known) < 2
+            reason = names.translated(reason)
             count("recompiles")
             frame = frames[-1]
-            place = frame.info.code.co_firstlineno if frame.index == 0 else frame.instruction.line
-            file, resumed = frame.info.code.co_filename, len(frames) > 1 or frame.index != 0
-            record = RecompileRecord(name, reason, file, place, len(known) + 1, resumed)
+            resumed = len(frames) > 1 or frame.index != 0
+            record = RecompileRecord(name, reason, *names.place(frame), len(known) + 1, resumed)
             emit("recompiles", str(record), record)
             if len(known) >= config.cache_size_limit:
                 self._give_up(

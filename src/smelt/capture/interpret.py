@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from smelt.base.data import dataclass
+from smelt.base.events import wanted
 from smelt.capture.breaks import Raised, Unsupported
 from smelt.capture.bytecode import VERSION, CodeInfo, Instruction
 from smelt.capture.guards import GuardTree
@@ -544,6 +545,7 @@ class Interpreter:
         self._force_all(args)
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
+        self.tape.callers = self._callers() if wanted("graph") else ()
         named = {name: self._lent(target, value) for name, value in (kwargs or {}).items()}
         return self.tape.call(opcode, target, tuple(self._lent(target, value) for value in args), named)
 
@@ -565,6 +567,11 @@ class Interpreter:
         frame = self.frames[-1]
         code = frame.info.code
         return f'File "{code.co_filename}", line {self.tape.line}, in {code.co_name}'
+
+    def _callers(self) -> tuple[tuple[str, int], ...]:
+        """The lines that wait for what the innermost frame computes."""
+        waiting = (frame for frame in self.frames[:-1] if not is_polyfill(frame.info.code))
+        return tuple((each.info.code.co_filename, each.info.instructions[each.index - 1].line) for each in waiting)
 
     def has_tensor(self, value: Any) -> bool:
         """Whether a tensor is the value or inside it."""

@@ -62,6 +62,8 @@ class Tape:
         self.graph = fx.Graph()
         self.inputs: dict[fx.Node, Source] = {}
         self.place = ""
+        self.callers: tuple[tuple[str, int], ...] = ()  # of the current instruction, where somebody wants to know
+        self.called_from: dict[fx.Node, tuple[tuple[str, int], ...]] = {}
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
@@ -519,6 +521,8 @@ class Tape:
             opcode, target = "call_function", method(target)
         node = self.graph.create_node(opcode, target, nodes, named)
         node.stack_trace = self.place
+        if self.callers:
+            self.called_from[node] = self.callers
         set_spec(node, spec_of_value(result))
         self._added.append(node)
         return node

@@ -21,6 +21,7 @@ from smelt.base.events import count, emit, wanted
 from smelt.base.options import config
 from smelt.capture import exception_instructions, instructions, match_instructions
 from smelt.capture.breaks import COMPILED_LATER, Abandoned, Unsupported
+from smelt.capture.bytecode import columns_of
 from smelt.capture.calls import call
 from smelt.capture.generators import with_generators
 from smelt.capture.guards import GuardTree, format_guards
@@ -41,6 +42,7 @@ from smelt.capture.step import STEPS
 from smelt.capture.table import HANDLERS
 from smelt.capture.tape import Tape, Witness, is_otherwise
 from smelt.capture.undo import Care
+from smelt.capture.user_names import user_names
 from smelt.capture.values import NULL, Cell, Globals, Iterator, Joined, Mapping, Object, Pending, Tensor, Value
 from smelt.ir.ambient import Ambient, restored, without_default_devices
 from smelt.ir.ghost import without_caller_hooks
@@ -365,15 +367,15 @@ class _Closing:
 
     def _record(self, stop: Unsupported) -> BreakRecord:
         stack: list[str] = []
-        file, line = "", 0
+        file, line, columns = "", 0, None
         for frame in self.interp.frames:
             code = frame.info.code
             if stack and is_polyfill(code):
                 continue  # no line of the program
             instruction = frame.info.instructions[frame.index if frame is self.interp.frames[-1] else frame.index - 1]
-            file, line = code.co_filename, instruction.line
+            file, line, columns = code.co_filename, instruction.line, columns_of(code, instruction)
             stack.append(f"{file}:{line} in {code.co_qualname}")
-        return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack))
+        return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack), columns)
 
     def _forbidden(self, record: BreakRecord) -> GraphBreakError | None:
         if not self.fullgraph or (record.code == COMPILED_LATER and config.compiled_autograd):
@@ -505,12 +507,9 @@ class _Closing:
         if self.build.outputs or self.tape.acts:
             care = self._care(len(arguments) > 1)
             traced = Traced(self.tape.graph, Level.TORCH, {}, undoing=care.undoing(), again=bool(self.begun))
-            code = self.frames[-1].info.code
-            line = self.frames[-1].instruction.line
             count("graphs")
             if wanted("graph"):
-                text = format_graph(traced.graph, f"graph of {code.co_qualname}")
-                emit("graph", text, GraphRecord(traced, code.co_qualname, code.co_filename, line))
+                self._report(traced)
             with without_default_devices():
                 by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
@@ -525,6 +524,13 @@ class _Closing:
         begun = tuple(self.begun.values())
         count_all, writes = collected + len(begun), self.tape.writes_inputs
         return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, begun)
+
+    def _report(self, traced: Traced) -> None:
+        frame = self.frames[-1]
+        names, callers = user_names(frame), self.tape.called_from
+        lines = frozenset(place for node in traced.graph.nodes for place in callers.get(node, ()))
+        record = GraphRecord(traced, names, *names.place(frame), lines)
+        emit("graph", format_graph(traced.graph, f"graph of {names.function}"), record)
 
     def _care(self, several: bool) -> Care:
         found = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)

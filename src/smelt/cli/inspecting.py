@@ -17,20 +17,25 @@ from smelt.explain.bisect import bisect
 def add_explain(commands: Commands) -> None:
     parser = commands.add_parser(
         "explain",
-        help="what the compiler does with a program: graphs, breaks, guards, kernels, times",
+        help="what the compiler does with a program, and what to change in it; more on request",
         epilog="example: smelt explain train.py:example",
     )
     add_target(parser)
     parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
-    parser.add_argument("--full", action="store_true", help="all of it on a terminal too: operators and guards as well")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="after the summary: break reasons with stacks, operators, kernels, saved values, guards, times",
+    )
+    parser.add_argument("--guards", action="store_true", help="after the summary: guards, in words and one by one")
     parser.set_defaults(do=_explain)
 
 
 def _explain(given: argparse.Namespace) -> int:
     target = load(given.target)
     told = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
-    if given.full:
-        print(told)
+    if given.full or given.guards:
+        print(told.text(full=given.full, guards=given.guards))
     else:
         told.show()
     return 0

@@ -1,4 +1,4 @@
-"""An explanation on a terminal, by `rich`: counts, breaks and recompiles with their ways out, a table of the graphs.
+"""An explanation on a terminal, by `rich`: counts, what to change and where, a table of the graphs.
 
     rich.print(smelt.explain(model)(x))        or  smelt.explain(model)(x).show(), or  smelt explain train.py:example
 
@@ -7,14 +7,16 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from smelt.base.terminal import is_colored
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
+    from smelt.explain.advice import Advice
     from smelt.explain.explanation import Explanation
 
 
@@ -39,24 +41,27 @@ def parts(explanation: "Explanation") -> Iterator[Any]:
 
     yield Rule("smelt", style="dim", align="left")
     yield _counts(explanation)
-    for title, records in (("Break", explanation.break_reasons), ("Recompile", explanation.recompile_reasons)):
-        for number, (reason, where, hint) in enumerate(_distinct(records), 1):
-            head = Text.assemble((f"{title} {number}: ", "bold red"), reason)
-            way_out = Text.assemble(("hint: ", "bold green"), hint)
-            yield Padding(Text("\n").join([head, Text(where, style="cyan"), way_out]), (1, 0, 0, 0))
-    for text in explanation.left_to_python:
-        yield Padding(Text.assemble(("Left to Python: ", "bold red"), text), (1, 0, 0, 0))
+    yield Padding(Text("What to change" if explanation.advices else "Nothing to change", style="bold"), (1, 0, 0, 0))
+    for number, each in enumerate(explanation.advices, 1):
+        yield Padding(_advice(number, each), (0, 0, 0, 2))
+    for text in explanation.recompiles_behind_breaks:
+        yield Padding(Text.assemble(("Recompiled behind a graph break: ", "bold red"), text), (1, 0, 0, 0))
+    for text in dict.fromkeys(explanation.left_to_python):
+        yield Padding(Text.assemble(("Not captured: ", "bold red"), text), (1, 0, 0, 0))
     yield Padding(_graphs(explanation), (1, 0, 0, 0))
     yield Padding(_times(explanation), (1, 0, 0, 0))
-    hints = {each.where for each in explanation.break_reasons} | {each.where for each in explanation.recompile_reasons}
-    for line in explanation.advice:
-        if not any(line.startswith(f"{where}: ") for where in hints):  # those stand above
-            yield Padding(Text.assemble(("change: ", "bold green"), line), (1, 0, 0, 0))
+    yield Padding(Text("operators, kernels, saved values and guards: --full, or text(full=True)", style="dim"), (1, 0))
 
 
-def _distinct(records: Iterable[Any]) -> list[tuple[str, str, str]]:
-    """Each once, though several versions of a function report it."""
-    return list(dict.fromkeys((record.reason, record.where, record.hint) for record in records))
+def _advice(number: int, each: "Advice") -> "Text":
+    """The advice, then each reason with the lines it is for."""
+    from rich.text import Text
+
+    rows = [Text.assemble((f"{number}. ", "bold green"), (each.hint, "bold"))]
+    for reason in dict.fromkeys(cause.reason for cause in each.causes):
+        rows.append(Text(f"   {reason}", style="red"))
+        rows += [Text(f"   {cause.text()}", style="cyan") for cause in each.causes if cause.reason == reason]
+    return Text("\n").join(rows)
 
 
 def _counts(explanation: "Explanation") -> "Table":

@@ -1,13 +1,13 @@
 """`smelt.explain(fn)(*args)`: run a function once, freshly compiled, and say what the compiler did.
 
-Graph Count: 2
-Graph Break Count: 1
-Op Count: 3
-Break Reasons:
-  Break Reason 1: …
+    Graph Count: 2
+    Graph Break Count: 1
+    …
+    What To Change:
+      1. use torch.where, or decide on Python values
 
-First the fields and the layout that users of `torch.compile` know, then graph by graph: the lines it covers, its
-kernels and library calls, what is saved for the backward and why, what must stay as it is; at the end what to change.
+First the counts that users of `torch.compile` know, then what to change, then one line a graph. Reasons with their
+stacks, operators, kernels, saved values and guards are printed on request: `text(full=True)`, `text(guards=True)`.
 """
 
 import html
@@ -23,12 +23,17 @@ from smelt.base.data import dataclass
 from smelt.base.events import Event, Timing
 from smelt.base.varying import typical
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
+from smelt.explain.advice import Advice, advice, is_installed
 from smelt.explain.guard_words import GuardWords, in_words
+from smelt.explain.op_names import op_name
 from smelt.ir.graph import Traced, format_graph
 from smelt.ir.joint import Saved
 from smelt.ir.program import Library, Program
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
+MORE = """More: --full adds break reasons with stacks, operators, kernels, saved values and guards; --guards only guards.
+      From Python: told.text(full=True), told.text(guards=True); told.to_html(path) writes a page."""
+_MANY = 10  # graphs of a summary, and line ranges of one
 PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
 
 
@@ -43,18 +48,26 @@ class GraphStory:
 
     @property
     def lines(self) -> dict[str, list[int]]:
-        """The lines of each file that the graph computes."""
+        """The lines of each file that the graph computes, those that only call what it computes too."""
         found: dict[str, set[int]] = {}
+        for file, line in self.record.called_from:
+            found.setdefault(file, set()).add(line)
         for node in self.record.traced.graph.nodes:
             match = PLACE.match(node.stack_trace or "")
             if match is not None:
                 found.setdefault(match["file"], set()).add(int(match["line"]))
-        return {file: sorted(lines) for file, lines in found.items()}
+        ordered = sorted(found, key=lambda file: (is_installed(file), file != self.record.file))  # the user's first
+        return {file: sorted(found[file]) for file in ordered}
 
     @property
     def ops(self) -> list[Any]:
         """The functions and methods it calls, in order."""
         return [node.target for node in self.record.traced.graph.nodes if node.op in OP_CODES]
+
+    @property
+    def op_names(self) -> list[str]:
+        """The same by name."""
+        return [op_name(node) for node in self.record.traced.graph.nodes if node.op in OP_CODES]
 
     @property
     def kernels(self) -> list[str]:
@@ -77,18 +90,36 @@ class GraphStory:
         """Bytes that the backward keeps alive beside the graph's own inputs."""
         return sum(typical(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
+    def summary(self, number: int) -> list[str]:
+        """Its part of the summary: what it is, and the file it is from."""
+        counts = [_many(len(self.ops), "operator"), _many(len(self.kernels), "kernel")]
+        counts.append(_many(len(self.library_calls), "library call"))
+        if self.saved_bytes:
+            counts.append(f"{_size(self.saved_bytes)} saved for the backward")
+        lines = [f"  Graph {number}: {self.record.function}: {', '.join(counts)}"]
+        for file, covered in list(self.lines.items())[:1]:
+            others = len(self.lines) - 1
+            more = f", and {_many(others, 'other file')}" if others else ""
+            lines.append(f"    {_short(file)}, {_ranges(covered, _MANY)}{more}")
+        return lines
+
     def text(self, number: int) -> list[str]:
-        """Its part of the printed explanation."""
-        lines = [f"  Graph {number}: {self.record.function}, {len(self.ops)} ops"]
+        """Its part of the full explanation."""
+        lines = [f"  Graph {number}: {self.record.function}, {_many(len(self.ops), 'op')}"]
         lines += [f"    covers {file}, {_ranges(covered)}" for file, covered in self.lines.items()]
-        lines.append(f"    {len(self.kernels)} kernels, {len(self.library_calls)} library calls")
+        lines.append(f"    {_many(len(self.kernels), 'kernel')}, {_many(len(self.library_calls), 'library call')}")
         lines += [f"      {name}" for name in (*self.kernels, *self.library_calls)]
         if self.halves is not None:
             lines.append(f"    saves {self.saved_bytes} bytes for the backward beside its inputs")
             lines += [f"      {saved.name}: {saved.spec.nbytes} bytes, {saved.why}" for saved in self._largest()]
-        if self.guards is not None:
-            lines += ["    is used again while", *(f"      {line}" for line in self.guards.lines())]
         return lines
+
+    def guards_text(self, number: int) -> list[str]:
+        """What must hold for it to run again, in words."""
+        if self.guards is None:
+            return []
+        head = f"  Graph {number}: {self.record.function} is reused while"
+        return [head, *(f"    {line}" for line in self.guards.lines())]
 
     def _largest(self) -> list[Saved]:
         computed = [saved for saved in self.saved if saved.source is None]
@@ -100,7 +131,7 @@ class GraphStory:
             "function": self.record.function,
             "file": self.record.file,
             "lines": self.lines,
-            "ops": [str(op) for op in self.ops],
+            "ops": self.op_names,
             "kernels": self.kernels,
             "library_calls": self.library_calls,
             "saved_bytes": self.saved_bytes,
@@ -119,7 +150,8 @@ class GraphStory:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """What one run compiled. Fields are plain lists; `str()` gives the whole story, `to_dict()` the same as data."""
+    """What one run compiled. Fields are plain lists; `str()` is a summary, `text(full=True)` says all of it in words
+    and `to_dict()` as data."""
 
     stories: tuple[GraphStory, ...]
     break_reasons: tuple[BreakRecord, ...]
@@ -161,61 +193,96 @@ class Explanation:
         return sum(len(program.kernels) for program in self.programs)
 
     @property
-    def advice(self) -> list[str]:
-        """What to change to get fewer breaks, recompiles and bytes."""
-        found = [f"{record.where}: {record.hint} ({record.reason})" for record in self.break_reasons]
-        found += [f"{record.where}: {record.hint} ({record.function} was compiled again: {record.reason})"
-                  for record in self.recompile_reasons
-                  if not (record.resumed and self.break_reasons)]  # those go with the breaks  # fmt: skip
+    def advices(self) -> tuple[Advice, ...]:
+        """What to change to get fewer breaks, recompiles and bytes: each once, with the lines it is for."""
         saved = sum(story.saved_bytes for story in self.stories)
-        if saved > 1 << 20:
-            size = f"{saved / 1e6:.1f} MB"
-            found.append(f"{size} are saved for the backward: options={{'memory_budget': 0.5}} keeps half of them")
-        return list(dict.fromkeys(found))  # versions of one function say the same
+        return advice(self.break_reasons, self.recompile_reasons, saved)
+
+    @property
+    def advice(self) -> list[str]:
+        """The same, a line each."""
+        return [str(each) for each in self.advices]
+
+    @property
+    def recompiles_behind_breaks(self) -> list[str]:
+        """Recompiles of the parts behind breaks, a line each: mending the breaks comes first."""
+        found = (each for each in self.recompile_reasons if each.resumed and self.break_reasons)
+        return list(dict.fromkeys(f"{each.where} in {each.function}: {each.reason}" for each in found))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, full: bool = False, guards: bool = False) -> str:
+        """A summary with what to change; then, if asked for, all the rest, or the guards alone."""
         lines = [
             f"Graph Count: {self.graph_count}",
             f"Graph Break Count: {self.graph_break_count}",
+            f"Recompile Count: {len(self.recompile_reasons)}",
             f"Op Count: {self.op_count}",
-            "Break Reasons:",
+            f"Kernel Count: {self.kernel_count}",
+            f"Compile Time: {self._time_text()}",
+            "What To Change:",
         ]
+        for number, each in enumerate(self.advices, 1):
+            lines += each.lines(number)
+        if not self.advices:
+            lines.append("  nothing: there is no graph break and no recompile")
+        behind = self.recompiles_behind_breaks
+        if behind:
+            lines += ["Recompiles Behind Graph Breaks:", *(f"  {text}" for text in behind[:_MANY])]
+            lines += [f"  and {len(behind) - _MANY} more"] if len(behind) > _MANY else []
+        if self.left_to_python:
+            lines += ["Not Captured:", *(f"  {text}" for text in dict.fromkeys(self.left_to_python))]
+        lines.append("Graphs:")
+        shown = self.stories if full else self.stories[:_MANY]
+        for number, story in enumerate(shown, 1):
+            lines += story.text(number) if full else story.summary(number)
+        if len(shown) < len(self.stories):
+            lines.append(f"  and {_many(len(self.stories) - len(shown), 'more graph')}")
+        if full:
+            lines += self._rest()
+        if full or guards:
+            lines += self._guards_text()
+        return "\n".join(lines if full else [*lines, MORE])
+
+    def _time_text(self) -> str:
+        total = sum(seconds for _, seconds in self.compile_times)
+        longest = sorted(self.compile_times, key=lambda each: -each[1])[:3]
+        parts = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in longest)
+        return f"{total:.2f} s" + (f" ({parts})" if parts else "")
+
+    def _rest(self) -> list[str]:
+        """What only a full explanation has: each break and recompile, operators and times."""
+        lines = ["Break Reasons:"] if self.break_reasons else []
         for number, record in enumerate(self.break_reasons, 1):
             lines += [
                 f"  Break Reason {number}:",
                 f"    Reason: {record.code}: {record.reason}",
                 f"    Hint: {record.hint}",
+                "    User Stack:",
+                *(f"      {frame}" for frame in record.stack),
             ]
-            lines += ["    User Stack:", *(f"      {frame}" for frame in record.stack)]
-        lines += self._changes_text()
-        lines.append("Ops per Graph:")
-        for number, ops in enumerate(self.ops_per_graph, 1):
-            lines += [f"  Ops {number}:", *(f"    {op}" for op in ops)]
-        lines.append("Out Guards:")
-        for number, guard in enumerate(self.out_guards, 1):
-            lines.append(f"  Guard {number}: {guard}")
-        lines.append("Graphs:")
-        for number, story in enumerate(self.stories, 1):
-            lines += story.text(number)
-        lines.append("Compile Times:")
-        for stage, seconds in self.compile_times:
-            lines.append(f"  {stage}: {seconds * 1000:.1f} ms")
-        lines += ["What To Change:", *(f"  {line}" for line in self.advice or ["nothing"])]
-        return "\n".join(lines)
-
-    def _changes_text(self) -> list[str]:
-        """What users of `torch.compile` do not know, and is there only when there is something to say."""
-        lines = ["Recompile Reasons:"] if self.recompile_reasons else []
-        for number, record in enumerate(self.recompile_reasons, 1):
+        lines += ["Recompile Reasons:"] if self.recompile_reasons else []
+        for number, again in enumerate(self.recompile_reasons, 1):
             lines += [
                 f"  Recompile Reason {number}:",
-                f"    Reason: {record.reason}",
-                f"    Hint: {record.hint}",
-                f"    Function: {record.where} in {record.function}, version {record.version}",
+                f"    Reason: {again.reason}",
+                f"    Hint: {again.hint}",
+                f"    Function: {again.where} in {again.function}, version {again.version}",
             ]
-        if self.left_to_python:
-            lines += ["Left To Python:", *(f"  {text}" for text in self.left_to_python)]
+        lines.append("Ops per Graph:")
+        for number, story in enumerate(self.stories, 1):
+            lines += [f"  Ops {number}:", *(f"    {name}" for name in story.op_names)]
+        lines.append("Compile Times:")
+        lines += [f"  {stage}: {seconds * 1000:.1f} ms" for stage, seconds in self.compile_times]
         return lines
+
+    def _guards_text(self) -> list[str]:
+        lines = ["Guards:"]
+        for number, story in enumerate(self.stories, 1):
+            lines += story.guards_text(number)
+        lines.append("Out Guards:")
+        return [*lines, *(f"  Guard {number}: {guard}" for number, guard in enumerate(self.out_guards, 1))]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for `json.dumps`."""
@@ -253,11 +320,11 @@ class Explanation:
         yield from parts(self)
 
     def __repr__(self) -> str:
-        return f"<Explanation: {self._in_short()}; print() tells all>"
+        return f"<Explanation: {self._in_short()}; print() for a summary>"
 
     def _in_short(self) -> str:
         counts = ((self.graph_count, "graph"), (self.graph_break_count, "break"), (self.kernel_count, "kernel"))
-        return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
+        return ", ".join(_many(count, word) for count, word in counts)
 
     def to_html(self, path: str | os.PathLike[str], title: str = "explanation") -> None:
         """Write all of it as one page that opens from disk: source, graphs, kernels, memory, guards, times."""
@@ -266,8 +333,8 @@ class Explanation:
         write(path, self.events, title)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the counts, and the whole story folded away."""
-        text = html.escape(str(self))
+        """For notebooks: the counts, and everything else folded away."""
+        text = html.escape(self.text(full=True))
         return f"<details><summary>smelt: {self._in_short()}</summary><pre>{text}</pre></details>"
 
     def graph_text(self) -> str:
@@ -311,18 +378,33 @@ def _stories(events: Sequence[Event]) -> list[GraphStory]:
             number = event.subject.name.lstrip("abcdefghijklmnopqrstuvwxyz")
             by_number.setdefault(number, stories[-1]).programs.append(event.subject)
         elif event.channel == "guards" and stories[-1].guards is None and isinstance(event.subject, tuple):
-            stories[-1].guards = in_words(event.subject)
+            stories[-1].guards = in_words(event.subject, stories[-1].record.names.translated)
     return stories
 
 
-def _ranges(lines: Sequence[int]) -> str:
-    """[3, 4, 5, 9] → "lines 3-5, 9"."""
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count} bytes"
+
+
+def _short(file: str) -> str:
+    """A library's file as people know it: below `site-packages`."""
+    return file.rpartition(f"site-packages{os.sep}")[2]
+
+
+def _ranges(lines: Sequence[int], most: int | None = None) -> str:
+    """[3, 4, 5, 9] → "lines 3-5, 9"; of more than `most` parts, from the first line to the last."""
     parts: list[list[int]] = []
     for line in lines:
         if parts and line == parts[-1][-1] + 1:
             parts[-1].append(line)
         else:
             parts.append([line])
+    if most is not None and len(parts) > most:
+        return f"{_many(len(lines), 'line')} of {lines[0]}-{lines[-1]}"
     texts = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
     return ("line " if len(lines) == 1 else "lines ") + ", ".join(texts)
 

@@ -6,7 +6,8 @@ What a capture relied on is a tree of checks; most of it is the machinery of mod
 and is summed up in one sentence.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from smelt.base.data import dataclass
 from smelt.capture.guards import UNDERNEATH
 
+_CHILD = re.compile(r"\._modules\['(?:(\d+)|(\w+))'\]")  # of a container: people write layers[0]
 _STATES = {True: "on", False: "off"}
 _SETTINGS = {  # of the process, by the text of the guard: what must stay, in words
     "grad mode": "gradient recording",
@@ -39,8 +41,8 @@ class GuardWords:
         return found
 
 
-def in_words(roots: Sequence[Any]) -> GuardWords:
-    """The sentences of one capture's guards."""
+def in_words(roots: Sequence[Any], translated: Callable[[str], str] = str) -> GuardWords:
+    """The sentences of one capture's guards; `translated` puts the user's names into a text."""
     values: list[str] = []
     settings: list[str] = []
     machinery = 0
@@ -48,12 +50,16 @@ def in_words(roots: Sequence[Any]) -> GuardWords:
         if check[0] == "calls":
             settings += _setting(text, check)
             continue
-        sentence = _sentence(text, check)
+        sentence = _sentence(translated(_CHILD.sub(_as_written, text)), check)
         if sentence is None:
             machinery += 1
         else:
             values.append(sentence)
     return GuardWords(tuple(dict.fromkeys(values)), tuple(settings), machinery)
+
+
+def _as_written(child: re.Match[str]) -> str:
+    return f"[{child[1]}]" if child[1] is not None else f".{child[2]}"
 
 
 def _checks(nodes: Sequence[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:

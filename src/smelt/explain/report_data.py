@@ -7,19 +7,18 @@ followed from the source line through every stage to the kernel that computes it
 """
 
 import linecache
-import os
-import sysconfig
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from smelt.autograd.joint import Joint, Pure
 from smelt.autograd.partition import Halves
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
+from smelt.explain.advice import Advice, is_installed
 from smelt.explain.explanation import PLACE, Explanation, GraphStory, from_events
+from smelt.explain.op_names import short_name
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
 from smelt.fuse.records import Apart, Made
@@ -31,7 +30,6 @@ from smelt.runtime.profile import Taken
 
 _LONG = 4000  # lines of a file that is shown whole; of a longer one, those round what was captured
 _ROUND = 40
-_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), os.path.dirname(torch.__path__[0]))
 
 
 def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, Any]:
@@ -56,9 +54,17 @@ def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, 
         "breaks": [{**each, "file": files.number(each["file"])} for each in data["break_reasons"]],
         "recompiles": [{**each, "file": files.number(each["file"])} for each in data["recompile_reasons"]],
         "left": data["left_to_python"],
-        "advice": data["advice"],
+        "advice": [_advice(each, files) for each in told.advices],
         "times": [[stage, seconds] for stage, seconds in told.compile_times],
     }
+
+
+def _advice(each: Advice, files: "_Files") -> dict[str, Any]:
+    causes = [
+        {"reason": cause.reason, "file": files.number(cause.file), "line": cause.line, "code": cause.code}
+        for cause in each.causes
+    ]
+    return {"hint": each.hint, "causes": causes}
 
 
 class _Files:
@@ -69,10 +75,11 @@ class _Files:
         for story in told.stories:
             for file, lines in story.lines.items():
                 self._wanted.setdefault(file, set()).update(lines)
-        for found in (told.break_reasons, told.recompile_reasons):
+        causes = (cause for each in told.advices for cause in each.causes)
+        for found in (told.break_reasons, told.recompile_reasons, causes):
             for record in found:
                 self._wanted.setdefault(record.file, set()).add(record.line)
-        paths = sorted(self._wanted, key=_is_installed)
+        paths = sorted(self._wanted, key=is_installed)
         self._numbers = {path: number for number, path in enumerate(paths)}
 
     def number(self, path: str) -> int | None:
@@ -86,11 +93,7 @@ class _Files:
         text = [line.rstrip("\n") for line in linecache.getlines(path)]
         first = 1 if len(text) <= _LONG else max(1, min(numbers) - _ROUND)
         last = len(text) if len(text) <= _LONG else max(numbers) + _ROUND
-        return {"path": path, "library": _is_installed(path), "first": first, "lines": text[first - 1 : last]}
-
-
-def _is_installed(path: str) -> bool:
-    return path.startswith(_INSTALLED) or "site-packages" in path
+        return {"path": path, "library": is_installed(path), "first": first, "lines": text[first - 1 : last]}
 
 
 class _Graphs:
@@ -212,10 +215,9 @@ def _drawn_program(program: Program, steps: Sequence[dict[str, Any]]) -> dict[st
 
 
 def _label(node: fx.Node) -> str:
-    target = node.target
     if node.op in ("placeholder", "output", "get_attr"):
         return str(node.name)
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target)).removesuffix(".default")
+    return short_name(node.target)
 
 
 def _shape(node: fx.Node) -> str:

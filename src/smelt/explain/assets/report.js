@@ -43,7 +43,11 @@ const views = {
 };
 const drawn = new Set();
 
+// The view that the address names, `#graphs`: a link to it opens there, and the way back leads through the views.
+const named = () => { const name = location.hash.slice(1); return Object.hasOwn(views, name) ? name : null; };
+
 function show(name) {
+  if ((named() ?? "overview") !== name) location.hash = name;
   for (const key of Object.keys(views)) {
     const chosen = key === name;
     by("view-" + key).hidden = !chosen;
@@ -60,7 +64,8 @@ function start() {
     by("summary").append(make("div", {}, make("dt", {}, name === "seconds" ? "seconds to compile" : name), make("dd", {}, text)));
   }
   for (const [name, [title]] of Object.entries(views))
-    by("tabs").append(make("button", { id: "tab-" + name, role: "tab", "aria-controls": "view-" + name, type: "button", onclick: () => show(name) }, title));
+    by("tabs").append(make("a", { id: "tab-" + name, href: "#" + name, role: "tab", "aria-controls": "view-" + name, onclick: (event) => { if (!event.ctrlKey && !event.metaKey && !event.shiftKey) show(name); } }, title));
+  window.addEventListener("hashchange", () => show(named() ?? "overview"));
   by("tabs").addEventListener("keydown", (event) => {
     const names = Object.keys(views), at = names.findIndex((name) => by("tab-" + name) === document.activeElement);
     const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
@@ -70,7 +75,7 @@ function start() {
     show(name); by("tab-" + name).focus();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { recolorGraph(); if (drawn.has("memory")) drawMemory(by("view-memory")); });
-  show("overview");
+  show(named() ?? "overview");
 }
 
 // A link to a line of the program; null if it is not known.
@@ -81,10 +86,13 @@ const lineText = (file, line) => data.files[file].lines[line - data.files[file].
 // The same with what stands there.
 const quoted = (file, line) => make("li", {}, place(file, line), make("code", { class: "quote" }, (lineText(file, line) ?? "").trim()));
 
-// A text that begins with a place, as advice does, with a link instead.
-function withPlace(text) {
-  const found = /^(.*?):(\d+): /.exec(text), file = found ? data.files.findIndex((each) => each.path === found[1]) : -1;
-  return file < 0 ? text : make("span", {}, place(file, Number(found[2])), " " + sentence(text.slice(found[0].length)));
+// One advice: what to change, then each reason with links to the lines it is for.
+function advised({ hint, causes }) {
+  const reasons = new Map();
+  for (const each of causes) reasons.set(each.reason, [...(reasons.get(each.reason) || []), each]);
+  const rows = [...reasons].map(([reason, places]) => make("div", {}, make("span", { class: "quiet" }, reason),
+    make("ul", {}, ...places.map((each) => make("li", {}, place(each.file, each.line), each.code ? make("code", { class: "quote" }, each.code) : null)))));
+  return make("li", {}, make("b", {}, sentence(hint)), ...rows);
 }
 
 const most = (points) => points.reduce((high, [, size]) => Math.max(high, size), 0);
@@ -96,15 +104,15 @@ function meter(rows) {
 
 function drawOverview(view) {
   view.append(make("h2", {}, "What to change"));
-  view.append(data.advice.length ? make("ul", {}, ...data.advice.map((text) => make("li", {}, withPlace(text)))) : make("p", { class: "quiet" }, "Nothing: no break, no recompile, and little is saved for the backward."));
-  view.append(make("h2", {}, "The way of the program"));
+  view.append(data.advice.length ? make("ol", {}, ...data.advice.map(advised)) : make("p", { class: "quiet" }, "Nothing: no break, no recompile, and little is saved for the backward."));
+  view.append(make("h2", {}, "Graphs and their stages"));
   if (!data.graphs.length) view.append(none());
   data.graphs.forEach((graph, number) => view.append(card(graph, number)));
-  view.append(make("h2", {}, "Breaks"));
+  view.append(make("h2", {}, "Graph breaks"));
   if (!data.breaks.length) view.append(none());
   for (const each of distinct(data.breaks))
-    view.append(make("p", {}, make("b", { class: "warn" }, each.code + " "), each.reason + " ", place(each.file, each.line), make("br"), make("span", { class: "quiet" }, each.hint)));
-  if (data.left.length) view.append(make("h2", {}, "Left to Python"), make("ul", {}, ...data.left.map((text) => make("li", {}, text))));
+    view.append(make("p", {}, make("b", { class: "warn" }, each.code + " "), each.reason + " ", place(each.file, each.line)));
+  if (data.left.length) view.append(make("h2", {}, "Not captured"), make("ul", {}, ...[...new Set(data.left)].map((text) => make("li", {}, text))));
   view.append(make("h2", {}, "Recompiles"), recompiles());
 }
 
