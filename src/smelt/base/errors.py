@@ -69,7 +69,7 @@ def is_fault(error: Exception, *reasons: type[Exception]) -> bool:
 
 
 class SmeltWarning(UserWarning):
-    """Something was not compiled and runs eagerly instead, or a tool does not see what runs compiled; said once each."""
+    """Something was not compiled and runs eagerly instead, or a tool does not see what is compiled; said once each."""
 
 
 def warn(text: str) -> None:

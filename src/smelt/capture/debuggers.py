@@ -37,7 +37,8 @@ def tell_of_monitoring(name: str) -> None:
 
 def _traced(function: Callable[..., Any]) -> None:
     if not _Told.is_so:
-        _tell(getattr(function, "__qualname__", None) or type(function).__qualname__, "a debugger or coverage tool (sys.settrace)")
+        name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        _tell(name, "a debugger or coverage tool (sys.settrace)")
 
 
 def _tell(name: str, what: str) -> None:

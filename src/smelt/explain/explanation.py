@@ -31,7 +31,7 @@ from smelt.ir.joint import Saved
 from smelt.ir.program import Library, Program
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
-MORE = """More: --full adds break reasons with stacks, operators, kernels, saved values and guards; --guards only guards.
+MORE = """More: --full adds break reasons with stacks, operators, kernels, saved values, guards; --guards only guards.
       From Python: told.text(full=True), told.text(guards=True); told.to_html(path) writes a page."""
 _MANY = 10  # graphs of a summary, and line ranges of one
 PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
