@@ -451,11 +451,12 @@ def test_not_kept(worlds: Worlds, name: str) -> None:
 def test_another_machine(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HEAD + "def program(x):\n    return x * 2 if torch.cuda.is_available() else x + 1"
     worlds.run(text, given)
+    there = not torch.cuda.is_available()
     with monkeypatch.context() as alone:
-        alone.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)
-        alone.setattr(torch.cuda, "_is_compiled", lambda: True)
+        alone.setattr(torch._C, "_cuda_getDeviceCount", lambda: int(there), raising=False)
+        alone.setattr(torch.cuda, "_is_compiled", lambda: there)
         alone.setattr(torch.cuda, "_nvml_based_avail", lambda: False)
-        assert torch.cuda.is_available()
+        assert torch.cuda.is_available() is there
         assert worlds.run(text, given).recalled == 0
     worlds.run(text, given)
     assert worlds.run(text, given).recalled == 1

@@ -385,7 +385,9 @@ def _cross_entropy_with_logits(
 
 
 def _bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
-    made = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    # Two at a time: of three, opt_einsum (where it is installed) chooses the order by the sizes.
+    halfway = torch.einsum("...i,oij->...oj", input1, weight)
+    made = torch.einsum("...oj,...j->...o", halfway, input2)
     return made if bias is None else made + bias
 
 
