@@ -17,7 +17,7 @@ from smelt.ir.spelled import IN_PLACE, SPELLED, _derives_the_diagonal
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)
 LSTM, PARAMETRIC = nn.LSTM(4, 5, bidirectional=True), nn.PReLU(4)
-BILINEAR = nn.Bilinear(4, 4, 3)
+BILINEAR, LINEAR, MATRIX = nn.Bilinear(4, 4, 3), nn.Linear(4, 4), torch.randn(4, 4)
 
 
 def rows(size: int) -> torch.Tensor:
@@ -64,6 +64,11 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor]]] = {
     "std": (lambda x: x.std() + torch.std(x, unbiased=False) * x.var() + torch.var(x, correction=0), rows),
     "std_mean": (lambda x: torch.std_mean(x)[0] * torch.var_mean(x)[1], rows),
     "bilinear": (lambda x: BILINEAR(x, x + 1), rows),
+    "linear": (lambda x: F.linear(x, LINEAR.weight) * LINEAR(x.transpose(0, 1)).transpose(0, 1), batch),
+    "a batch by a matrix": (lambda x: x @ MATRIX + x.transpose(0, 1).matmul(MATRIX).transpose(0, 1), batch),
+    "a batch by a vector": (lambda x: x @ MATRIX[:, 0] + torch.matmul(x, LINEAR.weight[0]), batch),
+    "a vector by a batch": (lambda x: (MATRIX[0, :1].expand(6) @ x) + LINEAR.weight.flatten()[:6] @ x, batch),
+    "batches by batches": (lambda x: (x @ x.mT) * (x[:1] @ x.mT) + x[:, None].matmul(x.mT[None, :1])[:, 0], batch),
     "polar": (lambda x: torch.view_as_real(torch.polar(x.exp(), x) * torch.complex(x, x + 1)), rows),
     "channel_shuffle": (lambda x: F.channel_shuffle(x, 4) * x, image),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), image),

@@ -10,13 +10,18 @@ rare there says `NotImplemented`, and sizes are relied on.
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from smelt.base.symint import is_symbolic
+from smelt.base.symbols import Expression, World
+from smelt.base.symint import as_number, is_symbolic, surely_equal
+from smelt.ir.ghost import GhostTensor
 from smelt.ir.originals import BASE
+from smelt.ir.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -391,6 +396,73 @@ def _bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return made if bias is None else made + bias
 
 
+# Products of matrices. PyTorch before 2.13 reads the sizes of a batch of them as integers.
+
+
+def _matmul(input: Any, other: Any, **rest: Any) -> Any:
+    if rest or not all(isinstance(each, torch.Tensor) for each in (input, other)):
+        return NotImplemented
+    left, right = input, other
+    least, most = sorted((left.dim(), right.dim()))
+    turned = left.dim() == 2 and most > 2  # a matrix by a batch, which PyTorch lays out in more than one way
+    if least == 0 or most < 3 or turned or not _multiplies_by_integers():
+        return NotImplemented
+    if least < 3 and _folds(left, right):
+        return _folded(left, right)
+    rows = left if left.dim() > 1 else left[None]
+    columns = right if right.dim() > 1 else right[:, None]
+    batch = torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])  # type: ignore[no-untyped-call]
+    flat = [each.expand(*batch, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in (rows, columns)]
+    kept = [*left.shape[-2:-1], *(right.shape[-1:] if right.dim() > 1 else ())]
+    return torch.ops.aten._unsafe_view.default(torch.bmm(*flat), [*batch, *kept])
+
+
+def _folds(left: Any, right: Any) -> bool:
+    """Whether PyTorch multiplies a matrix of all rows by the smaller one, as it does where that copies nothing, or
+    where otherwise the gradient of the smaller one would be as large as the batch."""
+    larger, smaller = (left, right) if left.dim() >= right.dim() else (right.mT, left)
+    if smaller.requires_grad:
+        return True
+    sizes, strides = larger.shape, larger.stride()
+    return all(surely_equal(strides[i], strides[i + 1] * sizes[i + 1]) for i in range(larger.dim() - 2))
+
+
+def _folded(left: Any, right: Any) -> Any:
+    larger, smaller = (left, right) if left.dim() >= right.dim() else (right.mT, left)
+    rows = larger.reshape(-1, larger.shape[-1])
+    made = torch.mm(rows, smaller) if smaller.dim() == 2 else torch.mv(rows, smaller)
+    return torch.ops.aten._unsafe_view.default(made, [*larger.shape[:-1], *smaller.shape[1:]])
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    if weight.dim() != 2 or (bias is not None and input.is_contiguous()):  # which PyTorch does by symbols
+        return NotImplemented
+    made = _matmul(input, weight.t())
+    return made if bias is None or made is NotImplemented else made + bias
+
+
+def _applied(input: Any, weight: Any, bias: Any) -> Any:
+    """`F.linear` within what is spelled out, which nobody spells out again."""
+    made = _linear(input, weight, bias)
+    return F.linear(input, weight, bias) if made is NotImplemented else made
+
+
+@functools.cache
+def _multiplies_by_integers() -> bool:
+    """Whether this version of PyTorch relies on the sizes of a batch that it multiplies."""
+    world = World()
+    size = as_number(world, Expression.of(world.symbol("size", 7)))
+    cpu = torch.device("cpu")
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        batch = GhostTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, cpu))
+        weight = GhostTensor(TensorSpec((4, 5), (5, 1), torch.float32, cpu))
+        try:
+            torch.matmul(batch, weight)
+        except RuntimeError:  # it cannot be told with symbols
+            return True
+    return any(fact.relation == "==" for fact in world.facts)
+
+
 # Complex numbers.
 
 
@@ -407,11 +479,11 @@ def _polar(abs: Any, angle: Any) -> Any:
 
 
 def _gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _gru_step(F.linear(input, w_ih, b_ih), hx, w_hh, b_hh)
+    return _gru_step(_applied(input, w_ih, b_ih), hx, w_hh, b_hh)
 
 
 def _gru_step(given: Any, hidden: Any, weight: Any, bias: Any) -> Any:
-    kept = F.linear(hidden, weight, bias)
+    kept = _applied(hidden, weight, bias)
     (i_reset, i_update, i_new), (h_reset, h_update, h_new) = given.chunk(3, -1), kept.chunk(3, -1)
     reset, update = torch.sigmoid(h_reset + i_reset), torch.sigmoid(h_update + i_update)
     new = torch.tanh(i_new + h_new * reset)
@@ -419,12 +491,12 @@ def _gru_step(given: Any, hidden: Any, weight: Any, bias: Any) -> Any:
 
 
 def _lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _lstm_step(F.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
+    return _lstm_step(_applied(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
 
 
 def _lstm_step(given: Any, state: Any, weight: Any, bias: Any) -> Any:
     hidden, cell = state
-    take, forget, new, show = (F.linear(hidden, weight, bias) + given).chunk(4, -1)
+    take, forget, new, show = (_applied(hidden, weight, bias) + given).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(take) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell
 
@@ -458,7 +530,7 @@ def _recurrent(step: Spelled, states: int) -> Spelled:
                 place = layer * ways + way
                 w_ih, w_hh, *biases = params[place * each : (place + 1) * each]
                 b_ih, b_hh = biases or (None, None)
-                gates = F.linear(flow, w_ih, b_ih).unbind(0)
+                gates = _applied(flow, w_ih, b_ih).unbind(0)
                 state = tuple(every[place] for every in begun)
                 shown, state = _passed(step, gates, state, (w_hh, b_hh), backwards=way == 1)
                 yielded.append(torch.stack(shown))
@@ -495,6 +567,9 @@ SPELLED: dict[Any, Spelled] = {
     torch.block_diag: _block_diag,
     torch.bilinear: _bilinear,
     F.bilinear: _bilinear,
+    operator.matmul: _matmul,
+    BASE.__matmul__: _matmul,
+    F.linear: _linear,
     torch.complex: _complex,
     torch.polar: _polar,
     torch._is_all_true: _is_all_true,
@@ -519,7 +594,7 @@ SPELLED: dict[Any, Spelled] = {
     **_methods(
         kron=_kron, take_along_dim=_take_along_dim, roll=_roll, diag=_diag, trace=_trace, count_nonzero=_count_nonzero
     ),
-    **_methods(prelu=_prelu),
+    **_methods(prelu=_prelu, matmul=_matmul),
     **_methods(**{name: _over_all(getattr(torch, name)) for name in ("std", "var", "std_mean", "var_mean")}),
 }
 
