@@ -182,7 +182,12 @@ def _bound_parts(
         return Parts(forward, plan, eager, replay)
     sized = partial(lower, bound)
     backwards = Backwards(bound.halves, found.plan, sized, options, f"backward{number}", Ambient.now(), found)
-    return Parts(forward, plan, eager, replay, backwards, parts=backwards.part)
+
+    def graph(arrived: int) -> Traced | None:
+        in_symbols = backwards.graph(arrived)
+        return None if in_symbols is None else bound.graph(in_symbols)
+
+    return Parts(forward, plan, eager, replay, backwards, graph, backwards.part, of_one_size=False)
 
 
 def _compile_static(

@@ -95,8 +95,8 @@ def joined_of(ctx: Any) -> Joined | None:
     function = type(ctx)._forward_cls
     if function is PartOfResults:
         state, holder = ctx.crossing.state, ctx.crossing.ctx
-        return None if holder.joined[2] or state.graphs is None else Joined(holder, state, ctx.crossing)
+        return None if holder.joined[2] or not state.can_be_written_out else Joined(holder, state, ctx.crossing)
     state = getattr(function, "_smelt_state", None)
     if state is None and function is Compiled and not ctx.joined[2]:
         state = ctx.joined[0]
-    return None if state is None or state.graphs is None else Joined(ctx, state)
+    return None if state is None or not state.can_be_written_out else Joined(ctx, state)

@@ -43,10 +43,13 @@ class Differentiable:
         consuming: bool,
         graphs: GraphOfBackward | None,
         parts: MakePart | None,
+        of_one_size: bool = True,
     ) -> None:
         self.forward = forward
         self.backwards = backwards
         self.graphs = graphs
+        # A larger graph may take in its backward: it would be compiled for each combination of sizes otherwise.
+        self.can_be_written_out = graphs is not None and of_one_size
         self.parts = parts
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
         self.made: dict[int, tuple[Flat, bool]] = {}

@@ -46,6 +46,7 @@ def join(
     consuming: bool = False,
     graphs: GraphOfBackward | None = None,
     parts: MakePart | None = None,
+    of_one_size: bool = True,
 ) -> Flat:
     """A callable from flat input tensors to flat outputs.
 
@@ -62,7 +63,7 @@ def join(
         return _quick_forward(alone) if alone.is_simple else alone.__call__
     if backwards is None:
         raise ValueError("a plan with tangents needs a backward")
-    state = Differentiable(forward, backwards, plan, replay, eager, consuming, graphs, parts)
+    state = Differentiable(forward, backwards, plan, replay, eager, consuming, graphs, parts, of_one_size)
     return _quick(state) if state.is_simple else functools.partial(_call, state)
 
 
