@@ -15,7 +15,8 @@ the last one is, and NaN if another is.
 
 What sign a NaN has that an operator makes, the square root of a negative number, is the processor's choice and the
 library's, and nobody's rule; `copysign` and `signbit` show it. Of a row that is normalized or folded it is the sign of
-any NaN in it, if there are some: that is a matter of order and of vectors again.
+any NaN in it, if there are some: that is a matter of order and of vectors again. If all of them have one sign it is
+that one, unless this build of PyTorch loses it, as `logsumexp` does.
 
 Nor is which of several zeros the largest element is: eager's `amax` of the same row is 0 or -0 by where the row lies.
 (Not so where it says the place too: `max` along a dim yields the element that stands there.)
@@ -29,6 +30,7 @@ wrong otherwise still shows.
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -125,11 +127,32 @@ class OtherNaN(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         made = _is_plain(func) and not any(bool(each.isnan().any()) for each in _floats(args, kwargs))
-        if not made and func not in _OF_ROWS:
-            return result
-        for each in _floats(result):
+        if func in _OF_ROWS:
+            free = ~_one_sign(args[0], args[1], keepdim=result.dim() == args[0].dim()) | _loses_sign(func)
+            return torch.where(result.isnan() & free, -result, result)
+        for each in _floats(result) if made else ():
             each.copy_(torch.where(each.isnan(), -each, each))
         return result
+
+
+def _one_sign(value: Tensor, dims: Any, keepdim: bool) -> Tensor:
+    """Where a row has NaN, and of one sign only."""
+    nan, negative = value.isnan(), value.signbit()
+    some, others = (aten.amax.default(nan & which, dims, keepdim) for which in (negative, ~negative))
+    return some ^ others
+
+
+@cache
+def _loses_sign(func: Any) -> bool:
+    """Whether the only NaN of a row, wherever it stands, comes out with another sign here."""
+    dims = [1] if func is aten.logsumexp.default else 1
+    rest = () if func is aten.logsumexp.default else (False,)
+    for nan in (torch.tensor(torch.nan), -torch.tensor(torch.nan)):
+        given = torch.where(torch.eye(_MANY + 1, dtype=torch.bool), nan, torch.ones(()))
+        for rows in (given, given.t().contiguous().t()):
+            if bool((func(rows, dims, *rest).signbit() != nan.signbit()).any()):
+                return True
+    return False
 
 
 class OtherZero(TorchDispatchMode):

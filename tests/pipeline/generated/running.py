@@ -8,13 +8,14 @@ that cancel, so may be smelt. Where a value differs from eager's, eager is asked
 comparison may fall the other way by rounding, NaN pass or stop at an element by where it lies. It counts as wrong if it
 is none of them, for two drawings of the inputs. Where eager refuses a backward because a value it kept was written, and
 smelt computes that value again, eager is run so that it keeps copies, and smelt must agree with that; where PyTorch's
-own means to that end fails, there is no answer to agree with.
+own means to that end fails, there are no gradients to agree with. What the call itself returned and wrote is compared
+even so, as it is where both refuse a backward.
 """
 
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -93,13 +94,14 @@ def _verdict(ours: Outcome, program: Program, sizes: dict[str, int], draw: int) 
     theirs = run(eager, program, sizes, draw, exact=False)
     truth = _truth(exact, program, sizes, draw)
     if ours.error is None and "modified by an inplace operation" in str(theirs.error):
+        refused = theirs
         with torch.autograd.graph.allow_mutation_on_saved_tensors():
             theirs = run(eager, program, sizes, draw, exact=False)
             truth = _truth(exact, program, sizes, draw)
         if theirs.error is not None:
-            return None, True
+            ours, theirs, truth = replace(ours, error=theirs.error), refused, None
     found, sure = _difference(ours, [theirs], truth)
-    others, answers = _others(eager, program, sizes, draw), [theirs]
+    others, answers = _others(eager, program, sizes, draw, theirs.error is not None), [theirs]
     while not sure and (other := next(others, None)) is not None:
         answers.append(other)
         found, sure = _difference(ours, answers, truth)
@@ -127,12 +129,14 @@ def _truth(function: Callable[..., Any], program: Program, sizes: dict[str, int]
     return outcome if outcome.error is None else None
 
 
-def _others(eager: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int) -> Iterator[Outcome]:
-    """Eager's other answers."""
+def _others(
+    eager: Callable[..., Any], program: Program, sizes: dict[str, int], draw: int, refused: bool
+) -> Iterator[Outcome]:
+    """Eager's other answers; of a program whose backward it refused, those to the call."""
     for mode in modes():
         with mode:
             outcome = run(eager, program, sizes, draw, exact=False)
-        if outcome.error is None:
+        if outcome.error is None or (refused and outcome.results):
             yield outcome
 
 
@@ -141,9 +145,11 @@ def _difference(ours: Outcome, eagers: list[Outcome], truth: Outcome | None) -> 
     theirs = eagers[0]
     if type(ours.error) is not type(theirs.error):
         return f"{ours.error!r} instead of {theirs.error!r}", True
-    if theirs.error is not None:
+    if theirs.error is not None and not theirs.results:
         return None, True
-    for kind in ("results", "given", "grads"):
+    if len(ours.results) != len(theirs.results):
+        return f"the call fails ({ours.error!r}), not the backward", True
+    for kind in ("results", "given", "grads") if theirs.error is None else ("results", "given"):
         true = getattr(truth, kind) if truth else [None] * len(getattr(theirs, kind))
         several = zip(*(getattr(each, kind) for each in eagers), strict=True)
         for number, (mine, answers, exact) in enumerate(zip(getattr(ours, kind), several, true, strict=True)):
