@@ -52,6 +52,26 @@ class OtherTensor(Tensor):
     pass
 
 
+class Hiding(Tensor):
+    """Its objects hold something under the name of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stride = len  # type: ignore[assignment]
+
+
+class Asking(Tensor):
+    def __getattribute__(self, name: str) -> Any:
+        assert name != "stride", "no check runs this"
+        return super().__getattribute__(name)
+
+
+class Computed:
+    @property
+    def stride(self) -> None:
+        raise AssertionError("no check runs this")
+
+
 def tensor_check(**changes: Any) -> tuple[Any, ...]:
     fields = {"type": Tensor, "dtype": FLOAT, "device": Device("cpu"), "shape": (2, 3), "stride": (3, 1), "grad": False}
     return ("tensor", *(fields | changes).values())
@@ -182,6 +202,8 @@ PASSES = [
     (("keys", ("a", "b")), ORDERED),
     (("keys", ()), {}),
     (("lacks", "z"), {"a": 1}),
+    (("method", "stride"), Tensor()),
+    (("method", "index"), [1]),
     (("unbound",), NULL),
     (("calls", lambda: True, True), 0),
     (("calls", lambda: True, True), NULL),
@@ -236,6 +258,10 @@ FAILS = [
     (("keys", ("a", "b")), MOVED, "x: expected keys ('a', 'b'), got ('b', 'a')"),
     (("keys", ()), [], "x: expected a dict with keys (), got []"),
     (("lacks", "a"), {"a": 1}, "x: expected no key 'a', found one"),
+    (("method", "stride"), Hiding(), "x: expected 'stride' to be a method of its class"),
+    (("method", "stride"), Computed(), "x: expected 'stride' to be a method of its class"),
+    (("method", "stride"), Asking(), "x: expected 'stride' to be a method of its class"),
+    (("method", "stride"), 3, "x: expected 'stride' to be a method of its class"),
     (("lacks", "a"), [], "x: expected a dict without the key 'a', got []"),
     (("unbound",), 3, "x: expected it unbound, got 3"),
     (("calls", lambda: False, True), 0, "x: expected True, got False"),

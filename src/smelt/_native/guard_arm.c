@@ -547,6 +547,24 @@ settle_tensor(Arm *arm, const Check *check, const Level *level)
     return true;
 }
 
+/* Of an object whose type another check owns: what its __dict__ holds, if there is one. */
+static bool
+settle_members(Arm *arm, Level *level)
+{
+    if (level->versioned) {
+        return true;
+    }
+    PyObject **place = node_at(arm, level->node)->changes < TOO_OFTEN ? _PyObject_GetDictPtr(level->value) : NULL;
+    const uint64_t *version = place && *place && PyDict_CheckExact(*place) ? version_of((PyDictObject *)*place) : NULL;
+    if (version == NULL || !settle_type(arm, level)) {
+        return false;
+    }
+    add_pointer(arm, level->node, place);
+    add_word(arm, level->node, version, *version);
+    level->versioned = true;
+    return true;
+}
+
 /* Whether a check that holds now is settled by facts. */
 static bool
 settle(Arm *arm, const Check *check, Level *level)
@@ -569,6 +587,8 @@ settle(Arm *arm, const Check *check, Level *level)
         return settle_class(arm, level);
     case BY_TENSOR:
         return settle_tensor(arm, check, level);
+    case BY_MEMBERS:
+        return settle_members(arm, level);
     default:
         return false;
     }

@@ -451,6 +451,37 @@ class_lacks_explain(const Check *check, PyObject *Py_UNUSED(value))
     return PyUnicode_FromFormat("expected nothing under %R, found something", operand(check, 0));
 }
 
+/* --- method ----------------------------------------------------------------------------------- */
+
+#if PY_VERSION_HEX >= 0x030D0000 /* exported, and declared among Python's own headers only */
+PyAPI_FUNC(int) _PyObject_GetMethod(PyObject *obj, PyObject *name, PyObject **method);
+#endif
+
+/* Whether the name leads to a method of the class, not to an attribute of the object that hides it. Makes no __dict__
+   for an object that has none, and runs no code: a class that looks names up itself, or has no such method, says no. */
+static int
+method_holds(const Check *check, PyObject *value)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    PyObject *method = _PyType_Lookup(type, operand(check, 0)), *found = NULL;
+    if (method == NULL || !PyType_HasFeature(Py_TYPE(method), Py_TPFLAGS_METHOD_DESCRIPTOR)
+        || type->tp_getattro != PyObject_GenericGetAttr) {
+        return 0;
+    }
+    int is_method = _PyObject_GetMethod(value, operand(check, 0), &found);
+    if (found == NULL) {
+        return -1;
+    }
+    Py_DECREF(found);
+    return is_method;
+}
+
+static PyObject *
+method_explain(const Check *check, PyObject *Py_UNUSED(value))
+{
+    return PyUnicode_FromFormat("expected %R to be a method of its class", operand(check, 0));
+}
+
 static const CheckKind kinds[] = {
     {"type", 1, type_prepare, type_holds, type_explain, false, BY_TYPE},
     {"is", 1, NULL, is_holds, is_explain, false, BY_IDENTITY},
@@ -468,6 +499,7 @@ static const CheckKind kinds[] = {
     {"next has", 3, next_prepare, next_has_holds, next_explain, false, BY_CLASS},
     {"next lacks", 2, next_prepare, next_lacks_holds, next_explain, false, BY_CLASS},
     {"of class", 2, callable_prepare, of_class_holds, of_class_explain, false, BY_CLASS},
+    {"method", 1, class_prepare, method_holds, method_explain, false, BY_MEMBERS},
     {"predicate", 1, callable_prepare, predicate_holds, predicate_explain, false, ASK_AGAIN},
 };
 
@@ -481,6 +513,6 @@ find_check(PyObject *name)
     }
     PyErr_Format(PyExc_ValueError,
                  "unknown guard check %R; one of type, is, equals, length, keys, lacks, tensor, unbound, calls, "
-                 "class has, class lacks, subclass, unregistered, next has, next lacks, of class, predicate", name);
+                 "class has, class lacks, subclass, unregistered, next has, next lacks, of class, method, predicate", name);
     return NULL;
 }

@@ -72,6 +72,7 @@ typedef enum {
     BY_ORDER,
     BY_CLASS,
     BY_TENSOR,
+    BY_MEMBERS,
     BY_ABSENCE,
     BY_PROCESS, /* like ASK_AGAIN, and the value does not matter */
 } CheckRule;

@@ -236,11 +236,11 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":
         return interp.outside.fixed(value.kind)
-    if value.real is not None and value.source is not None and name in value.real.__dict__:
-        return interp.outside.value(value.real.__dict__[name], value.source.member(name))
+    if not isinstance(found, (*_DESCRIPTORS_OF_C, property)):  # those come before what the tensor itself holds
+        if value.real is not None and value.source is not None and name in value.real.__dict__:
+            return interp.outside.value(value.real.__dict__[name], value.source.member(name))
+        _rely_on_class(interp, value, found, name)
     if found is ABSENT:
-        if value.source is not None:
-            value.source.instance_dict().check(("lacks", name))
         return _fallback(interp, value, value.kind, name)
     if isinstance(found, (*_C_METHODS, types.FunctionType)):
         return Method(interp.outside.fixed(found), value)
@@ -258,7 +258,19 @@ def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: st
     held = value.real is not None and name in value.real.__dict__
     if held or not isinstance(found, types.FunctionType):
         raise Unsupported("B007", f"{name} of a tensor, which the program replaced")
+    _rely_on_class(interp, value, found, name)
     return Method(interp.outside.fixed(found), value)
+
+
+def _rely_on_class(interp: Interpreter, value: Tensor, found: Any, name: str) -> None:
+    """Rely on a tensor from outside holding nothing of its own under this name."""
+    if value.source is None:
+        return
+    methods = (*_C_METHODS, types.FunctionType)
+    if isinstance(found, methods) and interp.tree.class_attribute(value.kind, "__getattr__") is ABSENT:
+        value.source.check(("method", name))  # asks without making a `__dict__`, which few tensors have
+    else:
+        value.source.instance_dict().check(("lacks", name))
 
 
 def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:

@@ -248,6 +248,8 @@ def _check_text(check: tuple[Any, ...]) -> str:
         return f"{rest[0]} is {_object_text(rest[1])}"
     if kind == "class lacks":
         return f"has no {rest[0]}"
+    if kind == "method":
+        return f"{rest[0]} is a method of its class"
     if kind == "predicate":
         return "unchanged"
     if kind == "subclass":

@@ -14,7 +14,7 @@ import torch
 
 from smelt.base.options import config
 from smelt.ir.originals import TORCH as _TORCH
-from smelt.ir.originals import own_name
+from smelt.ir.originals import is_found, own_name
 
 _SMELT = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
@@ -365,7 +365,7 @@ _LEAF_MODULES = frozenset(
 def is_torch_leaf(function: Any) -> bool:
     """Whether a callable is a torch operator: something that maps tensors to tensors."""
     if issubclass(type(function), torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return True
+        return is_found(function)
     if type(function) not in (types.BuiltinFunctionType, types.FunctionType):
         return False
     name = own_name(function)

@@ -78,9 +78,9 @@ def _written_as_global(node: fx.Node, named: dict[str, Any]) -> Any:
     target: Any = node.target
     if node.op != "call_function":
         return None
-    if type(target) in METHODS_OF_C:
+    if type(target) in METHODS_OF_C or type(target) is torch._ops.OpOverloadPacket:
         return target
-    if type(target) not in _BY_NAME or not _is_from_torch(target):
+    if type(target) is not torch._ops.OpOverload and (type(target) not in _BY_NAME or not _is_from_torch(target)):
         return None
     name = _get_qualified_name(target)
     if name.startswith("torch.Tensor."):

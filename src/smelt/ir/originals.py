@@ -86,6 +86,17 @@ def _is_own_builtin(function: Any) -> bool:
     return made_by_binding and str(function.__module__).partition(".")[0] == "torch"
 
 
+def is_found(operator: Any) -> bool:
+    """Whether the name of an operator, or of a packet of them, leads to it: PyTorch itself finds it so."""
+    path = [str(getattr(operator, "_qualified_op_name", None) or operator._schema.name).replace("::", ".")]
+    if isinstance(operator, torch._ops.OpOverload):
+        path.append(operator._overloadname)
+    found: Any = torch.ops
+    for name in ".".join(path).split("."):
+        found = getattr(found, name, None)
+    return found is operator
+
+
 def is_own(found: Any) -> bool:
     """Whether what a class of tensors holds under a name, found without running descriptors, is PyTorch's own."""
     if isinstance(found, types.FunctionType):
@@ -166,6 +177,16 @@ pristine: Any = _Originals(torch, dict(vars(torch.functional)), _FUNCTIONS)
 
 
 _OF_TENSORS = dict(vars(torch.Tensor))
+_PLACES: list[tuple[Any, Any]] = [
+    (torch.Tensor, BASE),
+    (torch.nn.functional, functional),
+    (torch.functional, pristine),
+]
+_PLACES += [
+    (module, _Originals(module, dict(vars(module))))
+    for name in ("_nn", "_linalg", "_fft", "_special")
+    if isinstance(module := getattr(torch._C, name, None), types.ModuleType)
+]
 
 
 def originals_of_tensors() -> dict[str, Any]:
@@ -179,11 +200,14 @@ def originals_of_tensors() -> dict[str, Any]:
 
 def meant(function: Any) -> Any:
     """The function that a torch function mode is told of. Methods of C say what `torch.Tensor` has under their names,
-    which may be a wrapper of the program's: then the method itself."""
+    functions what their module has, which may be a wrapper of the program's: then the original itself."""
     if not isinstance(function, types.FunctionType) or _is_own_function(function):
         return function
-    names = [name for name, held in vars(torch.Tensor).items() if held is function]
-    return next((getattr(BASE, name) for name in names if hasattr(BASE, name)), function)
+    for place, originals in _PLACES:
+        for name, held in vars(place).items():
+            if held is function and hasattr(originals, name) and is_own(getattr(originals, name)):
+                return getattr(originals, name)
+    return function
 
 
 def method(name: str) -> Any:

@@ -101,13 +101,17 @@ class _Llvm:
             return None
 
     def recall(self, form: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
+        from smelt.pipeline.graphs import loader
+
         text, rows = form
+        try:
+            load = loader(rows)
+        except (AttributeError, KeyError, ValueError):  # something else is found under a name
+            return None
 
         @functools.cache
         def traced() -> Traced:
-            from smelt.pipeline.graphs import load
-
-            return replace(load(rows), undoing=undoing)
+            return replace(load(), undoing=undoing)
 
         run = recall(text, traced, self._options, _beside_stored)
         return None if run is None else (run, traced)

@@ -2,11 +2,14 @@
 
     add = torch.add(x, 2)   →   ["call_function", "add", ["#f", "torch", "add"], ["t", ["#%", 0], 2], ["m"], null]
 
-Functions are known by where they are found, and only those of PyTorch and of Python itself (`keys.function_place`).
+Functions are known by where they are found, and only those of PyTorch and of Python itself (`keys.function_place`). The
+program may put wrappers into their places at any time, so they are found when a graph is recalled, whenever it is made.
 """
 
 import sys
-from functools import reduce
+import types
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -14,9 +17,10 @@ from torch import fx
 
 from smelt.ir import stored
 from smelt.ir.graph import Level, Traced
+from smelt.ir.originals import own_name
 from smelt.ir.plain import decode, encode
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
-from smelt.pipeline.keys import KNOWN, Unstorable, function_place
+from smelt.pipeline.keys import KNOWN, Unstorable, function_place, is_of_smelt
 
 
 def dump(graph: fx.Graph) -> list[Any]:
@@ -46,6 +50,16 @@ def dump(graph: fx.Graph) -> list[Any]:
 
 def load(rows: list[Any]) -> Traced:
     """The graph of what `dump` wrote."""
+    return loader(rows)()
+
+
+def loader(rows: list[Any]) -> Callable[[], Traced]:
+    """Makes the graph of what `dump` wrote, of the functions that are found now; ValueError where one is another."""
+    targets = {tuple(row[2]): None for row in rows if row[0] == "call_function"}
+    return partial(_made, rows, {form: _called(form) for form in targets})
+
+
+def _made(rows: list[Any], targets: dict[tuple[Any, ...], Any]) -> Traced:
     graph = fx.Graph()
     nodes: list[fx.Node] = []
 
@@ -53,10 +67,10 @@ def load(rows: list[Any]) -> Traced:
         kind, *rest = form
         if kind == "#%":
             return nodes[rest[0]]
-        return stored.operator(form) if kind == "#o" else _found(*rest)
+        return _called(form)
 
     for op, name, target, args, kwargs, spec in rows:
-        called = other(target) if op == "call_function" else target
+        called = targets[tuple(target)] if op == "call_function" else target
         node = graph.create_node(op, called, decode(args, other), decode(kwargs, other), name)
         if spec is not None:
             set_spec(node, stored.parse(spec))
@@ -64,7 +78,22 @@ def load(rows: list[Any]) -> Traced:
     return Traced(graph, Level.TORCH, {})
 
 
-def _found(module: str, path: str) -> Any:
+def _called(form: Any) -> Any:
+    if form[0] == "#o":
+        return stored.operator(form)
+    _, module, path = form
     if module.partition(".")[0] not in KNOWN:
         raise ValueError(f"{module} is not PyTorch's")
-    return reduce(getattr, path.split("."), sys.modules[module])
+    found = reduce(getattr, path.split("."), sys.modules[module])
+    if not _is_original(found, module, path):
+        raise ValueError(f"{module}.{path} was replaced by the program")
+    return found
+
+
+def _is_original(found: Any, module: str, path: str) -> bool:
+    if isinstance(found, types.FunctionType) and not (own_name(found) or is_of_smelt(found)):
+        return False
+    try:
+        return function_place(found) == (module, path)
+    except Unstorable:
+        return False

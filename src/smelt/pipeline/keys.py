@@ -230,6 +230,10 @@ def function_place(function: Any) -> tuple[str, str]:
     return module, _found_name(function, module, owner)
 
 
+def is_of_smelt(function: types.FunctionType) -> bool:
+    return function.__code__.co_filename.startswith(_code_folders()[1])
+
+
 @functools.cache
 def _code_folders() -> tuple[str, ...]:
     return (os.path.join(torch.__path__[0], ""), os.path.join(os.path.dirname(os.path.dirname(__file__)), ""))
