@@ -18,6 +18,8 @@
 #              (ARGS="--stride 5000" for an hour or two, ARGS="--worlds simple --delicate 10" to choose)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
 # make test-leaks  a million calls, after which nothing may have stayed behind
+# make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
+# make test-wheel  build one, install it into an empty environment and run the demo there without a compiler: two minutes
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site/index.html, to be read from disk
 # make bench   the benchmark table       (ARGS="--models mlp --modes train infer step --json out.json" to choose;
@@ -33,7 +35,7 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks lint docs bench clean
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -83,6 +85,12 @@ test-versions:
 
 test-leaks: $(VENV)/dev
 	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/test_leaks.py $(ARGS)
+
+test-wheel: $(VENV)/dev
+	@$(PY) -m pytest -q -rs -m 'slow or not slow' tests/packaging $(ARGS)
+
+wheel:
+	@$(PYTHON) tools/wheel.py $(ARGS)
 
 lint: $(VENV)/dev
 	@$(PY) -m ruff check .
