@@ -74,7 +74,8 @@ def main() -> int:
     if len(results) > 1:
         print("\n" + "\n".join(table.bars(results, args.clock)))
     if args.plot:
-        plot.draw({"machine": harness.machine(), "results": results}, args.plot)
+        drawn = plot.draw({"machine": harness.machine(), "results": results}, args.plot)
+        say(f"wrote {', '.join(map(str, drawn))}" if drawn else "nothing to draw: no float32 training by all three")
     return int(any("smelt" in r["failed"] or not r["within"].get("smelt", True) for r in results))
 
 

@@ -44,6 +44,20 @@ def test_results_without_torch_compile_are_not_drawn() -> None:
     assert plot.pictures({**FOUND, "results": [result]}) == {}
 
 
+def test_what_make_bench_measured_is_drawn() -> None:
+    """There the rounds were kept, and speeds are medians of quotients within a round."""
+
+    def rounds(*seconds: float) -> list[dict[str, float]]:
+        return [{"seconds": each, "processor": each} for each in seconds]
+
+    steady = {"eager": rounds(2, 4, 6), "smelt": rounds(1, 2, 3), "torch.compile": rounds(3, 6, 9)}
+    result = {**FOUND["results"][0], "steady": steady}
+    del result["speed"]
+    (row,) = plot.later_steps([result]).rows
+    assert (row.smelt, round(row.other, 3), row.ratio) == (2.0, 0.667, "3.00×")
+    assert len(plot.pictures({"machine": {"torch": "2.13", "processor": "aarch64"}, "results": [result]})) == 2
+
+
 def test_the_page_has_the_tables_of_the_results() -> None:
     page = (plot.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     tables = re.findall(r"(?:^\|.*\n)+", table.markdown(FOUND["results"], "seconds") + "\n", re.MULTILINE)
