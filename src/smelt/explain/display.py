@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from smelt.explain.advice import Advice
-    from smelt.explain.explanation import Explanation
+    from smelt.explain.story import Story
 
 
-def show(explanation: "Explanation") -> None:
+def show(explanation: "Story") -> None:
     """Print it: in colours and tables on a terminal, as plain text elsewhere or where there is no `rich`."""
     try:
         from rich.console import Console
@@ -33,7 +33,7 @@ def show(explanation: "Explanation") -> None:
     Console(no_color=not is_colored(sys.stdout)).print(explanation)
 
 
-def parts(explanation: "Explanation") -> Iterator[Any]:
+def parts(explanation: "Story") -> Iterator[Any]:
     """What `rich` is to print, one thing below the other."""
     from rich.padding import Padding
     from rich.rule import Rule
@@ -64,7 +64,7 @@ def _advice(number: int, each: "Advice") -> "Text":
     return Text("\n").join(rows)
 
 
-def _counts(explanation: "Explanation") -> "Table":
+def _counts(explanation: "Story") -> "Table":
     from rich.table import Table
 
     table = Table.grid(padding=(0, 3))
@@ -79,7 +79,7 @@ def _counts(explanation: "Explanation") -> "Table":
     return table
 
 
-def _graphs(explanation: "Explanation") -> "Table":
+def _graphs(explanation: "Story") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -100,7 +100,7 @@ def _span(lines: list[int]) -> str:
     return str(lines[0]) if lines[0] == lines[-1] else f"{lines[0]}-{lines[-1]}"
 
 
-def _times(explanation: "Explanation") -> "Table":
+def _times(explanation: "Story") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))

@@ -17,10 +17,10 @@ from smelt.autograd.partition import Halves
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
 from smelt.explain.advice import Advice, is_installed
-from smelt.explain.explanation import PLACE, Explanation, GraphStory, from_events
 from smelt.explain.op_names import short_name
 from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
+from smelt.explain.story import PLACE, GraphStory, Story, from_events
 from smelt.fuse.records import Apart, Made
 from smelt.ir.joint import Phase, phase_of
 from smelt.ir.origin import origin_of
@@ -70,7 +70,7 @@ def _advice(each: Advice, files: "_Files") -> dict[str, Any]:
 class _Files:
     """The text of every file that something was captured from. The program's own come before those of libraries."""
 
-    def __init__(self, told: Explanation) -> None:
+    def __init__(self, told: Story) -> None:
         self._wanted: dict[str, set[int]] = {}
         for story in told.stories:
             for file, lines in story.lines.items():
@@ -99,7 +99,7 @@ class _Files:
 class _Graphs:
     """One entry per captured graph; what later stages reported is matched as `explanation` does."""
 
-    def __init__(self, events: Sequence[Event], told: Explanation, files: _Files, codes: Codes) -> None:
+    def __init__(self, events: Sequence[Event], told: Story, files: _Files, codes: Codes) -> None:
         self._told, self._files, self._codes = told, files, codes
         self._graphs: list[dict[str, Any]] = []
         self._eager: list[Joint | Pure | None] = []

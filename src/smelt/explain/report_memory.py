@@ -15,7 +15,7 @@ from torch import fx
 from smelt.autograd.joint import Joint, Pure
 from smelt.autograd.partition import Halves
 from smelt.base.varying import typical
-from smelt.explain.explanation import GraphStory
+from smelt.explain.story import GraphStory
 from smelt.ir.joint import Phase, Plan, phase_of
 from smelt.ir.peak import Usage, graph_usage, handed_over, program_usage
 from smelt.ir.program import Program
