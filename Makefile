@@ -33,7 +33,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -qq
 TORCH := torch==2.13.0
 
-NATIVE := $(wildcard src/smelt/_native/*.c src/smelt/_native/*.h)
+NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
 
 .PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:

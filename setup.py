@@ -8,8 +8,9 @@ setup(
     ext_modules=[
         Extension(
             "smelt._native",
-            sources=sorted(glob("src/smelt/_native/*.c")),
-            depends=sorted(glob("src/smelt/_native/*.h")),
+            sources=sorted(glob("src/smelt/csrc/**/*.c", recursive=True)),
+            depends=sorted(glob("src/smelt/csrc/**/*.h", recursive=True)),
+            include_dirs=["src/smelt/csrc"],
             extra_compile_args=["-O2", "-std=c11", "-fvisibility=hidden"],
         )
     ]

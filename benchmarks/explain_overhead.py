@@ -3,10 +3,10 @@
     python -m benchmarks.explain_overhead [--rounds 20] [--json FILE]
 
 `without` is the same code in the same process with every hook taken out: what stages report to (`base/events.py`), what
-remembers lines (`ir/origin.py`), and what notes programs to be timed (`runtime/profile.py`) are functions that do
-nothing. The two take turns; the ratio is the median over rounds of the quotient within a round, in processor time of
-the calling thread. Beside it stands how often hooks are called, and what that comes to by the cost of each call alone,
-which no neighbour disturbs. A compiled call must call none.
+remembers lines (`ir/provenance.py`), and what notes programs to be timed (`runtime/program/profile.py`) are functions
+that do nothing. The two take turns; the ratio is the median over rounds of the quotient within a round, in processor
+time of the calling thread. Beside it stands how often hooks are called, and what that comes to by the cost of each call
+alone, which no neighbour disturbs. A compiled call must call none.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from torch import nn
 import smelt
 from benchmarks.measure import interleaved
 from smelt.base import events
-from smelt.ir import origin
-from smelt.runtime import profile
+from smelt.ir import provenance
+from smelt.runtime.program import profile
 
 
 def _silent(*args: Any, **kwargs: Any) -> None:
@@ -57,10 +57,10 @@ HOOKS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (events, "wanted", _unwanted),
     (events, "collecting", _unwanted),
     (events, "timed", _untimed),
-    (origin, "running", _silent),
-    (origin, "nothing_runs", _silent),
-    (origin, "current", _silent),
-    (origin, "set_origin", _silent),
+    (provenance, "running", _silent),
+    (provenance, "nothing_runs", _silent),
+    (provenance, "current", _silent),
+    (provenance, "set_origin", _silent),
     (profile, "note", _silent),
 )
 
@@ -173,7 +173,7 @@ def _cost(name: str) -> float:
     node = torch.fx.Graph().placeholder("x")
     arguments: dict[str, Sequence[Any]] = {
         "emit": ("graph", ""), "count": ("explain_overhead",), "wanted": ("graph",), "timed": ("stage",),
-        "running": (node,), "set_origin": (node, origin.Origin("x", "")), "note": (None,),
+        "running": (node,), "set_origin": (node, provenance.Origin("x", "")), "note": (None,),
     }  # fmt: skip
     given = arguments.get(name, ())
 
@@ -185,7 +185,7 @@ def _cost(name: str) -> float:
 
     repeats = 2000
     best = min(_timed(once, repeats) for _ in range(5))
-    origin.nothing_runs()
+    provenance.nothing_runs()
     events.counters.pop("explain_overhead", None)
     return best / repeats
 

@@ -29,7 +29,7 @@ import smelt
 from benchmarks.harness import compiled_by
 from benchmarks.measure import interleaved
 from benchmarks.overhead import Decoder, Deep
-from smelt.runtime import launch
+from smelt.runtime.program import launch
 
 REPEATED = 100
 SIZES = (1, 4, 16, 64)  # KiB

@@ -60,11 +60,11 @@ def allocated_at_peak(step: Callable[[], object]) -> int:
 def budget(name: str, part: str) -> dict[str, Any]:
     """A step under one budget: what was expected of its peak, what was measured, how long it takes."""
     import smelt
-    from smelt.autograd.partition import Halves
+    from smelt.autograd.partition.partition import Halves
     from smelt.base import events
-    from smelt.ir.peak import program_peak
     from smelt.ir.program import Program
-    from smelt.runtime.scratch import scratch_of_step
+    from smelt.meta.memory_peak import program_peak
+    from smelt.runtime.program.library_workspace import scratch_of_step
 
     model, inputs = build(name)
     wanted = None if part == "none" else float(part)

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from smelt.base.sizes import Size, span
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
@@ -38,6 +37,7 @@ from smelt.ir.kernel import (
 )
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.scalar import SCALAR_OPS
+from smelt.symbolic.shapes import Size, span
 
 
 def run_kernel(kernel: Kernel, tensors: Sequence[Tensor]) -> None:

@@ -11,9 +11,6 @@ from typing import cast, get_args
 import torch
 
 from smelt.base.errors import SpecError
-from smelt.base.sizes import Size
-from smelt.base.symbols import ZERO, Expression, Symbol, World
-from smelt.base.varying import varying
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
@@ -37,6 +34,9 @@ from smelt.ir.kernel import (
     Store,
 )
 from smelt.ir.tensorspec import short_name
+from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, Symbol
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import varying
 
 _NAME = r"[A-Za-z_][\w.]*"
 _HEADER = rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)"
@@ -69,7 +69,7 @@ def parse_kernel(text: str, sizes: Mapping[str, int] | None = None) -> Kernel:
 
     `sizes` are those that vary by name, with their values in the example.
     """
-    world = World() if sizes else None
+    world = ShapeEnv() if sizes else None
     for name, example in (sizes or {}).items():
         assert world is not None
         world.symbol(name, example)
@@ -79,7 +79,7 @@ def parse_kernel(text: str, sizes: Mapping[str, int] | None = None) -> Kernel:
 class _Parser:
     """Reads sizes as expressions over the symbols of a world, or as plain numbers where there is none."""
 
-    def __init__(self, world: World | None) -> None:
+    def __init__(self, world: ShapeEnv | None) -> None:
         self.world = world
         self.symbols = {symbol.text: symbol for symbol in world.symbols} if world is not None else {}
 
@@ -207,7 +207,7 @@ class _Parser:
         return Compute(out, match[1], tuple(part.strip() for part in match[2].split(",")), dtype)
 
 
-_OPERATIONS: dict[type, Callable[[World, Expression, Expression], Expression]] = {
+_OPERATIONS: dict[type, Callable[[ShapeEnv, Expression, Expression], Expression]] = {
     ast.Add: lambda world, left, right: left + right,
     ast.Sub: lambda world, left, right: left - right,
     ast.Mult: lambda world, left, right: left * right,

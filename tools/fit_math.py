@@ -1,4 +1,4 @@
-"""Fit the polynomials of `smelt.codegen.math`: prints each table of coefficients with its largest weighted error.
+"""Fit the polynomials of `smelt.codegen.llvm.math`: prints each table of coefficients with its largest weighted error.
 
     python tools/fit_math.py
 
@@ -126,7 +126,7 @@ def main_wide() -> None:
     quarter = (np.pi / 4 * 1.001) ** 2
     fit_wide("SIN_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k + 1), 1, 0, quarter, 6)
     fit_wide("COS_WIDE", lambda k: (-1) ** k / mpmath.factorial(2 * k), 2, 0, quarter, 6)
-    # atan(t) = t + t s P(s) in s = t², for `smelt.ops.functions`
+    # atan(t) = t + t s P(s) in s = t², for `smelt.ops.math_functions`
     atan = lambda s: (mpmath.atan(mpmath.sqrt(s)) / mpmath.sqrt(s) - 1) / s if s else -mpmath.mpf(1) / 3  # noqa: E731
     _chebyshev("ATAN", atan, 0, 1, 9)
     _chebyshev("ATAN_WIDE", atan, 0, 1, 20)

@@ -20,8 +20,8 @@ with _native.Paused():
 
 if TYPE_CHECKING:
     from smelt import compiled_autograd
-    from smelt.autograd import partition
     from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
+    from smelt.autograd.partition import partition
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ _LATER = {
     "aot_module": "smelt.autograd.aot",
     "aot_module_simplified": "smelt.autograd.aot",
     "compiled_autograd": "smelt.compiled_autograd",
-    "partition": "smelt.autograd.partition",
+    "partition": "smelt.autograd.partition.partition",
 }
 
 

@@ -152,7 +152,7 @@ def set_tensor_layout(
     history: tuple[int, ...],
     dimensions: int,
 ) -> None:
-    """Say where tensors keep what they are (`smelt.capture.layout` finds out), so that guards can look there."""
+    """Say where tensors keep what they are (see `smelt.torch_abi.tensor_layout`), so that guards can look there."""
 
 def active() -> Region | None:
     """The region active on this thread, if any (None while compiled code or `missed` runs)."""
@@ -335,7 +335,7 @@ class Runner:
 def set_library(
     tensor: type, parameter: type, body: int, storage: int, memory: tuple[int, int, int], functions: dict[str, int], /
 ) -> None:
-    """Say where PyTorch's C interface lies (`smelt.runtime.interface` finds out): addresses by name, how many bytes
+    """Say where PyTorch's C interface lies (`smelt.torch_abi.aoti_shims` finds out): addresses by name, how many bytes
     into the objects of these two classes the tensor is that the interface takes the address of, and how many into what
     that points to its storage is pointed to (0: not known). `memory`: how many bytes into a storage the address of its
     memory is, the number of its bytes, and whether PyTorch allocated it (0: not known)."""

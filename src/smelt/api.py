@@ -24,15 +24,15 @@ from smelt.base.errors import SmeltError
 from smelt.base.events import Event, collect, counters
 from smelt.base.options import MODES, Options
 from smelt.capture import CompiledRegion, mark_entered
-from smelt.ir import ghost
 from smelt.ir.graph import GraphCompiler
+from smelt.meta import ghost
 from smelt.pipeline.backends import CustomBackend, resolve_backend
 
 # A start from the cache needs neither the stages nor what shows them: each is loaded where it is asked for.
 if TYPE_CHECKING:
     from smelt.explain.explanation import Explanation
     from smelt.explain.verify import Verification
-    from smelt.pipeline.compiled_autograd import ModuleCompiler
+    from smelt.pipeline.backward.compiled_backward import ModuleCompiler
 
 _regions: "weakref.WeakSet[CompiledRegion]" = weakref.WeakSet()
 _settings: "weakref.WeakKeyDictionary[CompiledRegion, Compiling]" = weakref.WeakKeyDictionary()
@@ -385,9 +385,9 @@ def verify(
 
 
 _FORGETTING = (
-    ("pipeline.compiled_autograd", "forget_backwards"),
-    ("pipeline.expected", "forget"),
-    ("codegen.build", "forget"),
+    ("smelt.pipeline.backward.compiled_backward", "forget_backwards"),
+    ("smelt.pipeline.cache.pending_reuse", "forget"),
+    ("smelt.codegen.build", "forget"),
 )
 
 
@@ -397,7 +397,7 @@ def reset() -> None:
         region.reset()
     ghost.forget()
     for name, forget in _FORGETTING:
-        module = sys.modules.get(f"smelt.{name}")  # not loaded: it has nothing to forget
+        module = sys.modules.get(name)  # not loaded: it has nothing to forget
         if module is not None:
             getattr(module, forget)()
     counters.clear()

@@ -18,7 +18,7 @@ from smelt import _native
 from smelt.api import Compiling, backward_compilers, settings_of_region
 from smelt.base import locks
 from smelt.base.options import config
-from smelt.pipeline.compiled_autograd import CompiledBackwards
+from smelt.pipeline.backward.compiled_backward import CompiledBackwards
 
 __all__ = ["disable", "enable"]
 

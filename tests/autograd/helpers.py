@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd import partition
 from smelt.autograd.aot import aot_function
-from smelt.autograd.joint import Joint, trace_joint
-from smelt.ir.graph import Level, Traced, check_graph, output_node, placeholders
+from smelt.autograd.joint.trace_joint import Joint, trace_joint
+from smelt.autograd.partition import partition
+from smelt.ir.graph import GraphLevel, Traced, check_graph, output_node, placeholders
 from smelt.ir.tensorspec import TensorSpec, set_spec
 
 PARTITIONS = [partition.default, partition.min_cut]
@@ -23,7 +23,7 @@ class Seen:
     modules: list[fx.GraphModule] = field(default_factory=list)
 
     def compiler(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        check_graph(module.graph, Level.PURE)
+        check_graph(module.graph, GraphLevel.PURE)
         assert len(examples) == len(placeholders(module.graph))
         self.modules.append(module)
         return module
@@ -44,12 +44,12 @@ def captured(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Tr
     if not isinstance(end.args[0], tuple | list):
         end.args = ((end.args[0],),)
     constants = {str(node.target): getattr(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
-    return Traced(graph, Level.TORCH, constants)
+    return Traced(graph, GraphLevel.TORCH, constants)
 
 
 def joint_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Joint:
     joint = trace_joint(captured(function, inputs), {})
-    check_graph(joint.traced.graph, Level.PURE)
+    check_graph(joint.traced.graph, GraphLevel.PURE)
     return joint
 
 

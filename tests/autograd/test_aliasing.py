@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from smelt.autograd.joint import trace_forward, trace_joint
-from smelt.autograd.trace import CannotTrace
-from smelt.ir.graph import Level, Traced
-from smelt.ir.joint import FromInput, FromResult, Repeat
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.autograd.joint.trace_joint import trace_forward, trace_joint
+from smelt.ir.call_contract import FromInput, FromResult, SameAsOutput
+from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec
 from tests.autograd.helpers import aot, captured, compare, joint_of, leaves, outputs_of
 
@@ -142,7 +142,7 @@ def test_recipes() -> None:
     first, second, third, fourth, fifth = joint.plan.outputs
     assert first == FromInput(0)
     assert isinstance(second, FromResult) and second.alias and len(second.steps) == 1
-    assert third == FromResult(0) and fourth == Repeat(2)
+    assert third == FromResult(0) and fourth == SameAsOutput(2)
     assert isinstance(fifth, FromInput) and fifth.alias and joint.plan.results == 1
 
 
@@ -212,7 +212,7 @@ def test_a_written_constant_is_refused() -> None:
     changed = graph.call_method("add_", (graph.get_attr("constant"), 1))
     graph.output((graph.call_function(torch.mul, (x, changed)),))
     with pytest.raises(CannotTrace, match="writes its constant"):
-        trace_forward(Traced(graph, Level.TORCH, {"constant": constant}), {})
+        trace_forward(Traced(graph, GraphLevel.TORCH, {"constant": constant}), {})
     assert constant.sum() == 0
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from smelt.autograd import partition
 from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
+from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError
 from smelt.ir.graph import outputs, placeholders
 from tests.autograd.helpers import Seen

@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import smelt
-from smelt.autograd import partition
 from smelt.autograd.aot import aot_function, aot_module, aot_module_simplified
+from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError, SmeltWarning
 from tests.autograd.helpers import Seen
 

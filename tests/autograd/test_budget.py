@@ -16,18 +16,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import smelt
-from smelt.autograd import partition
-from smelt.autograd.budget import Choice, choices, fit, never_again
-from smelt.autograd.costs import own_bytes, work_of
-from smelt.autograd.joint import Joint, Source, trace_joint
-from smelt.autograd.mincut import Problem, why_not_again
-from smelt.autograd.partition import Halves
+from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_joint
+from smelt.autograd.partition import partition
+from smelt.autograd.partition.costs import own_bytes, work_of
+from smelt.autograd.partition.memory_budget import Choice, choices, fit, never_again
+from smelt.autograd.partition.mincut import Problem, why_not_again
+from smelt.autograd.partition.partition import Halves
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
-from smelt.ir.peak import Peak, graph_peak
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.scratch import scratch_of
+from smelt.meta.memory_peak import Peak, graph_peak
+from smelt.runtime.program.library_workspace import scratch_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:memory_budget")
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ def joint_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Joint:
     """The joint graph of a function of any number of tensors."""
     specs = tuple(TensorSpec.of(tensor) for tensor in inputs)
     names = tuple(f"x{index}" for index in range(len(inputs)))
-    return trace_joint(Source(specs, names, lambda given, _: [function(*given)], {}), {})
+    return trace_joint(TraceSource(specs, names, lambda given, _: [function(*given)], {}), {})
 
 
 def deep(x: Any, *weights: Any) -> Any:

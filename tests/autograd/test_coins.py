@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.autograd.coins import tossed_through_memory
+from smelt.autograd.joint.bernoulli_order import tossed_through_memory
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout of a transposed input": lambda x: F.dropout(x.transpose(0, 1), 0.3),

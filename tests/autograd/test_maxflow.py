@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.autograd.maxflow import INFINITE, Network
+from smelt.autograd.partition.maxflow import INFINITE, Network
 
 Edges = list[tuple[int, int, int]]
 

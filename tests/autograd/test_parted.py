@@ -1,4 +1,4 @@
-"""Results that lead to different inputs, whose histories have nothing to do with each other: `smelt.runtime.parted`."""
+"""Results that lead to different inputs, with histories apart from each other: `smelt.runtime.autograd.split_nodes`."""
 
 import gc
 import threading

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import fx
 
 import smelt
-from smelt.autograd import partition
-from smelt.autograd.joint import Joint
-from smelt.autograd.partition import Halves, saved_text
-from smelt.autograd.recompute import recomputable
+from smelt.autograd.joint.trace_joint import Joint
+from smelt.autograd.partition import partition
+from smelt.autograd.partition.partition import Halves, saved_text
+from smelt.autograd.partition.recompute import recomputable
 from smelt.base import events
-from smelt.ir.graph import Level, check_graph, format_graph
-from smelt.ir.joint import Phase, phase_of
+from smelt.ir.call_contract import Phase, phase_of
+from smelt.ir.graph import GraphLevel, check_graph, format_graph
 from tests.autograd.helpers import joint_of
 from tests.golden import golden
 
@@ -72,7 +72,7 @@ def joint_for(name: str) -> tuple[Joint, Callable[..., Any], list[torch.Tensor]]
 def text_of(halves: Halves) -> str:
     for half in (halves.forward, halves.backward):
         if half is not None:
-            check_graph(half.graph, Level.PURE)
+            check_graph(half.graph, GraphLevel.PURE)
     assert halves.backward is not None
     forward, backward = format_graph(halves.forward.graph, "forward"), format_graph(halves.backward.graph, "backward")
     return f"{forward}\n\n{saved_text(halves.plan)}\n\n{backward}"

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import smelt
-from smelt.autograd import partition
 from smelt.autograd.aot import aot_function
-from smelt.autograd.joint import Source, trace_joint
+from smelt.autograd.joint.trace_joint import TraceSource, trace_joint
+from smelt.autograd.partition import partition
 from smelt.base.errors import SmeltError
-from smelt.ir.joint import FromResult, Plan
+from smelt.ir.call_contract import FromResult, JointPlan
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.wrap import join
+from smelt.runtime.autograd.join import join
 from tests.autograd.helpers import PARTITIONS, aot, leaves
 
 
@@ -417,7 +417,7 @@ def test_second_derivative_with_a_generator_of_its_own_is_refused() -> None:
     def call(inputs: Any, constants: Any) -> list[Any]:
         return [inputs[0].exp() * torch.rand(4, generator=generator)]
 
-    joint = trace_joint(Source((TensorSpec.of(x),), ("x",), call, {}))
+    joint = trace_joint(TraceSource((TensorSpec.of(x),), ("x",), call, {}))
     assert isinstance(joint.replay, str) and "CPU generator" in joint.replay
 
 
@@ -579,7 +579,9 @@ def test_a_backward_is_made_when_first_needed() -> None:
         return lambda tangent: (tangent * 3,)
 
     spec = TensorSpec.of(torch.ones(2))
-    plan = Plan(inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(spec,), gradients=(0,))
+    plan = JointPlan(
+        inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(spec,), gradients=(0,)
+    )
     call = join(lambda x: (x * 3,), make, plan)
     x = torch.ones(2, requires_grad=True)
     (y,), (z,) = call(x), call(x)
@@ -590,7 +592,7 @@ def test_a_backward_is_made_when_first_needed() -> None:
 
 
 def test_a_plan_with_tangents_needs_a_backward() -> None:
-    plan = Plan(
+    plan = JointPlan(
         inputs=1, outputs=(FromResult(0),), results=1, differentiable=(0,), tangents=(TensorSpec.of(torch.ones(2)),)
     )
     with pytest.raises(ValueError, match="needs a backward"):
@@ -646,7 +648,7 @@ def test_unpacked_tensors_are_given_in_the_traced_layout() -> None:
 
 def test_new_values_that_are_other_inputs_are_not_lost() -> None:
     """A simplified graph may hand back its inputs as each other's new values."""
-    plan = Plan(inputs=2, outputs=(), results=0, written=(0, 1), writes=(1, 1))
+    plan = JointPlan(inputs=2, outputs=(), results=0, written=(0, 1), writes=(1, 1))
     x, y = torch.zeros(3), torch.ones(3)
     assert join(lambda x, y: (y, x), None, plan)(x, y) == ()
     assert (x.sum().item(), y.sum().item()) == (3.0, 0.0)

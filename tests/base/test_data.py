@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smelt.base.data import dataclass as ours
+from smelt.base.fast_dataclass import dataclass as ours
 
 KINDS = [dict(zip(("frozen", "slots", "eq"), each, strict=True)) for each in itertools.product((False, True), repeat=3)]
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt.base.sizes import contiguous_stride, product
+from smelt.symbolic.shapes import contiguous_stride, product
 
 shapes = st.lists(st.integers(0, 7), max_size=5).map(tuple)
 

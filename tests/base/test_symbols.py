@@ -8,18 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.base.symbols import FUNCTIONS, RELATIONS, Expression, World
-from smelt.base.symint import as_number, example_of, is_symbolic, meaning, surely_equal
+from smelt.symbolic.expressions import FUNCTIONS, RELATIONS, Expression, ShapeEnv
+from smelt.symbolic.symnode import as_number, example_of, is_symbolic, meaning, surely_equal
 
 
-def numbers(world: World, *examples: int) -> list[Any]:
+def numbers(world: ShapeEnv, *examples: int) -> list[Any]:
     return [
         as_number(world, Expression.of(world.symbol(f"s{place}", each))) for place, each in enumerate(examples)
     ]
 
 
 def test_equal_expressions_are_equal_objects() -> None:
-    world = World()
+    world = ShapeEnv()
     a, b = numbers(world, 7, 5)
     assert meaning((a + 1) * (b + 1)) == meaning(a * b + a + b + 1)
     assert meaning((a * b * 6) // (2 * b)) == meaning(a * 3)
@@ -44,13 +44,13 @@ def test_equal_expressions_are_equal_objects() -> None:
     ],
 )
 def test_what_bounds_decide_is_no_fact(question: Any, answer: bool) -> None:
-    world = World()
+    world = ShapeEnv()
     assert bool(question(*numbers(world, 7, 5))) is answer
     assert not world.facts
 
 
 def test_what_the_example_decides_is_a_fact() -> None:
-    world = World()
+    world = ShapeEnv()
     a, b = numbers(world, 7, 5)
     assert a > b
     assert a != 9
@@ -60,7 +60,7 @@ def test_what_the_example_decides_is_a_fact() -> None:
 
 
 def test_equal_symbols_become_one() -> None:
-    world = World()
+    world = ShapeEnv()
     a, b = numbers(world, 7, 7)
     c = a * b
     assert a == b
@@ -72,7 +72,7 @@ def test_equal_symbols_become_one() -> None:
 
 
 def test_after_the_guards_nothing_is_decided() -> None:
-    world = World()
+    world = ShapeEnv()
     (a,) = numbers(world, 7)
     world.closed = True
     assert a >= 2
@@ -81,7 +81,7 @@ def test_after_the_guards_nothing_is_decided() -> None:
 
 
 def test_division_by_zero_is_pythons() -> None:
-    world = World()
+    world = ShapeEnv()
     a, b = numbers(world, 7, 7)
     with pytest.raises(ZeroDivisionError):
         a // (a - b)
@@ -106,7 +106,7 @@ def evaluate(tree: Any, names: dict[str, Any], functions: dict[str, Any]) -> Any
 @given(EXPRESSIONS, EXPRESSIONS, st.tuples(*[st.integers(2, 9)] * 6), st.sampled_from(sorted(RELATIONS)))
 def test_symbols_compute_as_numbers_do(left: Any, right: Any, values: tuple[int, ...], relation: str) -> None:
     """On the example always; on other values of the symbols wherever the facts hold."""
-    world = World()
+    world = ShapeEnv()
     examples, others = dict(zip("abc", values[:3], strict=True)), dict(zip("abc", values[3:], strict=True))
     symbols = dict(zip("abc", numbers(world, *values[:3]), strict=True))
     try:

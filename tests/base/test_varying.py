@@ -5,55 +5,55 @@ import math
 import pytest
 import torch
 
-from smelt.base.symbols import Expression, World
-from smelt.base.symint import as_number
-from smelt.base.varying import (
-    Varying,
+from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.symnode import as_number
+from smelt.symbolic.symsize import (
+    SymSize,
     VaryingFloat,
     from_symbolic,
     greater,
-    is_varying,
+    hint,
+    is_symsize,
     known_at_least,
     known_equal,
     lesser,
     same_sizes,
     to_symbolic,
-    typical,
     varies,
     varying,
 )
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> ShapeEnv:
+    return ShapeEnv()
 
 
 @pytest.fixture
-def rows(world: World) -> int:
+def rows(world: ShapeEnv) -> int:
     found: int = varying(world, world.symbol("s0", 7))
     return found
 
 
 @pytest.fixture
-def cols(world: World, rows: int) -> int:
+def cols(world: ShapeEnv, rows: int) -> int:
     found: int = varying(world, world.symbol("s1", 5))
     return found
 
 
-def test_arithmetic_is_exact_and_relies_on_nothing(world: World, rows: int, cols: int) -> None:
+def test_arithmetic_is_exact_and_relies_on_nothing(world: ShapeEnv, rows: int, cols: int) -> None:
     assert str(rows * 4 + 1) == "4*s0 + 1" and str(2 - rows) == "-s0 + 2" and str(-rows) == "-s0"
     assert str((rows * cols + cols) // cols) == "s0 + 1"
     assert str((rows * rows - 1) // (rows + 1)) == "s0 - 1" and (rows * rows - 1) % (rows + 1) == 0
     assert (rows * 16) % 8 == 0 and type(rows - rows) is int and 1 % rows == 1 and 1 // rows == 0
     assert [size.evaluate(lambda symbol: 10) for size in (rows // 3, rows % 4, -(-rows // 4))] == [3, 2, 3]  # type: ignore[attr-defined]
-    assert isinstance(rows, int) and not isinstance(rows, str) and is_varying(rows) and not is_varying(7)
+    assert isinstance(rows, int) and not isinstance(rows, str) and is_symsize(rows) and not is_symsize(7)
     assert rows * 4 > rows and rows >= 2 and rows != 1 and rows and hash(rows + cols) == hash(cols + rows)
     assert rows <= 2**63 - 1 and rows > -(2**63)
     assert not world.facts
 
 
-def test_questions_that_depend_are_kept(world: World, rows: int, cols: int) -> None:
+def test_questions_that_depend_are_kept(world: ShapeEnv, rows: int, cols: int) -> None:
     assert rows > cols and rows != cols and sorted([rows, 6, cols], key=lambda size: size) == [cols, 6, rows]
     texts = {str(fact) for fact in world.facts}
     assert {"s0 - s1 > 0", "s0 - 6 > 0"} <= texts
@@ -61,8 +61,8 @@ def test_questions_that_depend_are_kept(world: World, rows: int, cols: int) -> N
     assert rows == 7 and type(varying(world, Expression.of(world.symbols[0]))) is int
 
 
-def test_what_asks_nothing(world: World, rows: int, cols: int) -> None:
-    assert typical(rows * cols) == 35 and typical(3) == 3
+def test_what_asks_nothing(world: ShapeEnv, rows: int, cols: int) -> None:
+    assert hint(rows * cols) == 35 and hint(3) == 3
     assert not known_equal(rows, 7) and known_equal(rows + 0, rows) and known_equal(3, 3)
     assert not same_sizes((rows, 7), (7, 7)) and not same_sizes((rows,), (rows, 1)) and same_sizes((rows, 1), (rows, 1))
     assert known_at_least(rows * 8, 16) and not known_at_least(rows, 7)
@@ -70,17 +70,17 @@ def test_what_asks_nothing(world: World, rows: int, cols: int) -> None:
     assert not world.facts
 
 
-def test_what_was_found_equal_is_known(world: World, rows: int) -> None:
+def test_what_was_found_equal_is_known(world: ShapeEnv, rows: int) -> None:
     assert (rows + 1) // 2 * 2 != rows
     other = world.again(lambda symbol: 9)
     again = rows.moved(other)  # type: ignore[attr-defined]
     assert [str(fact) for fact in other.facts] == [str(fact) for fact in world.facts]
-    assert not known_equal((again + 1) // 2 * 2, again) and typical(again) == 9
+    assert not known_equal((again + 1) // 2 * 2, again) and hint(again) == 9
     with pytest.raises(ValueError, match="does not hold"):
         world.again(lambda symbol: 8)
 
 
-def test_floats_are_kept_as_they_are_computed(world: World, rows: int) -> None:
+def test_floats_are_kept_as_they_are_computed(world: ShapeEnv, rows: int) -> None:
     number = from_symbolic(1 / to_symbolic(rows))
     assert type(number) is VaryingFloat and isinstance(number, float) and varies(number) and not world.facts
     assert number.evaluate(lambda symbol: 4) == 0.25 and number == from_symbolic(1 / to_symbolic(rows))
@@ -88,8 +88,8 @@ def test_floats_are_kept_as_they_are_computed(world: World, rows: int) -> None:
     assert math.isclose(number * 7, 1.0) and [str(fact) for fact in world.facts] == ["s0 - 7 == 0"]
 
 
-def test_to_pytorch_and_back(world: World, rows: int) -> None:
+def test_to_pytorch_and_back(world: ShapeEnv, rows: int) -> None:
     symbolic = to_symbolic(rows * 2)
     assert isinstance(symbolic, torch.SymInt) and str(from_symbolic(symbolic)) == "2*s0"
     assert to_symbolic(3) == 3 and from_symbolic(3) == 3
-    assert type(from_symbolic(as_number(world, Expression.of(world.symbols[0])))) is Varying
+    assert type(from_symbolic(as_number(world, Expression.of(world.symbols[0])))) is SymSize

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.ir.ambient import Ambient
+from smelt.ir.nodes.ambient import Ambient
 
 BACKENDS = ("eager", "aot_eager", "llvm")
 every_backend = pytest.mark.parametrize("backend", BACKENDS)

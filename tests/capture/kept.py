@@ -17,10 +17,11 @@ import torch
 
 import smelt
 from smelt.base.options import config
-from smelt.capture import CompiledRegion, keeping, recalling
+from smelt.capture import CompiledRegion
+from smelt.capture.persist import deserialize, serialize
 from smelt.ir.graph import Recaller, Traced
-from smelt.pipeline.graphs import dump, load
-from smelt.pipeline.keys import Unstorable
+from smelt.pipeline.cache.graph_json import dump, load
+from smelt.pipeline.cache.keys import Unstorable
 
 
 class Plainly:
@@ -117,7 +118,7 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worlds]:
     """Files are all of one age here: what has changed has to be told by guards and digests."""
     monkeypatch.setenv("SMELT_CACHE", "1")
     monkeypatch.setattr(config, "disk_cache_dir", str(tmp_path / "cache"))
-    for module in (keeping, recalling):
+    for module in (serialize, deserialize):
         monkeypatch.setattr(module, "stamp_of", lambda file: [1, 1])
     yield Worlds(tmp_path)
     sys.modules.pop("kept_world", None)

@@ -13,7 +13,7 @@ import torch
 import smelt
 from smelt.base.events import Event, collect
 from smelt.capture import BreakRecord, CompiledRegion, GraphRecord
-from smelt.ir.graph import Level, Traced, check_graph
+from smelt.ir.graph import GraphLevel, Traced, check_graph
 
 _SMELT = os.path.dirname(smelt.__file__) + os.sep
 
@@ -30,7 +30,7 @@ class Captured:
         self.region = CompiledRegion(self._compile, fullgraph=self.fullgraph)
 
     def _compile(self, traced: Traced) -> Callable[..., Any]:
-        check_graph(traced.graph, Level.TORCH)
+        check_graph(traced.graph, GraphLevel.TORCH)
         self.graphs.append(traced)
         return traced.to_module().forward  # not the module's __call__: global hooks must not see it
 

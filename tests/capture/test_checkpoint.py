@@ -15,8 +15,8 @@ from torch.utils.checkpoint import (
 )
 
 import smelt
-from smelt.autograd.aliasing import is_view
-from smelt.autograd.partition import Halves
+from smelt.autograd.joint.aliasing import is_view
+from smelt.autograd.partition.partition import Halves
 from smelt.base.events import collect
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from tests.capture.contexts import every_backend, same

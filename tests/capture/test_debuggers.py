@@ -11,7 +11,7 @@ import torch
 
 import smelt
 from smelt.base.errors import SmeltWarning
-from smelt.capture import debuggers
+from smelt.capture.driver import debuggers
 
 
 @pytest.fixture(autouse=True)

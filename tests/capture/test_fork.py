@@ -84,8 +84,8 @@ in_child(lambda: torch.allclose(compiled(x), expected))
 thread.join()
 """,
     "while a thread compiles a backward, and sizes": """
-from smelt.runtime.state import Differentiable
-from smelt.pipeline.sized import SizedGraph
+from smelt.runtime.autograd.differentiable import Differentiable
+from smelt.pipeline.sizes.dispatch import SizedGraph
 there, waits = threading.Event(), threading.Event()
 def held(kind, name):
     function = getattr(kind, name)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import bytecode, iterate
-from smelt.capture.interpret import Interpreter
+from smelt.capture.interpreter import iterators
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model import bytecode
 from tests.capture.programs import Captured
 
 X = torch.ones(2)
@@ -96,7 +97,7 @@ def test_a_loop_copies_no_container_at_each_step(work: Callable[[int], int], mon
         return x + work(500)
 
     monkeypatch.setattr(Interpreter, "touch", counting)
-    monkeypatch.setattr(iterate, "list", listing, raising=False)
+    monkeypatch.setattr(iterators, "list", listing, raising=False)
     runner = Captured()
     assert runner(program, X).equal(X + work(500))
     assert not runner.breaks

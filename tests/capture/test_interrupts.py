@@ -64,7 +64,7 @@ def test_signals_leave_nothing_behind() -> None:
 
 _FINALLY = """
 import torch, smelt
-from smelt.capture.engine import Engine
+from smelt.capture.driver.engine import Engine
 
 log = []
 

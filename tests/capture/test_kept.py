@@ -13,7 +13,7 @@ import torch
 
 import smelt
 from smelt.base.events import collect
-from smelt.capture import keeping, recalling
+from smelt.capture.persist import deserialize, serialize
 from tests.capture.generated.grammar import program_of
 from tests.capture.generated.recalled import failure_of
 from tests.capture.generated.repro import repro
@@ -522,7 +522,7 @@ def test_a_changed_file_is_told_by_its_time(worlds: Worlds, monkeypatch: pytest.
     text = HEAD + "def program(x):\n    return x * 2"
     worlds.run(text, given)
     assert worlds.run(text, given).recalled == 1
-    monkeypatch.setattr(recalling, "stamp_of", lambda file: [1, 2])
+    monkeypatch.setattr(deserialize, "stamp_of", lambda file: [1, 2])
     assert worlds.run(text, given).recalled == 0
 
 
@@ -548,9 +548,9 @@ def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
 
 def test_a_file_can_name_no_code_to_run(worlds: Worlds) -> None:
     for function in (os.system, eval, exec, print, subprocess.run, type(test_stale), type, test_stale):
-        assert not keeping.may_be_step(function)
-    for function in (list, dict, list.extend, object.__new__, keeping.refuse):
-        assert keeping.may_be_step(function)
+        assert not serialize.may_be_step(function)
+    for function in (list, dict, list.extend, object.__new__, serialize.refuse):
+        assert serialize.may_be_step(function)
 
 
 SCRIPT = """

@@ -8,8 +8,8 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 from smelt._native import Guards
-from smelt.capture import layout
-from smelt.capture.layout import find_layout, teach_guards
+from smelt.torch_abi import tensor_layout
+from smelt.torch_abi.tensor_layout import find_layout, install_tensor_layout
 
 
 def frozen() -> torch.Tensor:
@@ -64,7 +64,7 @@ def guards_for(tensor: torch.Tensor) -> Guards:
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_memory_says_what_attributes_say(kind: str) -> None:
-    teach_guards()
+    install_tensor_layout()
     guards = guards_for(MAKE[kind]())
     for _ in range(3):
         guards.check((MAKE[kind](),))  # learns what the memory of one that passes looks like
@@ -75,7 +75,7 @@ def test_memory_says_what_attributes_say(kind: str) -> None:
 
 
 def test_a_tensor_that_changes_under_guards() -> None:
-    teach_guards()
+    install_tensor_layout()
     parameter = torch.nn.Parameter(torch.ones(2, 3))
     guards = guards_for(parameter)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_a_tensor_that_changes_under_guards() -> None:
 
 
 def test_a_view_wants_a_gradient_once_its_base_does() -> None:
-    teach_guards()
+    install_tensor_layout()
     base = torch.zeros(4, 3)
     view = base[:2]
     guards = guards_for(view)
@@ -107,7 +107,7 @@ def test_a_view_wants_a_gradient_once_its_base_does() -> None:
 def test_the_layout_is_found_whatever_memory_held() -> None:
     found = [find_layout()]
     for size, fill in itertools.product(range(96, 400, 16), (0x00, 0x5A, 0xFF)):
-        layout._fill_free_memory(size, fill)
+        tensor_layout._fill_free_memory(size, fill)
         if fill == 0xFF:
             found.append(find_layout())
     assert None not in found
@@ -126,26 +126,26 @@ def test_deterministic_algorithms_do_not_hinder() -> None:
 
 def test_bits_that_nobody_writes_are_masked_or_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unseen, such a bit made two keys of one backward, so that it was captured twice."""
-    fill = layout._fill_free_memory
-    monkeypatch.setattr(layout, "_fill_free_memory", lambda size, pattern: fill(size, 0) and frozenset())
+    fill = tensor_layout._fill_free_memory
+    monkeypatch.setattr(tensor_layout, "_fill_free_memory", lambda size, pattern: fill(size, 0) and frozenset())
     assert find_layout() is None  # no tensor was seen to lie where the pattern is
 
 
 def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_taught", False)
-    monkeypatch.setattr(layout, "find_layout", lambda: pytest.fail("tensors are not what they seem here"))
+    monkeypatch.setattr(tensor_layout, "_taught", False)
+    monkeypatch.setattr(tensor_layout, "find_layout", lambda: pytest.fail("tensors are not what they seem here"))
     with BaseTorchFunctionMode():
-        teach_guards()
-    assert not layout._taught
+        install_tensor_layout()
+    assert not tensor_layout._taught
 
 
 def test_a_default_device_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    monkeypatch.setattr(layout, "_taught", False)
-    monkeypatch.setattr(layout, "find_layout", lambda: found.append(torch.ones(1).device.type))
+    monkeypatch.setattr(tensor_layout, "_taught", False)
+    monkeypatch.setattr(tensor_layout, "find_layout", lambda: found.append(torch.ones(1).device.type))
     with torch.device("meta"):
-        teach_guards()
-    assert layout._taught and found == ["cpu"]
+        install_tensor_layout()
+    assert tensor_layout._taught and found == ["cpu"]
 
 
 class Lookalike:
@@ -164,7 +164,7 @@ class Lookalike:
 
 
 def test_what_only_looks_like_a_tensor_is_never_read_as_one() -> None:
-    teach_guards()
+    install_tensor_layout()
     check = ("tensor", Lookalike, torch.float32, torch.device("cpu"), (2, 3), (3, 1), False)
     guards = Guards(((("slot", 0), (check,), (), True, "x"),))
     for _ in range(5):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.step import STEPS
-from smelt.capture.trace import HANDLERS
+from smelt.capture.driver.capture_frame import HANDLERS
+from smelt.capture.driver.eager_step import STEPS
 from tests.versions.test_instructions import handled
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import undo
+from smelt.capture.replay import rollback
 from tests.capture.programs import compare, error_shape
 
 BACKENDS = ("eager", "aot_eager", "llvm")
@@ -229,7 +229,7 @@ def test_a_write_is_counted_once(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 def test_compiled_graphs_write_last_and_copy_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of keys and values are written before many an operator that may raise."""
-    monkeypatch.setattr(undo, "_copy", lambda tensor, rebased: pytest.fail("copied"))
+    monkeypatch.setattr(rollback, "_copy", lambda tensor, rebased: pytest.fail("copied"))
     call, w = smelt.compile(written_before, backend=backend), torch.ones(3)
     call(w, X, IN)
     assert w.tolist() == [2, 2, 2]

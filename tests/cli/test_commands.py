@@ -12,7 +12,7 @@ import torch
 
 import smelt
 from smelt.cli import main, parser
-from smelt.cli.running import compiling_everything
+from smelt.cli.run import compiling_everything
 from tests.explain.faults import swap_subtractions_merged_with_tanh
 
 PROGRAM = """

@@ -13,8 +13,10 @@ import torch
 from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
 from smelt.base.options import Options
-from smelt.codegen import assembly, build, compile_kernels, cpu, engine
-from smelt.codegen.schedule import plan
+from smelt.codegen import assembly, build, compile_kernels
+from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.schedule import plan
+from smelt.codegen.llvm import compile as engine
 from smelt.device import Target, find, names, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS
@@ -144,7 +146,7 @@ def test_twice_the_registers_where_a_point_takes_few() -> None:
     """And only for tensors large enough to make up for LLVM's time."""
 
     def lanes(op: str, size: int, vectors: int) -> int:
-        target = replace(find("cpu"), vector_bits=128, vector_registers=32, light_vectors=vectors)
+        target = replace(find("cpu"), vector_bits=128, vector_registers=32, unroll_light=vectors)
         return plan(kernel_of("k", op, [torch.float32], torch.float32, size), target).lanes
 
     assert [lanes("exp", 1 << 18, vectors) for vectors in (4, 8)] == [16, 32]
@@ -152,14 +154,14 @@ def test_twice_the_registers_where_a_point_takes_few() -> None:
 
 
 def test_instructions_in_the_order_of_another_processor() -> None:
-    named = build.module_text([KERNEL], replace(find("cpu"), ordered_for="generic"))
+    named = build.module_text([KERNEL], replace(find("cpu"), tune_cpu="generic"))
     assert '"tune-cpu"="generic"' in named
-    assert "tune-cpu" not in build.module_text([KERNEL], replace(find("cpu"), ordered_for=""))
+    assert "tune-cpu" not in build.module_text([KERNEL], replace(find("cpu"), tune_cpu=""))
 
 
 def test_a_constant_used_twice_is_read_from_two_places() -> None:
     """Read from one, it would be copied in registers before it is overwritten."""
-    target = replace(find("cpu"), fma_overwrites=True, has_fma=True, vector_bits=128)
+    target = replace(find("cpu"), fma_clobbers_addend=True, has_fma=True, vector_bits=128)
     kernel = kernel_of("k", "exp", [torch.float32], torch.float32, 64)
     (pool,) = (line for line in build.module_text([kernel], target).splitlines() if ".pool = " in line)
     assert pool.partition("> <{")[2].count("splat (float 0x3FF0000000000000)") == 2
@@ -168,12 +170,12 @@ def test_a_constant_used_twice_is_read_from_two_places() -> None:
 # Targets other than this machine.
 
 VARIANTS = [
-    {"has_fma": False, "fma_overwrites": False},
-    {"has_nan_minimum": False},
-    {"narrows_well": False},
-    {"narrows_well": True},
-    {"loads_early": True},
-    {"vector_bits": 256, "vector_registers": 16, "fma_overwrites": False, "has_nan_minimum": False},
+    {"has_fma": False, "fma_clobbers_addend": False},
+    {"has_nan_minmax": False},
+    {"has_narrowing_add": False},
+    {"has_narrowing_add": True},
+    {"hoist_loads_over_stores": True},
+    {"vector_bits": 256, "vector_registers": 16, "fma_clobbers_addend": False, "has_nan_minmax": False},
     {"vector_bits": 512},
 ]
 
@@ -256,8 +258,8 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
     arm = triple.startswith("aarch64")
     target = replace(
         find("cpu"), triple=triple, cpu=chip, features=features, vector_bits=bits,
-        has_fma=True, fma_overwrites=arm, has_nan_minimum=arm, narrows_well=arm,
-        vector_registers=16 if bits == 256 else 32, scales_floats=bits == 512,
+        has_fma=True, fma_clobbers_addend=arm, has_nan_minmax=arm, has_narrowing_add=arm,
+        vector_registers=16 if bits == 256 else 32, has_scalef=bits == 512,
     )  # fmt: skip
     narrow = parse_kernel(
         "kernel n rows() cols(j:37)\n in x: f16[37]\n in b: bf16[37]\n out y: f16[37]\n out z: bf16[37]\n loop:\n"
@@ -274,7 +276,7 @@ def test_other_chips_need_no_other_functions(triple: str, chip: str, features: s
     )
     text = engine.assemble(build.module_text([*_kernels(), narrow, wide, turned], target), target)
     for scale in ("vscalefps", "vscalefpd"):  # in the exponentials of whole vectors
-        assert (scale in text) == target.scales_floats
+        assert (scale in text) == target.has_scalef
     called = set()
     for line in text.splitlines():
         words = line.split()

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from smelt.codegen import build, cpu, schedule
-from smelt.codegen.layout import Layout
+from smelt.codegen import build
+from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
 from tests.codegen.test_kernels import same_as_reference
@@ -19,7 +21,7 @@ def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """This machine, if loads had to come before stores; with kernels shared out between threads, or not."""
     if request.param:
         monkeypatch.setattr(schedule, "GRAIN", 1)
-    target = replace(cpu.describe_host(), loads_early=True)
+    target = replace(cpu.describe_host(), hoist_loads_over_stores=True)
     register("cpu", lambda: target)
     build.forget()
     yield target
@@ -96,7 +98,7 @@ def test_a_loop_carries_what_it_read(eager: Target) -> None:
     )
     carried = f"phi <{schedule.plan(kernel, eager).lanes} x float>"
     assert carried in build.module_text([kernel], eager)
-    assert carried not in build.module_text([kernel], replace(eager, loads_early=False))
+    assert carried not in build.module_text([kernel], replace(eager, hoist_loads_over_stores=False))
 
 
 def test_private_arrays_do_not_end_in_the_same_bits() -> None:
@@ -105,7 +107,7 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
         "kernel k rows(i:50) cols(j:1024)\n in x: f32[51200]\n out y: f32[1024]\n out z: f32[1024]\n loop:\n"
         " a = load x[1024*i + j]\n b = mul a, a : f32\n accumulate sum y[j] = a\n accumulate sum z[j] = b"
     )
-    offsets = Layout.of(schedule.plan(kernel, cpu.describe_host())).offsets
+    offsets = WorkspaceLayout.of(schedule.plan(kernel, cpu.describe_host())).offsets
     assert len(offsets) == 4 and len({offset % 4096 for offset in offsets.values()}) == 4
     same_as_reference(kernel)
 
@@ -113,7 +115,7 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
 @pytest.mark.parametrize("bits", [128, 256, 512])
 def test_every_line_of_the_next_row_is_asked_for(bits: int) -> None:
     """As many as a vector reads, whether it is one line long or four."""
-    target = replace(cpu.describe_host(), vector_bits=bits, fetches_ahead=True, fetch_distance=0)
+    target = replace(cpu.describe_host(), vector_bits=bits, prefetch_next_row=True, prefetch_distance=0)
     kernel = parse_kernel(sized(SOFTMAX, 40, 1024))
     asked = build.module_text([kernel], target).count("call void @llvm.prefetch")
     assert asked == schedule.plan(kernel, target).lanes * 4 // 64

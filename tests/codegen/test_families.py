@@ -9,7 +9,7 @@ import torch
 from smelt.base import events
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.codegen.families import families
+from smelt.codegen.cpu.shared_bodies import families
 from smelt.ir.kernel import Kernel
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, SOFTMAX, sized

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import smelt
 from smelt.base.options import Options
-from smelt.base.sizes import contiguous_stride, product
-from smelt.codegen import compile_kernels, schedule
+from smelt.codegen import compile_kernels
+from smelt.codegen.cpu import schedule
 from smelt.device import find
 from smelt.ir.kernel import (
     Accumulate,
@@ -32,6 +32,7 @@ from smelt.ir.kernel import (
     Stage,
     Store,
 )
+from smelt.symbolic.shapes import contiguous_stride, product
 from tests.codegen.running import call
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_reference import run_kernel
@@ -293,10 +294,10 @@ def test_many_threads_and_few_rows(busy: None) -> None:
 
 
 def test_the_next_row_of_one_array_is_asked_for_where_a_row_takes_several_passes() -> None:
-    ahead = replace(find("cpu"), fetches_ahead=True)
+    ahead = replace(find("cpu"), prefetch_next_row=True)
     norm = parse_kernel(sized(LAYER_NORM, 40, 1000))
     assert [load.buffer for load in schedule.plan(norm, ahead).fetched] == ["x"]
-    assert not schedule.plan(norm, replace(ahead, fetches_ahead=False)).fetched
+    assert not schedule.plan(norm, replace(ahead, prefetch_next_row=False)).fetched
     assert not schedule.plan(parse_kernel(sized(LAYER_NORM, 40, 30)), ahead).fetched
     softmax = schedule.plan(parse_kernel(sized(SOFTMAX, 40, 1000)), ahead).kernel
     assert schedule.asking(softmax) is softmax.stages[1]  # its exp leaves memory more time than the loop after it

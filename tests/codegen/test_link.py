@@ -9,10 +9,10 @@ import pytest
 
 from smelt import _native
 from smelt.base.errors import SmeltError
-from smelt.codegen import engine
-from smelt.codegen.link import CannotLink, link
+from smelt.codegen.llvm import compile as engine
+from smelt.codegen.llvm.link import CannotLink, link
 from smelt.device import find
-from smelt.runtime.image import Image, Slot, load
+from smelt.runtime.program.code_image import Image, Slot, load
 
 CALLS = """
 declare double @cbrt(double)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 import smelt
 from smelt.base.options import Options
-from smelt.codegen import build, compile_kernels, cpu, schedule
-from smelt.codegen.layout import Layout
-from smelt.codegen.online import BLOCK, REFERENCES, WORTH
-from smelt.codegen.schedule import Plan
+from smelt.codegen import build, compile_kernels
+from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.online_softmax import BLOCK, REFERENCES, WORTH
+from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.ir.kernel import Kernel
 from tests.codegen import test_kernels, test_sizes
 from tests.ir.kernels import SOFTMAX, sized
@@ -82,7 +84,7 @@ FORMS = {
 WIDTHS = [8193, 8256, 8320, 12288, 12289, 12351, 16384]
 
 
-def planned(kernel: Kernel) -> Plan:
+def planned(kernel: Kernel) -> SchedulePlan:
     return schedule.plan(kernel, cpu.describe_host())
 
 
@@ -94,7 +96,7 @@ def test_every_form_equals_the_reference(form: str, width: int, monkeypatch: pyt
     kernel = parse_kernel(sized(text, 3, width))
     made = planned(kernel)
     assert made.online is not None and (made.online.third is not None) is aside
-    assert (REFERENCES in Layout.of(made).offsets) is aside
+    assert (REFERENCES in WorkspaceLayout.of(made).offsets) is aside
     test_kernels.same_as_reference(kernel)
 
 
@@ -104,7 +106,7 @@ def test_as_many_blocks_as_there_may_be() -> None:
 
 
 def test_the_next_block_is_asked_for_while_powers_are_computed() -> None:
-    target = replace(cpu.describe_host(), fetch_distance=256)  # which a loop for itself would ask for
+    target = replace(cpu.describe_host(), prefetch_distance=256)  # which a loop for itself would ask for
     kernel = parse_kernel(sized(LOGSUMEXP, 3, 16384))
     lines = [line for line in build.module_text([kernel], target).splitlines() if "call" in line or "getelem" in line]
     asked = [number for number, line in enumerate(lines) if "call void @llvm.prefetch" in line]
@@ -114,7 +116,7 @@ def test_the_next_block_is_asked_for_while_powers_are_computed() -> None:
 
 def test_loops_carry_what_is_theirs() -> None:
     """The first its maxima, the second its sums and what it reads early, the third nothing."""
-    target = replace(cpu.describe_host(), loads_early=True)
+    target = replace(cpu.describe_host(), hoist_loads_over_stores=True)
     kernel = parse_kernel(sized(SOFTMAX, 3, 16384))
     lanes = schedule.plan(kernel, target).lanes
     assert build.module_text([kernel], target).count(f"phi <{lanes} x float>") == 3

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from smelt.codegen import schedule
-from smelt.codegen.pairs import paired
+from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu.row_pairing import paired
 from smelt.device import find
 from smelt.ir.kernel import Kernel, Load
 from smelt.ir.text import format_kernel
@@ -53,7 +53,7 @@ def test_rows_that_cannot_be_paired() -> None:
 
 @pytest.mark.parametrize("fold", ["sum", "max", "min", "prod"])
 def test_folds_of_columns_equal_the_reference(fold: str) -> None:
-    target = replace(find("cpu"), pairs_rows=True, fetch_distance=256)
+    target = replace(find("cpu"), pairs_rows=True, prefetch_distance=256)
     kernel = parse_kernel(sized(COLUMN_SUM, 130, 37).replace("accumulate sum", f"accumulate {fold}"))
     assert schedule.plan(kernel, target).kernel.row_count == 65
     assert schedule.plan(kernel, replace(target, pairs_rows=False)).kernel.row_count == 130

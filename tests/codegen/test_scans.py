@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from smelt.codegen.cpu import describe_host
-from smelt.codegen.schedule import plan
-from smelt.ir.check import check_kernel
+from smelt.codegen.cpu.schedule import plan
+from smelt.codegen.cpu.target import describe_host
+from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.tensorspec import short_name
 from smelt.ir.text import format_kernel

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from smelt.base.options import Options
-from smelt.codegen import compile_kernels, schedule
+from smelt.codegen import compile_kernels
+from smelt.codegen.cpu import schedule
 from smelt.device import find
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel

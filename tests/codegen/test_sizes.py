@@ -7,13 +7,14 @@ import torch
 
 import smelt
 from smelt.base.options import Options
-from smelt.base.symbols import Symbol
-from smelt.codegen import compile_kernels, schedule
+from smelt.codegen import compile_kernels
 from smelt.codegen.build import CompiledKernel, forget
-from smelt.ir.check import check_kernel
+from smelt.codegen.cpu import schedule
+from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel, Role
-from smelt.ir.resize import resized
+from smelt.ir.substitute_sizes import resized
 from smelt.ir.text import format_kernel
+from smelt.symbolic.expressions import Symbol
 from tests.codegen.running import call, run
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX
 from tests.kernel_reference import run_kernel

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from smelt.codegen import build, cpu, schedule
-from smelt.codegen.schedule import Split
+from smelt.codegen import build
+from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.schedule import Split
 from smelt.device import Target, find, register
 from smelt.ir.kernel import Kernel
 from tests.codegen.test_kernels import same_as_reference
@@ -65,10 +67,10 @@ def test_several_reads_and_one_straight(busy: None) -> None:
         " p = position 50*i + j\n q = cast p : f32\n r = add h, q : f32\n store o[50*i + j] = r"
     )
     assert split_of(kernel) is Split.TILES
-    ahead = schedule.plan(kernel, replace(find("cpu"), fetches_ahead=True))
+    ahead = schedule.plan(kernel, replace(find("cpu"), prefetch_next_row=True))
     assert [load.buffer for load in ahead.fetched] == ["x"]  # what is read straight; w is the same for all rows
     assert ahead.tile is not None and ahead.fetched_rows * ahead.tile.width * 4 >= 1536  # few rows of a wide tile
-    assert not schedule.plan(kernel, replace(find("cpu"), fetches_ahead=False)).fetched
+    assert not schedule.plan(kernel, replace(find("cpu"), prefetch_next_row=False)).fetched
     same_as_reference(kernel)
 
 
@@ -127,7 +129,9 @@ def test_flipped_lines_are_read_as_they_were(busy: None) -> None:
 @pytest.fixture
 def wide(busy: None) -> Iterator[Target]:
     """This machine, if it turned squares of 16 × 16 and wrote them past the cache, however few."""
-    target = replace(cpu.describe_host(), turned_bits=512, streams_from=1, tile_bytes=(512, 256))
+    target = replace(
+        cpu.describe_host(), transpose_register_bits=512, nontemporal_min_bytes=1, transpose_tile_bytes=(512, 256)
+    )
     register("cpu", lambda: target)
     build.forget()
     yield target
@@ -161,8 +165,10 @@ def test_what_does_not_begin_with_a_cache_line_goes_through_the_cache(wide: Targ
 
 
 def test_little_and_what_is_read_as_well_goes_through_the_cache(wide: Target) -> None:
-    assert "!nontemporal" not in build.module_text([turned(64, 64)], replace(wide, streams_from=64 * 64 * 4 + 1))
-    assert "!nontemporal" not in build.module_text([turned(64, 64)], replace(wide, streams_from=0))
+    assert "!nontemporal" not in build.module_text(
+        [turned(64, 64)], replace(wide, nontemporal_min_bytes=64 * 64 * 4 + 1)
+    )
+    assert "!nontemporal" not in build.module_text([turned(64, 64)], replace(wide, nontemporal_min_bytes=0))
     kernel = parse_kernel(
         "kernel k rows(i:64) cols(j:64)\n inout x: f32[4096]\n in y: f32[4096]\n loop:\n"
         " a = load x[64*i + j]\n b = load y[i + 64*j]\n c = add a, b : f32\n store x[64*i + j] = c"

@@ -10,16 +10,16 @@ import torch
 from torch import fx
 
 from smelt import _native
-from smelt.autograd import nodekinds, nodelayout
-from smelt.autograd.generalize import generalize, split_numbers, with_numbers
-from smelt.autograd.nodekinds import kind_of
-from smelt.autograd.nodelayout import NodeLayout, find_layout, why_not_read_nodes
-from smelt.autograd.noderead import is_number, read
-from smelt.autograd.nodetrace import trace
-from smelt.autograd.ready import Ready
+from smelt.autograd.engine.generalize_sizes import generalize, split_numbers, with_numbers
+from smelt.autograd.engine.read_graph import is_number, read
+from smelt.autograd.engine.trace_engine import trace
+from smelt.autograd.joint.ready_queue import ReadyQueue
 from smelt.ir.backward import Backward, Graph
-from smelt.ir.graph import Level, Traced, outputs
-from smelt.pipeline.backward_steps import detached
+from smelt.ir.graph import GraphLevel, Traced, outputs
+from smelt.pipeline.backward.backward_steps import detached
+from smelt.torch_abi import node_kinds, node_layout
+from smelt.torch_abi.node_kinds import kind_of
+from smelt.torch_abi.node_layout import NodeLayout, find_layout, why_not_read_nodes
 
 aten = torch.ops.aten
 turn = aten.t.default
@@ -31,8 +31,8 @@ def test_the_layout_of_nodes_is_found_and_the_same_each_time() -> None:
 
 
 def test_every_place_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodelayout, "_RELEASE", "no_such_symbol")
-    monkeypatch.setattr(nodelayout, "_has_edges", lambda *found: False)
+    monkeypatch.setattr(node_layout, "_RELEASE", "no_such_symbol")
+    monkeypatch.setattr(node_layout, "_has_edges", lambda *found: False)
     assert find_layout() == (
         "edges: 0 places fit; what needs 'edges' was not looked for; "
         "how nodes are released: no_such_symbol is not exported"
@@ -40,7 +40,7 @@ def test_every_place_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_guess_that_leads_nowhere_only_fails() -> None:
-    assert nodelayout._words(8, 2) == [-1, -1]
+    assert node_layout._words(8, 2) == [-1, -1]
     page = mmap.mmap(-1, 2 * mmap.PAGESIZE)
     first = ctypes.addressof(ctypes.c_char.from_buffer(page))
     reserved = ctypes.CDLL(None).mprotect
@@ -48,8 +48,8 @@ def test_a_guess_that_leads_nowhere_only_fails() -> None:
     page[mmap.PAGESIZE - 8 : mmap.PAGESIZE] = (7).to_bytes(8, sys.byteorder)
     assert reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
     try:
-        assert nodelayout._words(first + mmap.PAGESIZE - 8, 2) == [7, -1]
-        assert nodelayout._words(first + mmap.PAGESIZE - 4, 1) == [-1]
+        assert node_layout._words(first + mmap.PAGESIZE - 8, 2) == [7, -1]
+        assert node_layout._words(first + mmap.PAGESIZE - 4, 1) == [-1]
     finally:
         reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 3)
 
@@ -95,8 +95,9 @@ def test_a_kind_that_hides_what_matters_is_left_whole() -> None:
 
 
 def test_without_the_header_no_kind_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodekinds, "_header", lambda: "")
-    assert nodekinds._kind_of_class.__wrapped__(type((torch.ones(1, requires_grad=True) * 2).grad_fn)).whole is not None
+    monkeypatch.setattr(node_kinds, "_header", lambda: "")
+    product = torch.ones(1, requires_grad=True) * 2
+    assert node_kinds._kind_of_class.__wrapped__(type(product.grad_fn)).whole is not None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_numbers_are_told_from_tensors(tensor: torch.Tensor, expected: bool) -> 
 
 
 def test_the_queue_takes_the_latest_first() -> None:
-    queue = Ready()
+    queue = ReadyQueue()
     for node, number in enumerate([5, 3, 9, 1, 7]):
         queue.push(node, number)
     assert [queue.pop() for _ in range(5)] == [2, 4, 0, 1, 3] and not queue
@@ -150,7 +151,7 @@ def test_results_are_detached_that_nobody_else_has_the_memory_of() -> None:
     product, total, further = (graph.call_function(op, (one, other)) for op in operators)
     alone, shared, given, seen = (graph.call_function(turn, (each,)) for each in (product, total, one, further))
     graph.output((alone, total, shared, given, seen))
-    step = Graph(Traced(graph, Level.TORCH), (0, 1), (2, 3, 4, 5, 6))
+    step = Graph(Traced(graph, GraphLevel.TORCH), (0, 1), (2, 3, 4, 5, 6))
     made = detached(step, frozenset({2, 3, 4, 5}))
     results = [result.target for result in outputs(made.traced.graph)]
     assert results == [aten.detach.default, aten.add.Tensor, turn, turn, turn]

@@ -11,7 +11,7 @@ import torch
 import smelt
 from smelt.base.events import collect
 from smelt.capture import BreakRecord
-from smelt.capture.breaks import REASONS
+from smelt.capture.model.breaks import REASONS
 from tests.docs.pages import (
     FENCE,
     LANGUAGES,

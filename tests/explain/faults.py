@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from smelt.fuse import grouping
+from smelt.fuse import greedy_fusion
 
 
 def swap_subtractions_merged_with_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on a kernel that takes in `tanh` computes y - x for x - y."""
-    merge = grouping.merge
+    merge = greedy_fusion.merge
     swapped: list[Any] = []  # each once: a kernel is merged in several goes
 
     def wrong(groups: Any, first: Any, second: Any, plan: Any) -> None:
@@ -21,4 +21,4 @@ def swap_subtractions_merged_with_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
                     swapped.append(member)
                     member.readings = member.readings[::-1]
 
-    monkeypatch.setattr(grouping, "merge", wrong)
+    monkeypatch.setattr(greedy_fusion, "merge", wrong)

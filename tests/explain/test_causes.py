@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.recompiles import hint_for
+from smelt.capture.guards.recompiles import hint_for
 from smelt.explain.explanation import Explanation
 
 

@@ -10,8 +10,8 @@ from torch import nn
 import smelt
 from smelt.base.events import collect
 from smelt.explain.guard_words import in_words
-from smelt.ir.joint import Phase, phase_of
-from smelt.ir.origin import origin_of
+from smelt.ir.call_contract import Phase, phase_of
+from smelt.ir.provenance import origin_of
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from smelt.base.events import Event, collect
 from smelt.explain.report import _PARTS
 from smelt.explain.report_code import Codes
 from smelt.explain.report_data import report_data
-from smelt.runtime.profile import profiling
+from smelt.runtime.program.profile import profiling
 
 NODE = shutil.which("node")
 

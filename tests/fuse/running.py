@@ -12,11 +12,11 @@ import torch
 
 from smelt.base.options import Options
 from smelt.fuse import build_program
-from smelt.ir.check import check_program
-from smelt.ir.ghost import Recorder
-from smelt.ir.graph import Level, Traced, check_graph
+from smelt.ir.check_kernel import check_program
+from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import Recorder
 from tests.kernel_reference import run_program
 
 
@@ -28,8 +28,8 @@ def traced(
     with Recorder(decompositions) as recorder:
         out = fn(*(recorder.placeholder(f"x{n}", spec) for n, spec in enumerate(specs)))
     recorder.output(out if isinstance(out, tuple) else (out,))
-    found = Traced(recorder.graph, Level.PURE, recorder.constants)
-    check_graph(found.graph, Level.PURE)
+    found = Traced(recorder.graph, GraphLevel.PURE, recorder.constants)
+    check_graph(found.graph, GraphLevel.PURE)
     return found
 
 

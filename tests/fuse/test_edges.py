@@ -9,10 +9,10 @@ import torch
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options
+from smelt.device.fusion_limits import Limits
 from smelt.fuse import build_program, why_not_fuse
-from smelt.fuse.grouping import form_groups
-from smelt.fuse.limits import Limits
-from smelt.fuse.values import lower
+from smelt.fuse.fusion_graph import lower
+from smelt.fuse.greedy_fusion import form_groups
 from smelt.ir.program import Library, Operand, Place
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused, traced

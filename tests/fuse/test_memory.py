@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from smelt.base.errors import SpecError
-from smelt.fuse.inplace import is_safe
-from smelt.fuse.plan import lifetimes, plan_memory
-from smelt.ir.check import check_program
+from smelt.fuse.buffer_reuse import is_safe
+from smelt.fuse.memory_plan import lifetimes, plan_memory
+from smelt.ir.check_kernel import check_program
 from smelt.ir.kernel import Role
 from smelt.ir.program import Launch, Place, Program, arena_bytes
 from tests.fuse.running import assert_same

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from smelt.base.errors import SpecError
-from smelt.ir import check, check_program
-from smelt.ir.check import KERNEL_RULES, check_kernel
-from smelt.ir.check import check_program as check_whole
+from smelt.ir import check_kernel as check
+from smelt.ir import check_program
+from smelt.ir.check_kernel import KERNEL_RULES, check_kernel
+from smelt.ir.check_kernel import check_program as check_whole
 from smelt.ir.kernel import Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from smelt.ir import ghost
-from smelt.ir.ghost import GhostMode, GhostTensor
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta import ghost
+from smelt.meta.ghost import GhostMode, GhostTensor
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from smelt.base.errors import SpecError
-from smelt.ir.graph import Level, Traced, check_graph, format_graph, output_node, outputs, placeholders
+from smelt.ir.graph import GraphLevel, Traced, check_graph, format_graph, output_node, outputs, placeholders
 from smelt.ir.tensorspec import TensorSpec, set_spec
 
 aten = torch.ops.aten
@@ -93,19 +93,19 @@ def no_output() -> fx.Graph:
 @pytest.mark.parametrize(
     ("make", "level", "says"),
     [
-        (use_before_definition, Level.PURE, "before it is defined"),
-        (foreign_opcode, Level.TORCH, "opcode call_module"),
-        (foreign_opcode, Level.PURE, "opcode call_module"),
-        (method_in_a_pure_graph, Level.PURE, "opcode call_method"),
-        (torch_function_in_a_pure_graph, Level.PURE, "not an ATen operator"),
-        (write_in_a_pure_graph, Level.PURE, "writes an argument"),
-        (value_without_a_spec, Level.PURE, "carries no spec"),
-        (input_without_a_spec, Level.TORCH, "input without the spec of a tensor"),
-        (input_without_a_spec, Level.PURE, "input without the spec of a tensor"),
-        (no_output, Level.TORCH, "one output node, not 0"),
+        (use_before_definition, GraphLevel.PURE, "before it is defined"),
+        (foreign_opcode, GraphLevel.TORCH, "opcode call_module"),
+        (foreign_opcode, GraphLevel.PURE, "opcode call_module"),
+        (method_in_a_pure_graph, GraphLevel.PURE, "opcode call_method"),
+        (torch_function_in_a_pure_graph, GraphLevel.PURE, "not an ATen operator"),
+        (write_in_a_pure_graph, GraphLevel.PURE, "writes an argument"),
+        (value_without_a_spec, GraphLevel.PURE, "carries no spec"),
+        (input_without_a_spec, GraphLevel.TORCH, "input without the spec of a tensor"),
+        (input_without_a_spec, GraphLevel.PURE, "input without the spec of a tensor"),
+        (no_output, GraphLevel.TORCH, "one output node, not 0"),
     ],
 )
-def test_each_rule_catches_its_fault(make: Callable[[], fx.Graph], level: Level, says: str) -> None:
+def test_each_rule_catches_its_fault(make: Callable[[], fx.Graph], level: GraphLevel, says: str) -> None:
     with pytest.raises(SpecError, match="SM021") as caught:
         check_graph(make(), level, after="some pass")
     assert says in str(caught.value)
@@ -114,21 +114,21 @@ def test_each_rule_catches_its_fault(make: Callable[[], fx.Graph], level: Level,
 
 def test_a_fault_shows_the_lines_round_it() -> None:
     with pytest.raises(SpecError) as caught:
-        check_graph(write_in_a_pure_graph(), Level.PURE)
+        check_graph(write_in_a_pure_graph(), GraphLevel.PURE)
     marked = [line for line in str(caught.value).splitlines() if line.strip().startswith("-->")]
     assert len(marked) == 1
     assert "relu_" in marked[0]
 
 
 def test_what_is_allowed_passes() -> None:
-    check_graph(good_pure(), Level.PURE)
+    check_graph(good_pure(), GraphLevel.PURE)
     for make in (method_in_a_pure_graph, torch_function_in_a_pure_graph, write_in_a_pure_graph, value_without_a_spec):
-        check_graph(make(), Level.TORCH)
+        check_graph(make(), GraphLevel.TORCH)
     graph, x = started()
     several = graph.call_function(aten.max.dim, (x, 1))
     set_spec(several, (SPEC, SPEC))
     graph.output((call(graph, operator.getitem, several, 0),))
-    check_graph(graph, Level.PURE)
+    check_graph(graph, GraphLevel.PURE)
 
 
 def test_reading_a_graph() -> None:
@@ -154,7 +154,7 @@ def test_a_module_made_of_a_graph_runs_with_its_constants() -> None:
     set_spec(constant, SPEC)
     graph.output((call(graph, aten.mul.Tensor, x, constant),))
     value = torch.randn(2, 3)
-    module = Traced(graph, Level.PURE, {"constant0": value}).to_module()
+    module = Traced(graph, GraphLevel.PURE, {"constant0": value}).to_module()
     given = torch.randn(2, 3)
     assert torch.equal(module(given)[0], given * value)
 
@@ -166,7 +166,7 @@ def test_a_consuming_graph_lets_go_of_its_inputs() -> None:
     alive: list[bool] = []
     looked = graph.call_function(lambda value: (alive.extend(ref() is not None for ref in refs), value)[1], (sine,))
     graph.output((graph.call_function(torch.mul, (looked, y)), None))
-    traced = Traced(graph, Level.TORCH)
+    traced = Traced(graph, GraphLevel.TORCH)
     given = [torch.ones(2), torch.full((2,), 3.0)]
     refs = [weakref.ref(tensor) for tensor in given]
     product, nothing = traced.to_consuming()(given)

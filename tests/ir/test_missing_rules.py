@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.ir.specrules import describe
-from smelt.ir.specrules.fourier import _asked
-from smelt.ir.specrules.missing import RULES
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules import describe
+from smelt.meta.rules.corrections import RULES
+from smelt.meta.rules.fourier import _asked
 
 aten = torch.ops.aten
 SHAPES = [(5, 3), (3, 5), (4, 4), (2, 5, 3), (2, 3, 5), (2, 3, 4, 4), (0, 3), (3, 0), (2, 0, 3), (0, 4, 3), (1, 1)]

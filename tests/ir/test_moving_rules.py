@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.base.symbols import Expression, World
-from smelt.base.symint import as_number
-from smelt.ir.ghost import GhostMode, GhostTensor
-from smelt.ir.specrules import images, rearranging
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.rules import data_movement, images
+from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.symnode import as_number
 from tests.ir.test_specrules import SHAPES, _agrees, _layouts
 
 aten = torch.ops.aten
@@ -157,7 +157,7 @@ def _possible(op: Any, args: tuple[Any, ...]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("calls", "rules"), [(_moving_calls, rearranging.RULES), (_image_calls, images.RULES)])
+@pytest.mark.parametrize(("calls", "rules"), [(_moving_calls, data_movement.RULES), (_image_calls, images.RULES)])
 def test_rules(calls: Callable[[], Calls], rules: dict[str, Any]) -> None:
     answered = {op.__name__ for op, args in calls() if _possible(op, args) and _agrees(op, *args)}
     answered |= {"sort.stable"} if "sort.default" in answered else set()
@@ -186,9 +186,9 @@ def _refusing() -> Iterator[None]:
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
-def _open(*shape: int) -> tuple[GhostTensor, World]:
+def _open(*shape: int) -> tuple[GhostTensor, ShapeEnv]:
     """A ghost with a symbol for each size, and where one finds what was decided about them."""
-    world = World()
+    world = ShapeEnv()
     sizes = [as_number(world, Expression.of(world.symbol(f"s{dim}", size))) for dim, size in enumerate(shape)]
     strides: list[Any] = [1]
     for size in reversed(sizes[1:]):
@@ -233,7 +233,7 @@ def test_sizes_stay_open(function: Callable[[Any], Any]) -> None:
 
 _TRACED = """
 import sys, torch, torch.nn.functional as F
-from smelt.ir.ghost import GhostMode, GhostTensor
+from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.ir.tensorspec import TensorSpec
 def R(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape)))
 with GhostMode():

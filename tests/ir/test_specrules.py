@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.ir.ghost import GhostMode, GhostTensor
-from smelt.ir.specrules import creation, describe, fourier, indexing, library, losses, pointwise, reduction, views
-from smelt.ir.specrules.layout import like_stride
-from smelt.ir.specrules.promotion import result_dtype
-from smelt.ir.specrules.tables import EVERYWHERE, ON_CPU, _functional_of, rules_of
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.meta.rules import creation, describe, fourier, indexing, linalg_nn, losses, pointwise, reduction, views
+from smelt.meta.rules.lookup import EVERYWHERE, ON_CPU, _functional_of, rules_of
+from smelt.meta.rules.promotion import result_dtype
+from smelt.meta.rules.strides import like_stride
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -524,7 +524,7 @@ def _index_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         (_creations, creation.RULES),
         (_view_calls, views.RULES),
         (_loss_calls, losses.RULES),
-        (_library_calls, library.RULES),
+        (_library_calls, linalg_nn.RULES),
         (_fourier_calls, fourier.RULES),
     ],
     ids=["indexing", "creation", "views", "losses", "library", "fourier"],
@@ -644,7 +644,7 @@ def test_rules_take_the_arguments_of_their_schema() -> None:
 
 _TRACED = """
 import sys, torch, torch.nn.functional as F
-from smelt.ir.ghost import GhostMode, GhostTensor
+from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.ir.tensorspec import TensorSpec
 def R(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape, requires_grad=True)))
 def I(*shape): return GhostTensor(TensorSpec.of(torch.zeros(*shape, dtype=torch.int64)))

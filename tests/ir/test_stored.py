@@ -8,20 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.ir.joint import FromInput, FromResult, Plain, Plan, Restride, Saved, ViewStep
+from smelt.ir.call_contract import AsStrided, FromInput, FromResult, JointPlan, Plain, Saved, ViewStep
 from smelt.ir.kernel import Const
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
-from smelt.ir.stored import BadText, CannotStore, dump, parse
+from smelt.ir.serialize import BadText, CannotStore, dump, parse
 from smelt.ir.tensorspec import TensorSpec
 
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, torch.device("cpu"), requires_grad=True)
 
-PLAN = Plan(
+PLAN = JointPlan(
     inputs=2,
     outputs=(
         FromResult(0),
         FromInput(
-            1, (ViewStep(torch.ops.aten.view.default, ([-1],), (("x", None),), 2), Restride((1,), (1,), 3)), True
+            1, (ViewStep(torch.ops.aten.view.default, ([-1],), (("x", None),), 2), AsStrided((1,), (1,), 3)), True
         ),
         Plain("text"),
     ),

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.base.symbols import Expression, World
-from smelt.base.symint import as_number
-from smelt.ir import ghost
-from smelt.ir.ghost import GhostMode, GhostTensor
-from smelt.ir.specrules import trial
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta import ghost, layout_probe
+from smelt.meta.ghost import GhostMode, GhostTensor
+from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.symnode import as_number
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -75,7 +74,7 @@ def test_what_is_drawn_is_drawn_of_a_generator_of_its_own() -> None:
 
 
 def test_sizes_stay_what_they_are_called() -> None:
-    world = World()
+    world = ShapeEnv()
     n, h, w = [as_number(world, Expression.of(world.symbol(f"s{dim}", size))) for dim, size in enumerate((5, 6, 7))]
     value = GhostTensor(TensorSpec((n, 4, 2, h, w), (8 * h * w, 1, 4 * h * w, 4 * w, 4), torch.float32, CPU))
     with GhostMode():
@@ -86,8 +85,8 @@ def test_sizes_stay_what_they_are_called() -> None:
 
 
 def test_what_is_too_large_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "LARGEST", 16)
-    monkeypatch.setattr(trial, "_run", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(layout_probe, "LARGEST", 16)
+    monkeypatch.setattr(layout_probe, "_run", lambda *_: pytest.fail("it was run"))
     ghost.forget()
     with GhostMode():
         assert aten.special_xlog1py.default(*_ghosts([torch.rand(4, 3).t()] * 2)).shape == (3, 4)
@@ -104,7 +103,7 @@ def test_what_raises_for_such_numbers_is_described_as_before() -> None:
 @pytest.mark.parametrize("op", [aten.linalg_ldl_solve.default, aten.linalg_lu_solve.default])
 def test_rows_that_lapack_exchanges_are_not_made_up(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts them from one, and writes in front of a matrix where they are zero."""
-    monkeypatch.setattr(trial, "_run", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(layout_probe, "_run", lambda *_: pytest.fail("it was run"))
     factors, pivots, given = torch.rand(3, 3).t(), torch.ones(3, dtype=torch.int32), torch.rand(2, 3).t()
     with GhostMode():
         assert op(*_ghosts((factors, pivots, given))).shape == (3, 2)

@@ -10,7 +10,7 @@ from smelt import _native
 
 pytest.importorskip("torch")  # of whose threads the team is made
 
-from smelt.runtime.symbols import LAUNCH, OPENMP, find_symbol
+from smelt.torch_abi.symbols import LAUNCH, OPENMP, find_symbol
 
 PART = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool)
 LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int64, PART, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import smelt
-from smelt.codegen import schedule
+from smelt.codegen.cpu import schedule
 
 Tensor = torch.Tensor
 Take = Callable[[Callable[[torch.Generator], Tensor]], Tensor]  # an operand: made and noted down, or the next one given

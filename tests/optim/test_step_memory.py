@@ -9,10 +9,10 @@ from torch import nn
 
 import smelt
 from smelt.base.events import collect
-from smelt.fuse.plan import lifetimes, peak, plan, plan_memory
+from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.program import Operand, Place, Program
-from smelt.pipeline import symbolic
-from smelt.runtime import launch
+from smelt.pipeline.sizes import template
+from smelt.runtime.program import launch
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def test_memory_is_planned_for_sizes_that_vary_too(monkeypatch: pytest.MonkeyPat
         bound.append((program, plan(program, lives)))
         return bound[-1][1]
 
-    monkeypatch.setattr(symbolic, "plan", noting)
+    monkeypatch.setattr(template, "plan", noting)
     ours, theirs = Gated(128, 512, 4), Gated(128, 512, 4)
     mine, plain = (torch.optim.SGD(model.parameters(), lr=1e-2) for model in (ours, theirs))
     compiled = smelt.compile(_step, fullgraph=True)

@@ -15,7 +15,7 @@ import smelt
 from smelt import fuse
 from smelt.base.errors import SmeltError, SmeltWarning
 from smelt.pipeline import passes
-from smelt.runtime.cache import Store
+from smelt.runtime.cache import CacheStore
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +26,10 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheStore:
     monkeypatch.delenv("SMELT_CACHE", raising=False)
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    return Store(tmp_path, 1 << 30)
+    return CacheStore(tmp_path, 1 << 30)
 
 
 def heads(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +136,7 @@ def test_explain_shows_the_backward_though_it_never_ran() -> None:
     assert [program.name.rstrip("_0123456789") for program in explained.programs] == ["forward", "backward"]
 
 
-def test_a_forward_out_of_the_cache_finds_its_backwards(cache: Store) -> None:
+def test_a_forward_out_of_the_cache_finds_its_backwards(cache: CacheStore) -> None:
     def fresh() -> Any:
         smelt.reset()
         return smelt.compile(heads, fullgraph=True, options={"fallback": False})
@@ -156,7 +156,9 @@ def test_a_forward_out_of_the_cache_finds_its_backwards(cache: Store) -> None:
     torch.testing.assert_close(both, step(heads, 0, 1))
 
 
-def test_another_split_than_the_stored_forward_has_is_not_taken(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_split_than_the_stored_forward_has_is_not_taken(
+    cache: CacheStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fresh() -> Any:
         smelt.reset()
         return smelt.compile(heads, fullgraph=True)
@@ -170,8 +172,8 @@ def test_another_split_than_the_stored_forward_has_is_not_taken(cache: Store, mo
 
 PROCESS = """
 import sys, torch, smelt
-import smelt.pipeline.keys
-smelt.pipeline.keys._files = lambda package: []  # should somebody save a file of the package meanwhile
+import smelt.pipeline.cache.keys
+smelt.pipeline.cache.keys._files = lambda package: []  # should somebody save a file of the package meanwhile
 torch.manual_seed(0)
 layers = [torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Dropout(0.1)]
 model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 8), torch.nn.Softmax(-1))
@@ -182,7 +184,7 @@ if sys.argv[1] == "train":
 """
 
 
-def test_another_process_traces_the_same_halves(cache: Store) -> None:
+def test_another_process_traces_the_same_halves(cache: CacheStore) -> None:
     """The forward of one process and a backward that another traces belong together, in whatever order sets go."""
     shown = []
     for seed, what in (("1", "run"), ("2", "train"), ("3", "train")):

@@ -8,9 +8,9 @@ import torch
 import smelt
 from smelt.base.errors import SmeltError, SpecError, is_fault
 from smelt.base.options import config
-from smelt.base.symbols import Undecided
+from smelt.symbolic.expressions import Undecided
 
-_STAGES = ("smelt.pipeline.compile._trace_in_symbols", "smelt.pipeline.symbolic.Template._made")
+_STAGES = ("smelt.pipeline.compile._trace_in_symbols", "smelt.pipeline.sizes.template.Template._made")
 
 
 def _program(x: torch.Tensor) -> torch.Tensor:

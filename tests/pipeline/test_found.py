@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.base.options import config
-from smelt.ir.ghost import Recorder
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import Recorder
 
 every_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", "llvm"])
 

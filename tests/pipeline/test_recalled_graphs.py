@@ -12,7 +12,7 @@ from smelt.base.options import config
 from smelt.capture import CompiledRegion
 from smelt.ir.graph import Traced
 from smelt.pipeline.backends import resolve_backend
-from smelt.pipeline.graphs import dump, load, loader
+from smelt.pipeline.cache.graph_json import dump, load, loader
 
 
 def softsign(x: torch.Tensor) -> torch.Tensor:

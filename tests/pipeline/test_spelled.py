@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 import smelt
-from smelt.ir.spelled import IN_PLACE, SPELLED, _derives_the_diagonal
+from smelt.meta.symbolic_decomps import IN_PLACE, SPELLED, _derives_the_diagonal
 
 torch.manual_seed(0)
 GRU_CELL, LSTM_CELL, GRU = nn.GRUCell(4, 5), nn.LSTMCell(4, 5), nn.GRU(4, 5, 2, batch_first=True, bidirectional=True)

@@ -11,10 +11,10 @@ from torch import nn
 import smelt
 from smelt.base.errors import SmeltError
 from smelt.base.options import CONVOLUTIONS, Options, config
-from smelt.ir.graph import Level, Traced
+from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec
 from smelt.pipeline import tuning
-from smelt.pipeline.cached import CacheEntry
+from smelt.pipeline.cache.entries import CacheEntry
 from smelt.pipeline.tuning import tuned
 
 
@@ -57,7 +57,7 @@ def convolution() -> Traced:
     found = graph.call_function(nn.functional.conv2d, (x, weight))
     set_spec(found, TensorSpec.of(torch.randn(2, 16, 6, 6)))
     graph.output((found,))
-    return Traced(graph, Level.TORCH, {})
+    return Traced(graph, GraphLevel.TORCH, {})
 
 
 def on(machine: Machine, monkeypatch: pytest.MonkeyPatch, options: Options | None = None) -> Options:

@@ -17,31 +17,31 @@ from hypothesis import strategies as st
 
 from smelt.base.options import config
 from smelt.runtime import cache
-from smelt.runtime.cache import Damaged, Store, pack, unpack
+from smelt.runtime.cache import CacheStore, Damaged, pack, unpack
 
 PARTS = [b"program", b"", bytes(range(256)) * 3]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache", 1 << 20)
+def store(tmp_path: Path) -> CacheStore:
+    return CacheStore(tmp_path / "cache", 1 << 20)
 
 
-def test_what_was_put_is_got(store: Store) -> None:
+def test_what_was_put_is_got(store: CacheStore) -> None:
     assert store.get("key") is None
     assert store.put("key", PARTS)
     assert store.get("key") == PARTS
     assert store.get("another key") is None
 
 
-def test_a_later_put_replaces_an_earlier_one(store: Store) -> None:
+def test_a_later_put_replaces_an_earlier_one(store: CacheStore) -> None:
     store.put("key", [b"old"])
     store.put("key", [b"new"])
     assert store.get("key") == [b"new"]
     assert store.usage().files == 1
 
 
-def test_only_the_owner_may_read_or_write(store: Store) -> None:
+def test_only_the_owner_may_read_or_write(store: CacheStore) -> None:
     store.put("key", PARTS)
     assert stat.S_IMODE(store.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(store.path("key").stat().st_mode) == 0o600
@@ -83,7 +83,7 @@ def test_lengths_that_do_not_fit_are_refused_even_with_a_right_checksum(count: i
         unpack(cache.MAGIC + hashlib.sha256(rest).digest() + rest, "key")
 
 
-def test_a_damaged_file_counts_as_absent_and_is_written_anew(store: Store) -> None:
+def test_a_damaged_file_counts_as_absent_and_is_written_anew(store: CacheStore) -> None:
     store.put("key", PARTS)
     path = store.path("key")
     path.write_bytes(path.read_bytes()[:-1])
@@ -92,13 +92,13 @@ def test_a_damaged_file_counts_as_absent_and_is_written_anew(store: Store) -> No
     assert store.get("key") == PARTS
 
 
-def test_a_file_that_others_may_write_is_not_read(store: Store) -> None:
+def test_a_file_that_others_may_write_is_not_read(store: CacheStore) -> None:
     store.put("key", PARTS)
     store.path("key").chmod(0o666)
     assert store.get("key") is None
 
 
-def test_what_is_no_plain_file_is_not_read(store: Store, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_read(store: CacheStore, tmp_path: Path) -> None:
     store.put("key", PARTS)
     path = store.path("key")
     path.rename(tmp_path / "elsewhere")
@@ -152,7 +152,7 @@ print("right")
 
 
 def test_a_file_that_is_larger_than_all_may_be_does_not_drive_the_others_out(tmp_path: Path) -> None:
-    store = Store(tmp_path, 10_000)
+    store = CacheStore(tmp_path, 10_000)
     assert store.put("key", PARTS)
     large = tmp_path / ("f" * 64 + cache.SUFFIX)
     large.touch()
@@ -162,7 +162,7 @@ def test_a_file_that_is_larger_than_all_may_be_does_not_drive_the_others_out(tmp
     assert store.get("key") == PARTS
 
 
-def test_a_directory_may_be_replaced_by_anything_at_any_time(store: Store, tmp_path: Path) -> None:
+def test_a_directory_may_be_replaced_by_anything_at_any_time(store: CacheStore, tmp_path: Path) -> None:
     for replace in (
         lambda: store.directory.write_bytes(b""),
         lambda: os.mkfifo(store.directory),
@@ -179,12 +179,14 @@ def test_a_directory_may_be_replaced_by_anything_at_any_time(store: Store, tmp_p
     assert store.get("key") == PARTS
 
 
-def test_keys_may_hold_names_that_are_no_text(store: Store) -> None:
+def test_keys_may_hold_names_that_are_no_text(store: CacheStore) -> None:
     assert store.put("a file called \udcff", PARTS)
     assert store.get("a file called \udcff") == PARTS
 
 
-def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(
+    store: CacheStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.put("key", [b"old"])
 
     def full(path: Path, data: bytes) -> None:
@@ -198,7 +200,9 @@ def test_a_full_disk_leaves_nothing_behind_and_raises_nothing(store: Store, monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
-def test_a_device_without_space_is_an_error_that_put_survives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_space_is_an_error_that_put_survives(
+    store: CacheStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: opened("/dev/full", os.O_WRONLY))
     assert not store.put("key", PARTS)
@@ -206,7 +210,7 @@ def test_a_device_without_space_is_an_error_that_put_survives(store: Store, monk
 
 def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file" / "cache", 1 << 20)
+    store = CacheStore(tmp_path / "file" / "cache", 1 << 20)
     assert not store.put("key", PARTS)
     assert store.get("key") is None
     assert store.usage().files == 0
@@ -214,7 +218,7 @@ def test_a_directory_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 
 
 def test_beyond_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
-    store = Store(tmp_path, 10_000)
+    store = CacheStore(tmp_path, 10_000)
     for number in range(8):
         store.put(str(number), [bytes(1000)])
         os.utime(store.path(str(number)), (number, number))
@@ -228,12 +232,12 @@ def test_beyond_the_limit_the_least_recently_used_go(tmp_path: Path) -> None:
 
 
 def test_something_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path, 100)
+    store = CacheStore(tmp_path, 100)
     store.put("key", [bytes(1000)])
     assert store.usage().files == 0
 
 
-def test_clear_deletes_the_caches_files_and_no_others(store: Store) -> None:
+def test_clear_deletes_the_caches_files_and_no_others(store: CacheStore) -> None:
     store.put("key", PARTS)
     (store.directory / ".tmp-1-abc").write_bytes(b"unfinished")
     (store.directory / "notes.txt").write_text("mine")
@@ -241,18 +245,18 @@ def test_clear_deletes_the_caches_files_and_no_others(store: Store) -> None:
     assert [path.name for path in store.directory.iterdir()] == ["notes.txt"]
 
 
-def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: Store) -> None:
+def test_what_a_dead_process_left_unfinished_goes_after_a_while(store: CacheStore) -> None:
     store.put("key", PARTS)
     old, new = store.directory / ".tmp-1-old", store.directory / ".tmp-1-new"
     for path in (old, new):
         path.write_bytes(b"unfinished")
     os.utime(old, (1, 1))
-    Store(store.directory, store.limit + 1).put("another", PARTS)  # as a process does that writes for the first time
+    CacheStore(store.directory, store.limit + 1).put("another", PARTS)  # as a process does at its first write
     assert not old.exists()
     assert new.exists()
 
 
-def test_not_every_write_looks_at_every_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_every_write_looks_at_every_file(store: CacheStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a directory of thousands that took longer than compiling."""
     looked: list[object] = []
     scan = os.scandir
@@ -281,7 +285,7 @@ def start(directory: Path, turns: int, word: str) -> "subprocess.Popen[str]":
     return process
 
 
-def test_processes_that_write_one_key_never_show_half_a_file(store: Store) -> None:
+def test_processes_that_write_one_key_never_show_half_a_file(store: CacheStore) -> None:
     writers = [start(store.directory, 60, word) for word in "ab"]
     seen = set()
     while any(writer.poll() is None for writer in writers):
@@ -295,7 +299,7 @@ def test_processes_that_write_one_key_never_show_half_a_file(store: Store) -> No
     assert store.usage().files == 1
 
 
-def test_a_process_killed_while_it_writes_loses_nothing(store: Store) -> None:
+def test_a_process_killed_while_it_writes_loses_nothing(store: CacheStore) -> None:
     store.put("key", [b"c" * 100_000] * 3)
     for _ in range(3):
         writer = start(store.directory, 1_000_000, "d")

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smelt
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime import interface
-from smelt.runtime.launch import Executable
-from smelt.runtime.symbols import find_symbol
+from smelt.runtime.program.launch import Executable
+from smelt.torch_abi import aoti_shims
+from smelt.torch_abi.symbols import find_symbol
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def called_for_small_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.runtime.products.MULTIPLICATIONS", -1)
+    monkeypatch.setattr("smelt.runtime.program.small_matmul.MULTIPLICATIONS", -1)
 
 
 def buffer(name: str, place: Place, *shape: int, dtype: torch.dtype = torch.float32) -> ProgramBuffer:
@@ -64,7 +64,7 @@ class Watching(TorchDispatchMode):
 
 
 def test_the_interface_is_there() -> None:
-    assert interface.connect()
+    assert aoti_shims.connect()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64])
@@ -77,9 +77,9 @@ def test_products(dtype: torch.dtype) -> None:
 
 
 def test_python_is_called_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.runtime.launch._allocate", None)
-    monkeypatch.setattr("smelt.runtime.launch._view", None)
-    monkeypatch.setattr("smelt.runtime.launch.BINDINGS", dict.fromkeys((aten.mm.out, aten.addmm.out)))
+    monkeypatch.setattr("smelt.runtime.program.launch._allocate", None)
+    monkeypatch.setattr("smelt.runtime.program.launch._view", None)
+    monkeypatch.setattr("smelt.runtime.program.launch.BINDINGS", dict.fromkeys((aten.mm.out, aten.addmm.out)))
     Executable(products(), {})(torch.ones(2, 3), torch.ones(4, 3))
 
 
@@ -201,29 +201,29 @@ def test_many_threads_in_one_program() -> None:
 
 
 def test_without_the_interface_python_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.runtime.launch._WATCHERS", (lambda: True,))
+    monkeypatch.setattr("smelt.runtime.program.launch._WATCHERS", (lambda: True,))
     x, w = torch.randn(2, 3), torch.randn(4, 3)
     torch.testing.assert_close(Executable(products(), {})(x, w), expected(x, w))
 
 
 @pytest.mark.parametrize("missing", ["aoti_torch_get_data_ptr", "_Z16THPVariable_Wrap"])
 def test_what_is_missing_is_not_used(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_in_bindings = interface._find_in_bindings
-    monkeypatch.setattr(interface, "find_symbol", lambda name: None if name.startswith(missing) else find_symbol(name))
+    find_in_bindings = aoti_shims._find_in_bindings
+    monkeypatch.setattr(aoti_shims, "find_symbol", lambda name: None if name.startswith(missing) else find_symbol(name))
     monkeypatch.setattr(
-        interface, "_find_in_bindings", lambda name: None if name.startswith(missing) else find_in_bindings(name)
+        aoti_shims, "_find_in_bindings", lambda name: None if name.startswith(missing) else find_in_bindings(name)
     )
-    assert not interface._connect()
+    assert not aoti_shims._connect()
 
 
 def test_an_interface_that_answers_wrongly_is_not_used() -> None:
-    samples = interface._samples()
-    names = (*interface._NEEDED,)
+    samples = aoti_shims._samples()
+    names = (*aoti_shims._NEEDED,)
     addresses = {name: find_symbol(name) or 0 for name in names}
-    addresses["wrap"] = interface._find_in_bindings(interface._WRAP[0]) or interface._find_in_bindings(
-        interface._WRAP[1]
+    addresses["wrap"] = aoti_shims._find_in_bindings(aoti_shims._WRAP[0]) or aoti_shims._find_in_bindings(
+        aoti_shims._WRAP[1]
     ) or 0  # fmt: skip
-    places = [place for place in range(2, 6) if interface._word(id(samples[0]) + 8 * place) == samples[0]._cdata]
-    assert interface._works(addresses, places[0] * 8, samples)
+    places = [place for place in range(2, 6) if aoti_shims._word(id(samples[0]) + 8 * place) == samples[0]._cdata]
+    assert aoti_shims._works(addresses, places[0] * 8, samples)
     addresses["aoti_torch_get_data_ptr"] = find_symbol("aoti_torch_get_storage_size") or 0
-    assert not interface._works(addresses, places[0] * 8, samples)
+    assert not aoti_shims._works(addresses, places[0] * 8, samples)

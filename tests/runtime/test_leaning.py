@@ -9,13 +9,13 @@ import torch
 
 import smelt
 from smelt.base import events
-from smelt.runtime import leaning
-from smelt.runtime.leaning import Lookout
+from smelt.runtime.autograd import output_dependencies
+from smelt.runtime.autograd.output_dependencies import GradObservers
 
 
 def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is asked while the other works its answer out, and the other's comes last."""
-    lookout, task = Lookout(), threading.local()
+    lookout, task = GradObservers(), threading.local()
     asked, answered = threading.Event(), threading.Event()
     found: dict[str, list[bool]] = {"one": [], "other": []}
 
@@ -27,7 +27,7 @@ def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.Monkey
         return True
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: task.number)
-    monkeypatch.setattr(leaning, "_asks_for_computed", slowly)
+    monkeypatch.setattr(output_dependencies, "_asks_for_computed", slowly)
 
     def one() -> None:
         task.number = 1
@@ -75,14 +75,14 @@ class _Deeper(torch.autograd.Function):
 def test_a_backward_on_a_thread_of_the_engine(computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that asks for the gradient of what was computed is taken for such a one."""
     answers: list[bool] = []
-    asks, threads = leaning._asks_for_computed, set[int]()
+    asks, threads = output_dependencies._asks_for_computed, set[int]()
 
     def noting() -> bool:
         threads.add(threading.get_ident())
         answers.append(asks())
         return answers[-1]
 
-    monkeypatch.setattr(leaning, "_asks_for_computed", noting)
+    monkeypatch.setattr(output_dependencies, "_asks_for_computed", noting)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = x.exp()

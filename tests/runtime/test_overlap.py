@@ -13,8 +13,8 @@ import torch
 
 from smelt import _native
 from smelt.runtime import overlap as module
-from smelt.runtime.interface import connect
 from smelt.runtime.overlap import memory_of, overlap, overlap_between
+from smelt.torch_abi.aoti_shims import connect
 
 FLOAT = 4
 

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smelt import _native
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.interface import connect
-from smelt.runtime.launch import Executable, Ref
-from smelt.runtime.products import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
+from smelt.runtime.program.launch import Executable, Ref
+from smelt.runtime.program.small_matmul import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
+from smelt.torch_abi.aoti_shims import connect
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -219,7 +219,7 @@ def test_what_describes_no_product_is_refused(product: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def turning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smelt.runtime.products.slow_transposed_products", lambda: True)
+    monkeypatch.setattr("smelt.runtime.program.small_matmul.slow_transposed_products", lambda: True)
 
 
 def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:

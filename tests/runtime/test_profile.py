@@ -5,7 +5,7 @@ import torch
 import smelt
 from smelt.base.events import collect
 from smelt.ir.program import Program
-from smelt.runtime.profile import profiling
+from smelt.runtime.program.profile import profiling
 
 
 def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

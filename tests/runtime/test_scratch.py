@@ -8,8 +8,8 @@ from torch.autograd.profiler_legacy import profile
 
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime import scratch
-from smelt.runtime.scratch import scratch_of, scratch_of_step
+from smelt.runtime.program import library_workspace
+from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_known", {})
+    monkeypatch.setattr(library_workspace, "_known", {})
 
 
 def made_of_copies(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -37,7 +37,7 @@ def op(monkeypatch: pytest.MonkeyPatch) -> Any:
         calls.append(n)
         return made_of_copies(x, n)
 
-    monkeypatch.setitem(scratch.BINDINGS, aten.repeat.default, call)
+    monkeypatch.setitem(library_workspace.BINDINGS, aten.repeat.default, call)
     return calls
 
 
@@ -74,4 +74,4 @@ def test_a_step_of_a_program() -> None:
     assert scratch_of_step(program, step) == 0
     turned = Library(aten.mm.default, (w, x), (), ("out",))
     assert scratch_of_step(program, turned) == 0
-    assert len(scratch._known) == 2
+    assert len(library_workspace._known) == 2

@@ -9,10 +9,10 @@ from torch import nn
 
 import smelt
 from smelt.base.fuel import Fuel
-from smelt.ir.graph import Level, Traced, check_graph
-from smelt.ir.specrules.layout import is_channels_last
+from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.tensorspec import tensor_spec
-from smelt.simplify import images, lay_images
+from smelt.meta.rules.strides import is_channels_last
+from smelt.simplify import channels_last, lay_images
 from tests.simplify.test_layouts import assert_close
 from tests.simplify.test_passes import copied, recorded, targets
 
@@ -39,14 +39,14 @@ def block(x: torch.Tensor, wide: torch.Tensor, each: torch.Tensor, back: torch.T
 def laid(function: Callable[..., Any], *inputs: torch.Tensor, how: str, fuel: int = -1) -> tuple[Traced, Traced]:
     before = recorded(function, *inputs)
     after = lay_images(copied(before), Fuel(fuel), how)
-    check_graph(after.graph, Level.PURE, after="lay images")
+    check_graph(after.graph, GraphLevel.PURE, after="lay images")
     return before, after
 
 
 @pytest.fixture(autouse=True)
 def library_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules of processors whose convolutions are the library's."""
-    monkeypatch.setattr(images, "slow_convolutions", lambda: False)
+    monkeypatch.setattr(channels_last, "slow_convolutions", lambda: False)
 
 
 def test_one_copy_in_and_one_out() -> None:

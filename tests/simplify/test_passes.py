@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.ir.ghost import Recorder
-from smelt.ir.graph import Level, Traced, check_graph, format_graph
+from smelt.ir.graph import GraphLevel, Traced, check_graph, format_graph
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
+from smelt.meta.ghost import Recorder
 from smelt.simplify import PASSES, compose_views, draw_masks, drop_dead, fold_constants, fold_identities, share_common
 from tests.golden import golden
 
@@ -25,7 +25,7 @@ def recorded(function: Function, *inputs: torch.Tensor) -> Traced:
     with recorder:
         result = function(*ghosts)
     recorder.output(result if isinstance(result, tuple | list) else (result,))
-    return Traced(recorder.graph, Level.PURE, recorder.constants)
+    return Traced(recorder.graph, GraphLevel.PURE, recorder.constants)
 
 
 def copied(traced: Traced) -> Traced:
@@ -136,9 +136,9 @@ def test_pass(name: str) -> None:
     run, function, inputs = CASES[name]
     before = recorded(function, *inputs)
     after = run(copied(before), Fuel())
-    check_graph(after.graph, Level.PURE, after=name)
+    check_graph(after.graph, GraphLevel.PURE, after=name)
     drop_dead(after, Fuel())
-    check_graph(after.graph, Level.PURE, after="drop dead")
+    check_graph(after.graph, GraphLevel.PURE, after="drop dead")
     text = format_graph(before.graph, "before") + "\n" + format_graph(after.graph, "after")
     golden(f"simplify/{name}.txt", text)
     assert len(after.graph.nodes) < len(before.graph.nodes)

@@ -1,6 +1,6 @@
 """Reads the source tree for the rules on files: each says what it is, none is long, the architecture page lists all.
 
-    src/smelt/fuse/limits.py  →  - `fuse/limits.py`: when two groups may not become one kernel
+    src/smelt/device/fusion_limits.py  →  - `device/fusion_limits.py`: when two groups may not become one kernel
 """
 
 import ast

@@ -18,36 +18,69 @@ PACKAGE = "smelt"
 
 LAYERS: dict[str, int] = {
     "base": 0,
-    "device": 1,
-    "ir": 1,
-    "runtime": 1,
+    "symbolic": 1,
     "_native": 1,
-    "ops": 2,
-    "capture": 3,
-    "lazy": 3,
-    "autograd": 3,
-    "simplify": 3,
-    "fuse": 3,
-    "codegen": 3,
-    "pipeline": 4,
-    "plugins": 4,
-    "deploy": 5,
-    "explain": 5,
-    "api": 6,
-    "compiled_autograd": 6,
-    "cli": 6,
-    "__init__": 6,
+    "device": 2,
+    "ir": 2,
+    "torch_abi": 3,
+    "meta": 3,
+    "runtime": 4,
+    "ops": 4,
+    "capture": 5,
+    "lazy": 5,
+    "autograd": 5,
+    "simplify": 5,
+    "fuse": 5,
+    "codegen": 5,
+    "pipeline": 6,
+    "plugins": 6,
+    "deploy": 7,
+    "explain": 7,
+    "api": 8,
+    "compiled_autograd": 8,
+    "cli": 8,
+    "__init__": 8,
 }
 
-# A unit imports itself and the layers below it. What else it may import, its own layer included:
+# A unit imports itself and the layers below it. What else it may import, of its own layer:
 ALSO: dict[str, frozenset[str]] = {
-    "device": frozenset({"_native"}),  # it stands on Python.h alone; what it does no Python code can
-    "ir": frozenset({"_native"}),
-    "runtime": frozenset({"device", "ir", "_native"}),  # programs are ir data; the compiler it never sees
     "api": frozenset({"cli", "__init__"}),
     "compiled_autograd": frozenset({"api"}),
     "cli": frozenset({"api", "__init__"}),
     "__init__": frozenset({"api", "cli", "compiled_autograd"}),
+}
+
+# The rooms of a unit, from the ground up: files and folders right below it. A room imports those before it.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "symbolic": ("shapes", "expressions", "symnode", "symsize"),
+    "torch_abi": ("symbols", "aoti_shims", "tensor_layout", "node_kinds", "node_layout"),
+    "meta": (
+        "rules",
+        "effects",
+        "sparse",
+        "autograd_graph",
+        "nonleaf",
+        "layout_probe",
+        "ghost",
+        "symbolic_decomps",
+        "memory_peak",
+    ),
+    "runtime": ("cache", "overlap", "shelter", "program", "autograd"),
+    "capture": (
+        "model",
+        "guards",
+        "tape",
+        "polyfills",
+        "interpreter",
+        "calls",
+        "opcodes",
+        "replay",
+        "persist",
+        "driver",
+    ),
+    "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
+    "codegen": ("llvm", "cpu", "build"),
+    "pipeline": ("parts", "cache", "sizes", "backward", "passes", "stages", "compile", "tuning", "backends", "guest"),
 }
 
 # The compile stack is ours: these stay out of src/ by whatever road.
@@ -79,7 +112,8 @@ class Import:
 
 def unit_of(file: Path, root: Path) -> str:
     """The unit a source file belongs to: `smelt/fuse/kernels.py` → `fuse`, `smelt/api.py` → `api`."""
-    return file.relative_to(root).parts[0].split(".")[0]
+    first = file.relative_to(root).parts[0].split(".")[0]
+    return "_native" if first == "csrc" else first
 
 
 def may_import(unit: str, target: str) -> bool:
@@ -208,3 +242,99 @@ def _fault(unit: str, target: str) -> str | None:
     if may_import(unit, other):
         return None
     return f"{unit} (layer {LAYERS[unit]}) may not import {other} (layer {LAYERS[other]})"
+
+
+def out_of_order(root: Path) -> list[str]:
+    """A line for every import between rooms of a unit that runs the wrong way, and for every room without a place."""
+    faults = []
+    for file in sources(root):
+        unit = unit_of(file, root)
+        parts = file.relative_to(root).with_suffix("").parts
+        if unit not in ROOMS or len(parts) < 2 or parts[1] == "__init__":
+            continue
+        order, room = ROOMS[unit], parts[1]
+        if room not in order:
+            faults.append(f"{file}: {room} has no place among the rooms of {unit}; add it to {Path(__file__).name}")
+            continue
+        for found in imports_of(file, root):
+            names = found.target.split(".")
+            if names[:2] != [PACKAGE, unit] or len(names) < 3 or names[2] not in order:
+                continue
+            if order.index(names[2]) > order.index(room):
+                faults.append(
+                    f"{file}:{found.line}: {unit}/{room} may not import {unit}/{names[2]}, which stands above it"
+                )
+    return list(dict.fromkeys(faults))
+
+
+def circles(root: Path) -> list[str]:
+    """A line for every circle of files that import each other, in Python or by `#include`."""
+    graph = _python_graph(root) | _c_graph(root)
+    faults, done = [], set[str]()
+    for start in graph:
+        if start in done:
+            continue
+        ring = {other for other in _reached(graph, start) if start in _reached(graph, other)}
+        done |= ring
+        if ring:
+            faults.append(" and ".join(sorted(ring)) + " import each other")
+    return faults
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen, waiting = set[str](), [*graph.get(start, ())]
+    while waiting:
+        each = waiting.pop()
+        if each not in seen:
+            seen.add(each)
+            waiting += graph.get(each, ())
+    return seen
+
+
+def _python_graph(root: Path) -> dict[str, set[str]]:
+    modules = {}
+    for file in sources(root):
+        if file.suffix == ".py":
+            parts = [PACKAGE, *file.relative_to(root).with_suffix("").parts]
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph: dict[str, set[str]] = {}
+    for name, file in modules.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+        graph[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = _absolute(node, file, root)
+                targets = [f"{module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for target in targets:
+                found = target if target in modules else target.rpartition(".")[0]
+                # `from smelt import _native` and the like ask the package for a part of it, not for what it exports.
+                if found in modules and found not in (name, PACKAGE):
+                    graph[name].add(found)
+    return graph
+
+
+def _c_graph(root: Path) -> dict[str, set[str]]:
+    """Which C files need which: a header and the source of the same name are one."""
+    graph: dict[str, set[str]] = {}
+    for file in sources(root):
+        if file.suffix not in (".c", ".h"):
+            continue
+        name = str(file.relative_to(root / "csrc").with_suffix(""))
+        included = re.findall(r'#include "([\w/]+)\.h"', file.read_text(encoding="utf-8"))
+        found = {each for each in included if (root / "csrc" / f"{each}.h").exists()}
+        graph.setdefault(name, set()).update(found - {name})
+    return graph
+
+
+def crowded(root: Path, most: int = 20) -> list[str]:
+    """A line for every folder with more than `most` files beside each other."""
+    faults = []
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        count = sum(path.suffix in (".py", ".pyi", ".c", ".h") for path in folder.iterdir())
+        if count > most:
+            faults.append(f"{folder}: {count} files beside each other; {most} are what a reader sees at once")
+    return faults

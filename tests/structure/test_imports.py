@@ -12,22 +12,27 @@ from tests.structure import imports
 
 SOURCE = Path(__file__).parents[2] / "src" / "smelt"
 
-UPPER = "capture lazy autograd simplify fuse codegen pipeline plugins deploy explain api compiled_autograd cli __init__"
+STAGES = "capture lazy autograd simplify fuse codegen"
+ABOVE = "pipeline plugins deploy explain api compiled_autograd cli __init__"
+UPPER = f"{STAGES} {ABOVE}"
 
 # For each unit, the units it must never import. What is not named here it may.
 FORBIDDEN: dict[str, str] = {
-    "base": f"device ir runtime _native ops {UPPER}",
-    "device": f"ir runtime ops {UPPER}",
-    "ir": f"device runtime ops {UPPER}",
+    "base": f"symbolic _native device ir torch_abi meta runtime ops {UPPER}",
+    "symbolic": f"_native device ir torch_abi meta runtime ops {UPPER}",
+    "_native": f"symbolic device ir torch_abi meta runtime ops {UPPER}",
+    "device": f"ir torch_abi meta runtime ops {UPPER}",
+    "ir": f"device torch_abi meta runtime ops {UPPER}",
+    "torch_abi": f"meta runtime ops {UPPER}",
+    "meta": f"torch_abi runtime ops {UPPER}",
     "runtime": f"ops {UPPER}",
-    "_native": f"device ir runtime ops {UPPER}",
-    "ops": UPPER,
-    "capture": "lazy autograd simplify fuse codegen pipeline plugins deploy explain api compiled_autograd cli __init__",
-    "lazy": "capture autograd simplify fuse codegen pipeline plugins deploy explain api compiled_autograd cli __init__",
-    "autograd": "capture lazy simplify fuse codegen pipeline plugins deploy explain api compiled_autograd cli __init__",
-    "simplify": "capture lazy autograd fuse codegen pipeline plugins deploy explain api compiled_autograd cli __init__",
-    "fuse": "capture lazy autograd simplify codegen pipeline plugins deploy explain api compiled_autograd cli __init__",
-    "codegen": "capture lazy autograd simplify fuse pipeline plugins deploy explain api compiled_autograd cli __init__",
+    "ops": f"runtime {UPPER}",
+    "capture": f"lazy autograd simplify fuse codegen {ABOVE}",
+    "lazy": f"capture autograd simplify fuse codegen {ABOVE}",
+    "autograd": f"capture lazy simplify fuse codegen {ABOVE}",
+    "simplify": f"capture lazy autograd fuse codegen {ABOVE}",
+    "fuse": f"capture lazy autograd simplify codegen {ABOVE}",
+    "codegen": f"capture lazy autograd simplify fuse {ABOVE}",
     "pipeline": "plugins deploy explain api compiled_autograd cli __init__",
     "plugins": "pipeline deploy explain api compiled_autograd cli __init__",
     "deploy": "explain api compiled_autograd cli __init__",
@@ -84,6 +89,60 @@ def test_the_package_keeps_clear_of_the_banned_modules() -> None:
     assert imports.banned(SOURCE) == []
 
 
+def test_the_rooms_of_the_package_import_one_way() -> None:
+    assert imports.out_of_order(SOURCE) == []
+
+
+def test_no_files_of_the_package_import_each_other() -> None:
+    assert imports.circles(SOURCE) == []
+
+
+def test_no_folder_of_the_package_is_crowded() -> None:
+    assert imports.crowded(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from smelt.capture.driver.engine import Engine",
+        "from smelt.capture import driver",
+        "def f():\n    import smelt.capture.driver",
+        "from ..driver import engine",
+    ],
+)
+def test_room_rule(tmp_path: Path, statement: str) -> None:
+    root = write(tmp_path, "capture/guards/tree.py", statement)
+    assert "capture/guards may not import capture/driver" in imports.out_of_order(root)[0]
+    assert imports.out_of_order(write(tmp_path / "b", "capture/driver/engine.py", "import smelt.capture.guards")) == []
+
+
+def test_a_room_without_a_place_is_a_fault(tmp_path: Path) -> None:
+    assert "attic has no place" in imports.out_of_order(write(tmp_path, "capture/attic/part.py", ""))[0]
+    assert "attic has no place" in imports.out_of_order(write(tmp_path / "b", "pipeline/attic.py", ""))[0]
+
+
+def test_circles_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "fuse/one.py", "from smelt.fuse.two import b")
+    write(tmp_path, "fuse/two.py", "def f():\n    from smelt.fuse.three import c")
+    write(tmp_path, "fuse/three.py", "from smelt.fuse import one\nimport smelt.fuse.four")
+    write(tmp_path, "fuse/four.py", "")
+    assert imports.circles(tmp_path) == ["smelt.fuse.one and smelt.fuse.three and smelt.fuse.two import each other"]
+
+
+def test_circles_are_found_in_c(tmp_path: Path) -> None:
+    write(tmp_path, "csrc/frame/hook.c", '#include "frame/hook.h"\n#include "frame/region.h"\n')
+    write(tmp_path, "csrc/frame/hook.h", "")
+    write(tmp_path, "csrc/frame/region.c", '#include "frame/hook.h"\n')
+    write(tmp_path, "csrc/frame/region.h", "")
+    assert imports.circles(tmp_path) == ["frame/hook and frame/region import each other"]
+
+
+def test_crowds_are_found(tmp_path: Path) -> None:
+    for number in range(21):
+        write(tmp_path, f"fuse/part{number}.py", "")
+    assert "21 files beside each other" in imports.crowded(tmp_path)[0]
+
+
 def test_every_unit_has_its_row_here() -> None:
     assert list(FORBIDDEN) == list(imports.LAYERS)
     assert list(BANNED_EXAMPLES) == list(imports.BANNED)
@@ -109,7 +168,7 @@ def test_banned_rule(tmp_path: Path, module: str) -> None:
 @pytest.mark.parametrize("place", HIDING_PLACES)
 def test_imports_are_found_wherever_they_hide(tmp_path: Path, place: str) -> None:
     text = HIDING_PLACES[place]
-    write(tmp_path / "a", "fuse/part.py", text.format("import smelt.capture.frame"))
+    write(tmp_path / "a", "fuse/part.py", text.format("import smelt.capture.driver"))
     write(tmp_path / "b", "fuse/part.py", text.format("import torch._dynamo"))
     assert "may not import capture" in imports.misplaced(tmp_path / "a")[0]
     assert "torch._dynamo is banned" in imports.banned(tmp_path / "b")[0]
@@ -119,8 +178,8 @@ def test_imports_are_found_wherever_they_hide(tmp_path: Path, place: str) -> Non
     "statement",
     [
         "from .. import capture",
-        "from ..capture import frame",
-        "from ..capture.frame import Frame",
+        "from ..capture import driver",
+        "from ..capture.driver import Engine",
         "from smelt import capture",
         "import smelt.capture as c",
         "import importlib\nimportlib.import_module('smelt.capture')",
@@ -153,9 +212,9 @@ def test_a_unit_without_a_layer_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_imports_from_c_count(tmp_path: Path) -> None:
-    root = write(tmp_path, "_native/hook.c", 'x = PyImport_ImportModule("smelt.fuse");\n')
+    root = write(tmp_path, "csrc/frame/hook.c", 'x = PyImport_ImportModule("smelt.fuse");\n')
     assert "may not import fuse" in imports.misplaced(root)[0]
-    root = write(tmp_path, "_native/hook.c", 'x = PyImport_ImportModule("torch._dynamo.eval_frame");\n')
+    root = write(tmp_path, "csrc/frame/hook.c", 'x = PyImport_ImportModule("torch._dynamo.eval_frame");\n')
     assert "torch._dynamo.eval_frame is banned" in imports.banned(root)[0]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt.capture.bytecode import CodeInfo, decode, shim_code
+from smelt.capture.model.bytecode import CodeInfo, decode, shim_code
 
 MODULES = [collections, contextlib, dataclasses, inspect, json.decoder, textwrap]
 

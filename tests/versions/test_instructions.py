@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt.capture.bytecode import _INTRINSICS, _RENAMED, LEFT_TO_PYTHON, ONLY_IN, VERSION, Instruction, decode
+from smelt.capture.model.bytecode import _INTRINSICS, _RENAMED, LEFT_TO_PYTHON, ONLY_IN, VERSION, Instruction, decode
 
 CAPTURE = pathlib.Path(__file__).parents[2] / "src" / "smelt" / "capture"
 HERE = "{}.{}".format(*VERSION)
@@ -37,7 +37,7 @@ IN_ORDINARY_FUNCTIONS = {  # of what is left to Python, all that the standard li
 def handled() -> set[str]:
     """The names that `@handles(...)` is given anywhere in capture."""
     names: set[str] = set()
-    for file in CAPTURE.glob("*.py"):
+    for file in CAPTURE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "handles":
                 for argument in node.args:

@@ -21,18 +21,18 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from smelt import _native
-from smelt.autograd import partition
 from smelt.autograd.aot_inputs import NotPure, ProgramCode, key_of, surroundings, varies, why_not_traced
-from smelt.autograd.joint import Joint, Source, trace_forward, trace_joint
-from smelt.autograd.partial import given_only, stopped
-from smelt.autograd.partition import Halves
-from smelt.autograd.trace import CannotTrace, Decompositions
+from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
+from smelt.autograd.joint.partial_backward import for_tangents, stopped
+from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_forward, trace_joint
+from smelt.autograd.partition import partition
+from smelt.autograd.partition.partition import Halves
 from smelt.base import events, locks
 from smelt.base.errors import SmeltError, warn
-from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, tensor_spec
-from smelt.runtime.wrap import join
+from smelt.meta.ghost import GhostTensor
+from smelt.runtime.autograd.join import join
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 PartitionFunction = Callable[..., Any]
@@ -207,7 +207,7 @@ class _Stage:
             return outputs
 
         specs = tuple(TensorSpec.of(leaves[place]) for place in places)
-        source = Source(specs, tuple(f"argument {place}" for place in places), call, {}, is_program=True)
+        source = TraceSource(specs, tuple(f"argument {place}" for place in places), call, {}, is_program=True)
         try:
             run = self._compile(source)
         except CannotTrace as refused:
@@ -216,7 +216,7 @@ class _Stage:
             raise
         return _Entry(run, places, constants, out_tree[0])
 
-    def _compile(self, source: Source) -> Callable[..., tuple[Any, ...]]:
+    def _compile(self, source: TraceSource) -> Callable[..., tuple[Any, ...]]:
         if not (torch.is_grad_enabled() and any(spec.requires_grad for spec in source.specs)):
             pure = trace_forward(source, self.decompositions)
             return join(_compiled(self.forward, pure.traced), None, pure.plan, eager=pure.eager)
@@ -230,7 +230,7 @@ class _Stage:
         """The backward for gradients of some results, compiled when they first arrive."""
         traced = halves.backward
         if traced is not None and arrived != (1 << len(halves.plan.tangents)) - 1:
-            traced = given_only(traced, halves.plan, arrived)
+            traced = for_tangents(traced, halves.plan, arrived)
         return None if traced is None else _compiled(self.backward, traced)
 
     def _part(self, halves: Halves, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:

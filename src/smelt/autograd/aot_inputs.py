@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.trace import CannotTrace
-from smelt.autograd.without_data import WithoutData, stands_for_data
-from smelt.ir.ambient import autocast_settings, default_devices
-from smelt.ir.ghost import GhostTensor
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.autograd.joint.without_data import WithoutData, stands_for_data
+from smelt.ir.nodes.ambient import autocast_settings, default_devices
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostTensor
 
 _PLAIN = (
     type(None), type(...), type(NotImplemented), bool, int, str, bytes, range, torch.dtype, torch.device, torch.layout,

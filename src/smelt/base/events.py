@@ -18,8 +18,8 @@ from typing import TypeVar
 import torch
 
 from smelt.base import terminal
-from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")

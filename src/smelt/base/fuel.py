@@ -7,8 +7,8 @@ burns the last unit is reported on the "fusion" channel. `smelt bisect` does so.
     fuel.take(), fuel.take(), fuel.take()   → True, True, False
 """
 
-from smelt.base.data import dataclass
 from smelt.base.events import emit
+from smelt.base.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

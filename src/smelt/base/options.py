@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
 
 
 def option(default: Any, doc: str, *, in_key: bool) -> Any:

@@ -1,10 +1,10 @@
 """Capture: Python functions as they run become torch-level graphs, guards, and points to go on from."""
 
-from smelt.capture.breaks import REASONS
-from smelt.capture.marks import DISABLED, graph_break, is_compiling, mark_dynamic, mark_entered
-from smelt.capture.recompiles import RecompileRecord
-from smelt.capture.records import BreakRecord, GraphRecord
-from smelt.capture.region import CompiledRegion
+from smelt.capture.driver.region import CompiledRegion
+from smelt.capture.guards.recompiles import RecompileRecord
+from smelt.capture.model.breaks import REASONS
+from smelt.capture.model.marks import DISABLED, graph_break, is_compiling, mark_dynamic, mark_entered
+from smelt.capture.model.records import BreakRecord, GraphRecord
 
 __all__ = [
     "DISABLED",

@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 
 import smelt
 from smelt.base.errors import SmeltError
-from smelt.cli import inspecting, looking_after, running
-from smelt.cli.target import BadTarget
+from smelt.cli import inspect_cmds, maintenance, run
+from smelt.cli.example_spec import BadTarget
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    running.add_run,
-    running.add_report,
-    inspecting.add_explain,
-    inspecting.add_verify,
-    inspecting.add_bisect,
-    inspecting.add_bench,
-    looking_after.add_doctor,
-    looking_after.add_cache,
-    looking_after.add_info,
+    run.add_run,
+    run.add_report,
+    inspect_cmds.add_explain,
+    inspect_cmds.add_verify,
+    inspect_cmds.add_bisect,
+    inspect_cmds.add_bench,
+    maintenance.add_doctor,
+    maintenance.add_cache,
+    maintenance.add_info,
 )
 
 

@@ -14,22 +14,22 @@ import torch
 
 from smelt import _native
 from smelt.base import events, locks
-from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
-from smelt.base.sizes import Size
-from smelt.base.symbols import ZERO, Fact, World
-from smelt.codegen import cpu as _cpu  # noqa: F401  offers the target "cpu"
-from smelt.codegen import engine
-from smelt.codegen.families import families, member
-from smelt.codegen.parallel import Code, write
-from smelt.codegen.schedule import plan
-from smelt.codegen.sizes import Told
+from smelt.codegen.cpu import target as _cpu  # noqa: F401  offers the target "cpu"
+from smelt.codegen.cpu.entry_points import EntryCode, write
+from smelt.codegen.cpu.schedule import plan
+from smelt.codegen.cpu.shared_bodies import families, member
+from smelt.codegen.llvm import compile as engine
+from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target, find
-from smelt.ir.check import check_kernel
+from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
-from smelt.ir.resize import resized, world_of
+from smelt.ir.substitute_sizes import resized, world_of
 from smelt.ir.text import format_kernel
+from smelt.symbolic.expressions import ZERO, ShapeEnv, SizeGuard
+from smelt.symbolic.shapes import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class CompiledKernel:
     kernel: Kernel
     symbol: str
     built: engine.Built
-    sizes: tuple[Told, ...] = ()  # what it is told at each launch, in an array behind its buffers
-    facts: tuple[Fact, ...] = ()  # what it relies on
+    sizes: tuple[RuntimeParam, ...] = ()  # what it is told at each launch, in an array behind its buffers
+    facts: tuple[SizeGuard, ...] = ()  # what it relies on
 
     @property
     def llvm(self) -> str:
@@ -135,8 +135,8 @@ def _build(new: dict[str, Kernel]) -> None:
 class _Unit:
     """What has to be in one module: the code of a kernel, or of several by their places and the body they share."""
 
-    entries: dict[int, Code]
-    body: tuple[Code, ...] = ()
+    entries: dict[int, EntryCode]
+    body: tuple[EntryCode, ...] = ()
 
     @property
     def length(self) -> int:
@@ -173,12 +173,12 @@ def _text(units: Sequence[_Unit]) -> str:
     return _join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
-def _code(symbol: str, kernel: Kernel, target: Target) -> Code:
+def _code(symbol: str, kernel: Kernel, target: Target) -> EntryCode:
     """Written in a world of its own, so that all it relies on is seen, whoever else relied on it before."""
     world = world_of(kernel)
     if world is None:
         return write(symbol, plan(kernel, target), target)
-    own = World()
+    own = ShapeEnv()
     for each in world.symbols:
         own.symbol(each.text, each.example)
     kernel = resized(kernel, lambda size: size.moved(own))
@@ -186,7 +186,7 @@ def _code(symbol: str, kernel: Kernel, target: Target) -> Code:
     return replace(code, facts=tuple(own.facts))
 
 
-def _join(codes: Sequence[Code]) -> str:
+def _join(codes: Sequence[EntryCode]) -> str:
     """One module: what is declared or defined for several kernels appears once."""
     declarations = sorted(frozenset().union(*(code.declarations for code in codes)))
     helpers = {name: text for code in codes for name, text in code.helpers}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from smelt import _native
 from smelt.base import locks
 from smelt.base.errors import SmeltError
-from smelt.device.protocol import Target
+from smelt.device.target import Target
 
 _makers: dict[str, Callable[[], Target]] = {}
 _made: dict[str, Target] = {}

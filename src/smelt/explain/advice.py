@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.capture import BreakRecord, RecompileRecord
 
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) in (?P<function>.*)")

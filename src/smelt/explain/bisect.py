@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.data import dataclass
 from smelt.base.events import collect
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Rewrite
 from smelt.explain.verify import Compile, Judge, Verdict
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.explain.verify import Compile, Judge, verify
 from smelt.runtime.cache import directory, open_store
 
@@ -60,7 +60,8 @@ def _python() -> tuple[bool, str]:
 
 
 def _llvmlite() -> tuple[bool, str]:
-    from smelt.codegen import cpu, engine
+    from smelt.codegen.cpu import target as cpu
+    from smelt.codegen.llvm import compile as engine
 
     try:
         found = engine.version()
@@ -71,7 +72,7 @@ def _llvmlite() -> tuple[bool, str]:
 
 
 def _threads() -> tuple[bool, str]:
-    from smelt.runtime.symbols import has_openmp
+    from smelt.torch_abi.symbols import has_openmp
 
     count = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
     return True, count if has_openmp() else f"{count}; PyTorch's OpenMP is not there, kernels run on one thread"

@@ -15,8 +15,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smelt.base.data import dataclass
 from smelt.base.events import Event
+from smelt.base.fast_dataclass import dataclass
 from smelt.explain import story
 from smelt.explain.story import GraphStory, Story
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from smelt.base.data import dataclass
-from smelt.capture.guards import UNDERNEATH
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.guards.tree import UNDERNEATH
 
 _CHILD = re.compile(r"\._modules\['(?:(\d+)|(\w+))'\]")  # of a container: people write layers[0]
 _STATES = {True: "on", False: "off"}

@@ -16,7 +16,7 @@ from importlib.resources import files
 from smelt.base.events import Event, collect, emit
 from smelt.explain.report_code import Codes
 from smelt.explain.report_data import report_data
-from smelt.runtime.profile import profiling
+from smelt.runtime.program.profile import profiling
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")  # of the template; what is put there may hold the same and is left alone
 _PARTS = {

@@ -2,7 +2,7 @@
 
     {"files": [{"path": …, "lines": […]}], "graphs": [{"stages": [{"nodes": …, "edges": …}], "programs": …}], …}
 
-A node knows the captured node it comes from (`ir/origin.py`) and the step that computes it, so one thing can be
+A node knows the captured node it comes from (`ir/provenance.py`) and the step that computes it, so one thing can be
 followed from the source line through every stage to the kernel that computes it and its code.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from smelt.autograd.joint import Joint, Pure
-from smelt.autograd.partition import Halves
+from smelt.autograd.joint.trace_joint import Joint, Pure
+from smelt.autograd.partition.partition import Halves
 from smelt.base.events import Event
 from smelt.capture import GraphRecord
 from smelt.explain.advice import Advice, is_installed
@@ -22,11 +22,11 @@ from smelt.explain.report_code import Codes
 from smelt.explain.report_memory import timelines
 from smelt.explain.story import PLACE, GraphStory, Story, from_events
 from smelt.fuse.records import Apart, Made
-from smelt.ir.joint import Phase, phase_of
-from smelt.ir.origin import origin_of
+from smelt.ir.call_contract import Phase, phase_of
 from smelt.ir.program import Launch, Library, Program, reads, writes
+from smelt.ir.provenance import origin_of
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.runtime.profile import Taken
+from smelt.runtime.program.profile import Taken
 
 _LONG = 4000  # lines of a file that is shown whole; of a longer one, those round what was captured
 _ROUND = 40
@@ -34,7 +34,7 @@ _ROUND = 40
 
 def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, Any]:
     """Everything the page shows of one run, but the code of kernels, which `codes` is given."""
-    told = from_events(events)
+    told = from_events(events, Story)
     data = told.to_dict()
     files = _Files(told)
     return {

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import fx
 
-from smelt.autograd.joint import Joint, Pure
-from smelt.autograd.partition import Halves
-from smelt.base.varying import typical
+from smelt.autograd.joint.trace_joint import Joint, Pure
+from smelt.autograd.partition.partition import Halves
 from smelt.explain.story import GraphStory
-from smelt.ir.joint import Phase, Plan, phase_of
-from smelt.ir.peak import Usage, graph_usage, handed_over, program_usage
+from smelt.ir.call_contract import JointPlan, Phase, phase_of
 from smelt.ir.program import Program
-from smelt.ir.resize import resized, resized_graph
+from smelt.ir.substitute_sizes import resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.meta.memory_peak import MemoryUsage, graph_usage, handed_over, program_usage
+from smelt.symbolic.symsize import hint
 
 Curve = list[list[float]]
 
@@ -31,10 +31,10 @@ def timelines(story: GraphStory, eager: Joint | Pure | None) -> dict[str, Any]:
     behind = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
     if ahead is None:
         return {"ours": [], "eager": [], "saved": [], "turn": False, "again": []}
-    ahead, behind = resized(ahead, typical), resized(behind, typical)
+    ahead, behind = resized(ahead, hint), resized(behind, hint)
     turn = behind is not None and story.halves is not None
     ours, saved = _of_programs(ahead, behind if turn else None, story.halves)
-    theirs = [] if eager is None else _of_eager(resized_graph(eager.traced, typical).graph, eager.plan)
+    theirs = [] if eager is None else _of_eager(resized_graph(eager.traced, hint).graph, eager.plan)
     return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "again": _computed_again(story.halves)}
 
 
@@ -53,7 +53,7 @@ def _of_programs(ahead: Program, behind: Program | None, halves: Halves | None) 
     return ours, [*_spread(_alive(usage, kept), 0), *_spread(_alive(later, saved), 1)]
 
 
-def _of_eager(graph: fx.Graph, plan: Plan) -> Curve:
+def _of_eager(graph: fx.Graph, plan: JointPlan) -> Curve:
     """Of the graph run operator by operator: every value lives until it is read for the last time, and what is written
     to an input needs no memory of its own."""
     usage = graph_usage(graph)
@@ -75,7 +75,7 @@ def _spread(alive: list[int], start: int) -> Curve:
     return [[round(start + step / last, 5), size] for step, size in enumerate(alive)]
 
 
-def _alive(usage: Usage, only: set[Hashable] | None = None) -> list[int]:
+def _alive(usage: MemoryUsage, only: set[Hashable] | None = None) -> list[int]:
     """Bytes alive at each step, two steps at least; of some values only if those are named."""
     last = max([1, *usage.first.values()])
     returned = set(usage.returned)
@@ -101,5 +101,5 @@ def _computed_again(halves: Halves | None) -> list[dict[str, Any]]:
     for node in halves.backward.graph.nodes:
         spec = spec_of(node)
         if node.op == "call_function" and phase_of(node) is not Phase.BACKWARD and isinstance(spec, TensorSpec):
-            found.append({"name": node.name, "bytes": typical(spec.nbytes)})
+            found.append({"name": node.name, "bytes": hint(spec.nbytes)})
     return sorted(found, key=lambda each: -each["bytes"])

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, TypeVar
 
-from smelt.autograd.partition import Halves
-from smelt.base.data import dataclass
+from smelt.autograd.partition.partition import Halves
 from smelt.base.events import Event, Timing
-from smelt.base.varying import typical
+from smelt.base.fast_dataclass import dataclass
 from smelt.capture import BreakRecord, GraphRecord, RecompileRecord
 from smelt.explain.advice import Advice, advice, is_installed
 from smelt.explain.guard_words import GuardWords, in_words
 from smelt.explain.op_names import op_name
+from smelt.ir.call_contract import Saved
 from smelt.ir.graph import Traced, format_graph
-from smelt.ir.joint import Saved
 from smelt.ir.program import Library, Program
+from smelt.symbolic.symsize import hint
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
 MORE = """More: --full adds break reasons with stacks, operators, kernels, saved values, guards; --guards only guards.
@@ -80,7 +80,7 @@ class GraphStory:
     @property
     def saved_bytes(self) -> int:
         """Bytes that the backward keeps alive beside the graph's own inputs."""
-        return sum(typical(saved.spec.nbytes) for saved in self.saved if saved.source is None)
+        return sum(hint(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
     def summary(self, number: int) -> list[str]:
         """Its part of the summary: what it is, and the file it is from."""
@@ -115,7 +115,7 @@ class GraphStory:
 
     def _largest(self) -> list[Saved]:
         computed = [saved for saved in self.saved if saved.source is None]
-        return sorted(computed, key=lambda saved: -typical(saved.spec.nbytes))[:8]
+        return sorted(computed, key=lambda saved: -hint(saved.spec.nbytes))[:8]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -130,7 +130,7 @@ class GraphStory:
             "saved": [
                 {
                     "name": each.name,
-                    "bytes": typical(each.spec.nbytes),
+                    "bytes": hint(each.spec.nbytes),
                     "input": each.source is not None,
                     "why": each.why,
                 }
@@ -244,7 +244,7 @@ class Story:
 
     def _rest(self) -> list[str]:
         """What only a full explanation has: each break and recompile, operators and times."""
-        lines = ["Break Reasons:"] if self.break_reasons else []
+        lines = ["Break Reasons:"]
         for number, record in enumerate(self.break_reasons, 1):
             lines += [
                 f"  Break Reason {number}:",
@@ -310,7 +310,7 @@ class Story:
 Told = TypeVar("Told", bound=Story)
 
 
-def from_events(events: Sequence[Event], kind: type[Told] = Story) -> Told:  # type: ignore[assignment]
+def from_events(events: Sequence[Event], kind: type[Told]) -> Told:
     """Put together what a run reported."""
     times: Counter[str] = Counter()
     for timing in _subjects(events, "timing", Timing):

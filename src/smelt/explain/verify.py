@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from smelt.base.data import dataclass
 from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
 
 Compile = Callable[..., Any]
 

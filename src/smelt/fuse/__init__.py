@@ -11,8 +11,8 @@ program.py    buffers, steps, operands · plan.py places buffers in the arena
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smelt.fuse.grouping import why_not_fuse
-    from smelt.fuse.program import build_program
+    from smelt.fuse.emit_program import build_program
+    from smelt.fuse.greedy_fusion import why_not_fuse
 
 __all__ = ["build_program", "why_not_fuse"]
 
@@ -21,6 +21,6 @@ def __getattr__(name: str) -> Any:
     """Loaded when it is asked for: a program out of the disk cache needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from smelt.fuse import grouping, program
+    from smelt.fuse import emit_program, greedy_fusion
 
-    return getattr(program if name == "build_program" else grouping, name)
+    return getattr(emit_program if name == "build_program" else greedy_fusion, name)

@@ -8,19 +8,19 @@ its `ready` is the first pass over the cols in which it can be had: a fold of pa
 
 from typing import TYPE_CHECKING, Any, cast
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size
-from smelt.base.varying import is_varying, known_equal, typical, varies
-from smelt.fuse.values import Value
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import BASE
+from smelt.fuse.fusion_graph import FusionValue
 from smelt.ir.kernel import Reduction, Running
-from smelt.ir.originals import BASE
 from smelt.ops.promote import widened
 from smelt.ops.record import CHEAP, ROOT, TRANSCENDENTAL, Number, Scalar
+from smelt.symbolic.shapes import Shape, Size
+from smelt.symbolic.symsize import hint, is_symsize, known_equal, varies
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 # Offset, then a stride per axis of the kernel, rows before cols.
 Place = tuple[Size, ...]
@@ -69,7 +69,7 @@ class Space:
     @classmethod
     def cut(cls, points: Size, cols: Size, cuts: set[Size]) -> "Space":
         """Axes between neighbouring cuts, outermost first."""
-        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), key=typical, reverse=True)
+        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), key=hint, reverse=True)
         sizes: list[Size] = []
         steps: list[Size] = []
         above = points
@@ -142,7 +142,7 @@ class Expr:
     args: "tuple[Expr, ...]"
     dtype: torch.dtype
     number: Number = 0
-    source: Value | None = None
+    source: FusionValue | None = None
     place: Place = ()
     fold: Running = "sum"
     axis: int = 0  # of a scan: the axis it runs along, and whether backwards
@@ -179,7 +179,7 @@ class Expressions:
         key = ("const", repr(number), dtype)
         return self._intern(key, op="const", args=(), dtype=dtype, number=number, cost=0)
 
-    def load(self, source: Value, place: Place) -> Expr:
+    def load(self, source: FusionValue, place: Place) -> Expr:
         """The element at a place, widened for computing."""
         varies, dtype = self.space.varies(place), source.spec.dtype
         loaded = self._intern(
@@ -187,7 +187,9 @@ class Expressions:
         )
         return self.cast(loaded, widened(dtype))
 
-    def gather(self, source: Value, place: Place, args: tuple[Expr, ...], reach: tuple[tuple[Size, Size], ...]) -> Expr:
+    def gather(
+        self, source: FusionValue, place: Place, args: tuple[Expr, ...], reach: tuple[tuple[Size, Size], ...]
+    ) -> Expr:
         """The element that lies at other places than the affine one, widened for computing."""
         found = self._intern(
             ("gather", source.id, place, tuple(arg.id for arg in args), reach),
@@ -247,7 +249,7 @@ class Expressions:
             found = tuple(factor * part for part in place)
         else:
             found = tuple(a + b if op == "add" else a - b for a, b in zip(first, second, strict=True))
-        return found if all(abs(typical(part)) < _FAR for part in found) else None
+        return found if all(abs(hint(part)) < _FAR for part in found) else None
 
     def reduce(self, fold: Reduction, value: Expr) -> Expr:
         """The fold of a value over the cols of its row."""
@@ -278,7 +280,7 @@ def _fitted(number: Number, dtype: torch.dtype) -> Number:
     """A number as a constant of `dtype`: narrow floats rounded, integers wrapped as PyTorch wraps them."""
     if dtype is torch.bool:
         return bool(number)
-    if is_varying(number) or (varies(number) and dtype.is_floating_point):
+    if is_symsize(number) or (varies(number) and dtype.is_floating_point):
         return number
     if dtype in (torch.float16, torch.bfloat16):
         return float(BASE.item(torch.tensor(float(number), dtype=dtype)))

@@ -17,14 +17,14 @@ from dataclasses import field
 from enum import Enum
 from itertools import pairwise
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Size, product
-from smelt.base.varying import known_equal, typical
-from smelt.fuse.limits import Limits
-from smelt.fuse.values import Call, FoldRule, Kind, Reading, ScanRule, ScatterRule, Value
+from smelt.base.fast_dataclass import dataclass
+from smelt.device.fusion_limits import Limits
+from smelt.fuse.fusion_graph import Call, FoldRule, FusionKind, FusionRead, FusionValue, ScanRule, ScatterRule
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import hint, known_equal
 
 
-class Level(Enum):
+class GroupLevel(Enum):
     FULL = "full"
     ROW = "row"
     FREE = "free"
@@ -39,8 +39,8 @@ class Group:
     points: Size = 0
     cols: Size | None = None  # None: no member asks for rows
     firm: bool = False  # whether `cols` may no longer change
-    members: list[Value] = field(default_factory=list)
-    levels: dict[Value, Level] = field(default_factory=dict)
+    members: list[FusionValue] = field(default_factory=list)
+    levels: dict[FusionValue, GroupLevel] = field(default_factory=dict)
     cuts: set[Size] = field(default_factory=set)  # extents at which the point numbers must be divisible into axes
     call: Call | None = None
     bit: int = 0  # stands for the group in the masks of others
@@ -52,7 +52,7 @@ class Group:
     @property
     def folds(self) -> list[FoldRule]:
         """Folds over rows, which restrict how the points may be cut into rows."""
-        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is Level.TOTAL]
+        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is GroupLevel.TOTAL]
 
     @property
     def directions(self) -> set[bool]:
@@ -61,12 +61,12 @@ class Group:
 
     @property
     def scatters(self) -> bool:
-        return any(value.kind is Kind.SCATTER for value in self.members)
+        return any(value.kind is FusionKind.SCATTER for value in self.members)
 
     @property
     def is_plain(self) -> bool:
         """Only element-wise members at full level: it can become anything."""
-        return self.cols is None and all(level in (Level.FULL, Level.FREE) for level in self.levels.values())
+        return self.cols is None and all(level in (GroupLevel.FULL, GroupLevel.FREE) for level in self.levels.values())
 
     def __str__(self) -> str:
         return "{" + ", ".join(value.name for value in self.members) + "}"
@@ -77,15 +77,15 @@ class Groups:
     """All groups of a program, and who belongs where."""
 
     limits: Limits
-    by_value: dict[Value, Group] = field(default_factory=dict)
+    by_value: dict[FusionValue, Group] = field(default_factory=dict)
     by_id: dict[int, Group] = field(default_factory=dict)  # by the id of any member or call, kept through merges
-    inlined: set[Value] = field(default_factory=set)  # computed in every kernel that reads them
+    inlined: set[FusionValue] = field(default_factory=set)  # computed in every kernel that reads them
 
     def all(self) -> list[Group]:
         """Each group once, in the order of its first member."""
         return sorted(set(self.by_id.values()), key=lambda group: group.id)
 
-    def sources(self, value: Value) -> Iterator[Value]:
+    def sources(self, value: FusionValue) -> Iterator[FusionValue]:
         """The values in memory or in groups that `value` is computed from, looking through inlined ones."""
         for reading in value.readings:
             if reading.value in self.inlined:
@@ -93,9 +93,9 @@ class Groups:
             else:
                 yield reading.value
 
-    def group_of(self, value: Value) -> Group | None:
+    def group_of(self, value: FusionValue) -> Group | None:
         """The group or library call that yields a value; None for inputs and constants."""
-        if value.kind is Kind.LIBRARY:
+        if value.kind is FusionKind.LIBRARY:
             assert value.call is not None
             return self.by_id[value.call.id]
         return self.by_value.get(value)
@@ -111,21 +111,21 @@ class Groups:
         self._depend(group, before)
         return group
 
-    def add_value(self, value: Value) -> Group:
+    def add_value(self, value: FusionValue) -> Group:
         """A group of its own for a value to be computed."""
         group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
             _settle_fold(group, value, value.rule, self.limits)
         elif isinstance(value.rule, ScanRule):
             group.points, group.cols, group.firm = value.numel, value.rule.cols, True
-            group.levels[value] = Level.FULL
+            group.levels[value] = GroupLevel.FULL
         elif isinstance(value.rule, ScatterRule):
             group.points = product(value.rule.shape)
-            group.levels[value] = Level.TOTAL
+            group.levels[value] = GroupLevel.TOTAL
             group.cols = value.rule.cols if value.rule.cols != 1 else None
         else:
             group.points = value.numel
-            group.levels[value] = Level.FULL
+            group.levels[value] = GroupLevel.FULL
         group.cuts = needed_cuts(value)
         self.by_id[value.id] = self.by_value[value] = group
         before = [self.group_of(source) for source in self.sources(value)]
@@ -184,22 +184,22 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _settle_fold(group: Group, value: Value, rule: FoldRule, limits: Limits) -> None:
+def _settle_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits) -> None:
     """A fold alone: over the cols of rows where its dims allow, else over rows with the inner dims as cols."""
     group.points = 1
     for size in rule.shape:
         group.points *= size
     everything = known_equal(rule.count, group.points)
     if rule.is_rows and not (everything and group.points > limits.whole_elements):
-        group.levels[value] = Level.ROW
+        group.levels[value] = GroupLevel.ROW
         group.cols, group.firm = rule.inner, True
         return
-    group.levels[value] = Level.TOTAL
+    group.levels[value] = GroupLevel.TOTAL
     if not everything:
         group.cols = rule.inner if rule.inner > 1 else rule.kept_inner
 
 
-def needed_cuts(value: Value) -> set[Size]:
+def needed_cuts(value: FusionValue) -> set[Size]:
     """Extents at which the points of `value` must be cut so that its readings, folds included, can be addressed."""
     shape, stride = value.loop
     cuts: set[Size] = set()
@@ -211,7 +211,7 @@ def needed_cuts(value: Value) -> set[Size]:
     return cuts
 
 
-def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
+def reads_row(value: FusionValue, reading: FusionRead, cols: Size) -> bool:
     """Whether `value` reads at each of its points the element with the number of the point's row."""
     if reading.offset != 0:
         return False
@@ -229,7 +229,7 @@ def reads_row(value: Value, reading: Reading, cols: Size) -> bool:
 
 def forms_chain(cuts: set[Size]) -> bool:
     """Whether each cut divides the next, so that axes can be laid between them."""
-    ordered = sorted(cuts, key=typical)
+    ordered = sorted(cuts, key=hint)
     return all(known_equal(large % small, 0) for small, large in pairwise(ordered))
 
 
@@ -245,7 +245,7 @@ class Merge:
     cols: Size | None
     firm: bool
     lowered: Group | None = None
-    loosened: Value | None = None  # a fold that was to give row values and gives totals instead
+    loosened: FusionValue | None = None  # a fold that was to give row values and gives totals instead
 
 
 def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
@@ -278,7 +278,7 @@ def _common_rows(a: Group, b: Group) -> str | Merge:
     """The cut into rows that both can live with."""
     if known_equal(a.points, b.points):
         return _common_cols(a, b)
-    small, large = (a, b) if typical(a.points) < typical(b.points) else (b, a)
+    small, large = (a, b) if hint(a.points) < hint(b.points) else (b, a)
     if not small.is_plain:
         return f"{small} has {small.points} points and {large} has {large.points}, and both are fixed"
     if large.cols is not None and known_equal(small.points * large.cols, large.points):
@@ -322,7 +322,7 @@ def _why_not_cut(a: Group, b: Group, plan: Merge) -> str | None:
     cuts = merged_cuts(a, b, plan)
     if forms_chain(cuts):
         return None
-    return f"their shapes cut the points at {sorted(cuts, key=typical)}, which do not nest"
+    return f"their shapes cut the points at {sorted(cuts, key=hint)}, which do not nest"
 
 
 def merged_cuts(a: Group, b: Group, plan: Merge) -> set[Size]:
@@ -338,12 +338,12 @@ def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | N
     """Every reading between the two must be of the reader's own point or row."""
     small, other = (a, b) if len(a.members) <= len(b.members) else (b, a)
 
-    def level(value: Value) -> Level:
+    def level(value: FusionValue) -> GroupLevel:
         if value is plan.loosened:
-            return Level.TOTAL
+            return GroupLevel.TOTAL
         group = groups.by_value[value]
         own = group.levels[value]
-        return Level.ROW if group is plan.lowered and own is Level.FULL else own
+        return GroupLevel.ROW if group is plan.lowered and own is GroupLevel.FULL else own
 
     for member in small.members:
         for reading in member.readings:
@@ -362,21 +362,23 @@ def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | N
     return None
 
 
-def _misread(reader: Value, level: Level, reading: Reading, source: Level, cols: Size | None) -> str | None:
+def _misread(
+    reader: FusionValue, level: GroupLevel, reading: FusionRead, source: GroupLevel, cols: Size | None
+) -> str | None:
     name = reading.value.name
     if reading.anywhere:
         return f"{reader.name} reads {name} at places that only running tells"
-    if source is Level.TOTAL:
+    if source is GroupLevel.TOTAL:
         return f"{reader.name} reads {name}, which is complete only after all rows"
-    if source is Level.FREE:
+    if source is GroupLevel.FREE:
         return None
-    at_row = level is Level.ROW and not isinstance(reader.rule, FoldRule)
-    if level is Level.FREE:
+    at_row = level is GroupLevel.ROW and not isinstance(reader.rule, FoldRule)
+    if level is GroupLevel.FREE:
         return f"{reader.name} is computed wherever it is read, {name} at one place"
-    if source is Level.ROW and not at_row:
+    if source is GroupLevel.ROW and not at_row:
         aligned = cols is not None and reads_row(reader, reading, cols)
         return None if aligned else f"{reader.name} does not read {name} row by row"
-    if source is Level.FULL and at_row:
+    if source is GroupLevel.FULL and at_row:
         return f"{reader.name} has one element per row and reads {name} at points"
     return None if reading.straight else f"{reader.name} reads {name} at other points than its own"
 
@@ -388,9 +390,9 @@ def merge(groups: Groups, keep: Group, gone: Group, plan: Merge) -> None:
         keep.levels[value] = level
     if plan.lowered is not None:
         for value in plan.lowered.members:
-            keep.levels[value] = Level.ROW if keep.levels[value] is Level.FULL else keep.levels[value]
+            keep.levels[value] = GroupLevel.ROW if keep.levels[value] is GroupLevel.FULL else keep.levels[value]
     if plan.loosened is not None:
-        keep.levels[plan.loosened] = Level.TOTAL
+        keep.levels[plan.loosened] = GroupLevel.TOTAL
     keep.points = max(keep.points, gone.points)
     keep.cols, keep.firm, keep.cuts = plan.cols, plan.firm, cuts
     groups.absorb(keep, gone)

@@ -1,6 +1,6 @@
 """What fusion reports of each step of a program, and of groups it kept apart: for `explain` and for tools."""
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

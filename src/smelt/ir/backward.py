@@ -8,10 +8,10 @@ Slots are numbered. The first hold what a backward starts from: the gradients of
 compiled graphs saved. Each step fills more of them.
 """
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import contiguous_stride, is_dense
+from smelt.base.fast_dataclass import dataclass
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.shapes import contiguous_stride, is_dense
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """The rules of a whole program: buffers defined before use, arguments that fit, an arena without overlaps.
 
-Used through `ir.check.check_program`. Each rule yields `(place, fault)` pairs.
+Used through `ir.check_kernel.check_program`. Each rule yields `(place, fault)` pairs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from smelt.base.sizes import span
 from smelt.ir.program import (
     Launch,
     Library,
@@ -20,6 +19,7 @@ from smelt.ir.program import (
     writes,
 )
 from smelt.ir.tensorspec import short_name
+from smelt.symbolic.shapes import span
 
 Fault = tuple[object, str]
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import fx
 
-from smelt.base.data import dataclass
 from smelt.base.errors import SpecError
-from smelt.ir.bound import BoundCode, bind_code
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.bound_functions import BoundCode, bind_code
 from smelt.ir.generators import name_generators
 from smelt.ir.printed import make_printable
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 
 
-class Level(Enum):
+class GraphLevel(Enum):
     TORCH = "torch"
     PURE = "pure"
 
@@ -38,7 +38,7 @@ class Traced:
     """
 
     graph: fx.Graph
-    level: Level
+    level: GraphLevel
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     writes: tuple[tuple[int, int], ...] = ()
     undoing: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
@@ -135,18 +135,18 @@ def _rule_placeholder_spec(node: fx.Node) -> str | None:
 
 
 _OPCODES = {
-    Level.TORCH: frozenset({"placeholder", "call_function", "call_method", "get_attr", "output"}),
-    Level.PURE: frozenset({"placeholder", "call_function", "get_attr", "output"}),
+    GraphLevel.TORCH: frozenset({"placeholder", "call_function", "call_method", "get_attr", "output"}),
+    GraphLevel.PURE: frozenset({"placeholder", "call_function", "get_attr", "output"}),
 }
 
 NodeRule = Callable[[fx.Node], str | None]
-RULES: dict[Level, tuple[NodeRule, ...]] = {
-    Level.TORCH: (_rule_placeholder_spec,),
-    Level.PURE: (_rule_aten, _rule_no_writes, _rule_placeholder_spec, _rule_has_spec),
+RULES: dict[GraphLevel, tuple[NodeRule, ...]] = {
+    GraphLevel.TORCH: (_rule_placeholder_spec,),
+    GraphLevel.PURE: (_rule_aten, _rule_no_writes, _rule_placeholder_spec, _rule_has_spec),
 }
 
 
-def check_graph(graph: fx.Graph, level: Level, *, after: str = "") -> None:
+def check_graph(graph: fx.Graph, level: GraphLevel, *, after: str = "") -> None:
     """Raise `SpecError` naming the first broken rule and showing the lines round it."""
     seen: set[fx.Node] = set()
     outputs = 0
@@ -165,7 +165,7 @@ def check_graph(graph: fx.Graph, level: Level, *, after: str = "") -> None:
         )
 
 
-def _fault_text(graph: fx.Graph, node: fx.Node, level: Level, fault: str, after: str) -> str:
+def _fault_text(graph: fx.Graph, node: fx.Node, level: GraphLevel, fault: str, after: str) -> str:
     nodes = list(graph.nodes)
     position = nodes.index(node)
     lines = []

@@ -36,8 +36,8 @@ from typing import Literal
 
 import torch
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Size, product
+from smelt.base.fast_dataclass import dataclass
+from smelt.symbolic.shapes import Size, product
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too

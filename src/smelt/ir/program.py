@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size, span
+from smelt.base.fast_dataclass import dataclass
 from smelt.ir.kernel import Kernel, Role
 from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.shapes import Shape, Size, span
 
 
 class Place(Enum):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 
 Result = Literal["same", "bool"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size, contiguous_stride, product
-from smelt.base.symbols import Expression
-from smelt.base.symint import Formula
-from smelt.base.varying import known_equal
+from smelt.base.fast_dataclass import dataclass
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.shapes import Shape, Size, contiguous_stride, product
+from smelt.symbolic.symnode import Formula
+from smelt.symbolic.symsize import known_equal
 
 _SPEC = "smelt_spec"
 

@@ -11,14 +11,12 @@
 
 An index is written `1024*i + j - 3`; a stage is `loop:` or `row:`. Where sizes vary they are expressions over named
 ones: `rows(i:s0)`, `x[(4*s0 + 1)*i + j]`. Nothing of a kernel is left out: tests read it back (`tests/kernel_text.py`).
-Golden tests, `SMELT_LOGS=kernels` and the messages of `ir.check` all use this form.
+Golden tests, `SMELT_LOGS=kernels` and the messages of `ir.check_kernel` all use this form.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from smelt.base.sizes import Size
-from smelt.base.varying import is_varying
 from smelt.ir.kernel import (
     Accumulate,
     Axis,
@@ -38,18 +36,20 @@ from smelt.ir.kernel import (
 )
 from smelt.ir.program import Library, Operand, Output, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import short_name
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
 
 
 def format_index(index: Index) -> str:
     """`Index((("i", 8), ("j", -1)), 3)` → `"8*i - j + 3"`."""
     text = ""
     for name, stride in index.terms:
-        if is_varying(stride):
+        if is_symsize(stride):
             text += _signed(f"({stride})*{name}", negative=False, first=not text)
             continue
         size = name if abs(stride) == 1 else f"{abs(stride)}*{name}"
         text += _signed(size, negative=stride < 0, first=not text)
-    if is_varying(index.offset):
+    if is_symsize(index.offset):
         text += _signed(f"({index.offset})", negative=False, first=not text)
     elif index.offset or not text:
         text += _signed(str(abs(index.offset)), negative=index.offset < 0, first=not text)
@@ -98,7 +98,7 @@ def format_instruction(instruction: Instruction) -> str:
 
 def _format_reach(reach: tuple[str, Size, Size]) -> str:
     value, stride, extent = reach
-    return f"({stride})*{value} below {extent}" if is_varying(stride) else f"{stride}*{value} below {extent}"
+    return f"({stride})*{value} below {extent}" if is_symsize(stride) else f"{stride}*{value} below {extent}"
 
 
 def _format_axes(axes: Iterable[Axis]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import torch
 
-from smelt.base.varying import varies
-from smelt.ir.specrules.promotion import KNOWN as KERNEL_DTYPES
-from smelt.ir.specrules.promotion import result_dtype
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules.promotion import KNOWN as KERNEL_DTYPES
+from smelt.meta.rules.promotion import result_dtype
+from smelt.symbolic.symsize import varies
 
 __all__ = ["KERNEL_DTYPES", "in_range", "promoted", "widened"]
 

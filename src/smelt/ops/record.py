@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from smelt.base.data import dataclass
-from smelt.base.sizes import Shape, Size
+from smelt.base.fast_dataclass import dataclass
 from smelt.ir.kernel import Reduction as Fold
 from smelt.ir.kernel import Running
+from smelt.symbolic.shapes import Shape, Size
 
 # Costs at one point, in units of one arithmetic operation.
 CHEAP = 1
@@ -41,7 +41,7 @@ Number = bool | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class OperandMemory:
     """In the place of an argument that lies in memory, to be read at places that scalar code works out."""
 
     number: int
@@ -75,7 +75,7 @@ class Emitter(Protocol):
     def position(self, dim: int) -> Scalar:
         """The index along `dim` of the result, as an int64."""
 
-    def gather(self, memory: Memory, by: "Sequence[tuple[Scalar, Size, Size]]") -> Scalar:
+    def gather(self, memory: OperandMemory, by: "Sequence[tuple[Scalar, Size, Size]]") -> Scalar:
         """An element of what lies in memory: `by` has (place, stride, extent) of each dim to be found in."""
 
 
@@ -111,7 +111,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class OperandLayout:
     """Where the elements of a view lie: positions count from the first element of what is viewed."""
 
     shape: Shape
@@ -124,7 +124,7 @@ class View:
     """The same memory, seen otherwise. `move(layout, *args, **kwargs)` gets the layout of the first argument and the
     other arguments, and returns the result's, or None where no strides describe it."""
 
-    move: Callable[..., Layout | None]
+    move: Callable[..., OperandLayout | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class CopyCall:
     """A call, read: a copy of a view. `move` is given the layout of the source and returns where the elements lie."""
 
     source: fx.Node
-    move: Callable[[Layout], Layout]
+    move: Callable[[OperandLayout], OperandLayout]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.base.sizes import is_dense
 from smelt.ir.tensorspec import TensorSpec, short_name, spec_of
 from smelt.ops.promote import KERNEL_DTYPES
 from smelt.ops.record import LIBRARY_COST, LibraryCall, Lookup, OpRecord, Pieces, Scan, Scatter, View
+from smelt.symbolic.shapes import is_dense
 
 _records: dict[torch._ops.OpOverload, OpRecord] = {}
 _FAMILIES = (
-    "pointwise", "choice", "activations", "creation", "reductions", "scans", "pieces", "lookups", "moves", "scatters",
-    "views", "functions", "library",
+    "pointwise", "compare_select", "activations", "creation", "reductions", "scans", "concat", "gathers", "shift_pad",
+    "scatters", "views", "math_functions", "library",
 )  # fmt: skip
 _loaded = False
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from smelt.ir.kernel import Reduction
 from smelt.ir.tensorspec import tensor_spec
-from smelt.ops.lookups import along_all_but, as_given, from_either_end, read_indices, why_not_index
+from smelt.ops.gathers import along_all_but, as_given, from_either_end, read_indices, why_not_index
 from smelt.ops.record import ROOT, Demand, Emitter, Fetch, LookupIndex, OpRecord, Scalar, Scatter, ScatterCall
 from smelt.ops.registry import argument, register
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from smelt.base.sizes import Shape, Size, product
-from smelt.base.varying import known_equal, same_sizes
-from smelt.ops.record import Layout, OpRecord, View
+from smelt.ops.record import OperandLayout, OpRecord, View
 from smelt.ops.registry import register
+from smelt.symbolic.shapes import Shape, Size, product
+from smelt.symbolic.symsize import known_equal, same_sizes
 
 aten = torch.ops.aten
 
 
-def reshape(layout: Layout, shape: Sequence[Size]) -> Layout | None:
+def reshape(layout: OperandLayout, shape: Sequence[Size]) -> OperandLayout | None:
     """Strides of the same elements under another shape, if there are any."""
     shape = _without_minus_one(product(layout.shape), shape)
     if same_sizes(shape, layout.shape):
@@ -36,7 +36,7 @@ def reshape(layout: Layout, shape: Sequence[Size]) -> Layout | None:
             dim -= 1
         if filled != run:
             return None
-    return Layout(shape, tuple(strides), layout.offset)
+    return OperandLayout(shape, tuple(strides), layout.offset)
 
 
 def _without_minus_one(count: Size, shape: Sequence[Size]) -> Shape:
@@ -46,13 +46,13 @@ def _without_minus_one(count: Size, shape: Sequence[Size]) -> Shape:
     return tuple(count // known if size == -1 else size for size in shape)
 
 
-def permute(layout: Layout, dims: Sequence[int]) -> Layout:
+def permute(layout: OperandLayout, dims: Sequence[int]) -> OperandLayout:
     rank = len(layout.shape)
     order = [dim % rank for dim in dims]
-    return Layout(tuple(layout.shape[d] for d in order), tuple(layout.stride[d] for d in order), layout.offset)
+    return OperandLayout(tuple(layout.shape[d] for d in order), tuple(layout.stride[d] for d in order), layout.offset)
 
 
-def transpose(layout: Layout, first: int, second: int) -> Layout:
+def transpose(layout: OperandLayout, first: int, second: int) -> OperandLayout:
     rank = len(layout.shape)
     if rank == 0:
         return layout
@@ -61,28 +61,28 @@ def transpose(layout: Layout, first: int, second: int) -> Layout:
     return permute(layout, order)
 
 
-def turn(layout: Layout) -> Layout:
+def turn(layout: OperandLayout) -> OperandLayout:
     return transpose(layout, 0, 1) if len(layout.shape) == 2 else layout
 
 
-def expand(layout: Layout, shape: Sequence[Size], implicit: bool = False) -> Layout:
+def expand(layout: OperandLayout, shape: Sequence[Size], implicit: bool = False) -> OperandLayout:
     added = len(shape) - len(layout.shape)
     sizes, strides = list(shape), [0] * len(shape)
     for dim, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True), start=added):
         if size != 1 or known_equal(sizes[dim], -1) or known_equal(sizes[dim], 1):
             sizes[dim], strides[dim] = size, stride  # what is no single element has the size it is spread to
-    return Layout(tuple(sizes), tuple(strides), layout.offset)
+    return OperandLayout(tuple(sizes), tuple(strides), layout.offset)
 
 
-def unsqueeze(layout: Layout, dim: int) -> Layout:
+def unsqueeze(layout: OperandLayout, dim: int) -> OperandLayout:
     rank = len(layout.shape)
     dim %= rank + 1
     stride = layout.shape[dim] * layout.stride[dim] if dim < rank else 1
     shape = (*layout.shape[:dim], 1, *layout.shape[dim:])
-    return Layout(shape, (*layout.stride[:dim], stride, *layout.stride[dim:]), layout.offset)
+    return OperandLayout(shape, (*layout.stride[:dim], stride, *layout.stride[dim:]), layout.offset)
 
 
-def squeeze(layout: Layout, dims: int | Sequence[int] | None = None) -> Layout:
+def squeeze(layout: OperandLayout, dims: int | Sequence[int] | None = None) -> OperandLayout:
     rank = len(layout.shape)
     if dims is None:
         dims = range(rank)
@@ -90,21 +90,21 @@ def squeeze(layout: Layout, dims: int | Sequence[int] | None = None) -> Layout:
         dims = [dims]
     gone = {dim % rank for dim in dims if layout.shape[dim] == 1} if rank else set()
     kept = [dim for dim in range(rank) if dim not in gone]
-    return Layout(tuple(layout.shape[d] for d in kept), tuple(layout.stride[d] for d in kept), layout.offset)
+    return OperandLayout(tuple(layout.shape[d] for d in kept), tuple(layout.stride[d] for d in kept), layout.offset)
 
 
-def select(layout: Layout, dim: int, index: int) -> Layout:
+def select(layout: OperandLayout, dim: int, index: int) -> OperandLayout:
     dim %= len(layout.shape)
     index %= layout.shape[dim]
     offset = layout.offset + index * layout.stride[dim]
-    return Layout(
+    return OperandLayout(
         layout.shape[:dim] + layout.shape[dim + 1 :], layout.stride[:dim] + layout.stride[dim + 1 :], offset
     )
 
 
 def cut(
-    layout: Layout, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Layout:
+    layout: OperandLayout, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> OperandLayout:
     """`slice`: Python's own rules for negative and overlong bounds."""
     dim %= len(layout.shape)
     extent = layout.shape[dim]
@@ -112,7 +112,7 @@ def cut(
     size = (last - first + step - 1) // step if last > first else 0
     shape = (*layout.shape[:dim], size, *layout.shape[dim + 1 :])
     stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :])
-    return Layout(shape, stride, layout.offset + first * layout.stride[dim])
+    return OperandLayout(shape, stride, layout.offset + first * layout.stride[dim])
 
 
 def bound(given: int | None, default: Size, extent: Size) -> Size:
@@ -123,7 +123,7 @@ def bound(given: int | None, default: Size, extent: Size) -> Size:
     return 0 if at < 0 else extent if at > extent else at
 
 
-def diagonal(layout: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Layout:
+def diagonal(layout: OperandLayout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> OperandLayout:
     rank = len(layout.shape)
     dim1, dim2 = dim1 % rank, dim2 % rank
     rows, cols = layout.shape[dim1] + min(offset, 0), layout.shape[dim2] - max(offset, 0)
@@ -131,30 +131,32 @@ def diagonal(layout: Layout, offset: int = 0, dim1: int = 0, dim2: int = 1) -> L
     kept = [dim for dim in range(rank) if dim not in (dim1, dim2)]
     shape = (*(layout.shape[d] for d in kept), max(0, min(rows, cols)))
     stride = (*(layout.stride[d] for d in kept), layout.stride[dim1] + layout.stride[dim2])
-    return Layout(shape, stride, start)
+    return OperandLayout(shape, stride, start)
 
 
-def unfold(layout: Layout, dim: int, size: Size, step: Size) -> Layout:
+def unfold(layout: OperandLayout, dim: int, size: Size, step: Size) -> OperandLayout:
     """Windows along a dim, which overlap where they are longer than the steps between them."""
     if not layout.shape:
-        return Layout((size,), (1,), layout.offset)
+        return OperandLayout((size,), (1,), layout.offset)
     dim %= len(layout.shape)
     count = (layout.shape[dim] - size) // step + 1
     shape = (*layout.shape[:dim], count, *layout.shape[dim + 1 :], size)
     stride = (*layout.stride[:dim], layout.stride[dim] * step, *layout.stride[dim + 1 :], layout.stride[dim])
-    return Layout(shape, stride, layout.offset)
+    return OperandLayout(shape, stride, layout.offset)
 
 
-def restride(layout: Layout, shape: Sequence[Size], stride: Sequence[Size], offset: int | None = None) -> Layout:
+def restride(
+    layout: OperandLayout, shape: Sequence[Size], stride: Sequence[Size], offset: int | None = None
+) -> OperandLayout:
     """`as_strided`, its offset as given: counted from the start of the storage."""
-    return Layout(tuple(shape), tuple(stride), layout.offset if offset is None else offset)
+    return OperandLayout(tuple(shape), tuple(stride), layout.offset if offset is None else offset)
 
 
-def unchanged(layout: Layout) -> Layout:
+def unchanged(layout: OperandLayout) -> OperandLayout:
     return layout
 
 
-_MOVES: dict[torch._ops.OpOverload, Callable[..., Layout | None]] = {
+_MOVES: dict[torch._ops.OpOverload, Callable[..., OperandLayout | None]] = {
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
     aten.permute.default: permute,

@@ -16,15 +16,15 @@ from torch import fx
 
 from smelt.base.errors import SmeltError
 from smelt.base.options import Options
-from smelt.base.symint import Formula
-from smelt.ir.ghost import GhostTensor
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
-from smelt.pipeline.keys import Unstorable, surroundings, text_of
+from smelt.meta.ghost import GhostTensor
+from smelt.pipeline.cache.keys import Unstorable, surroundings, text_of
+from smelt.pipeline.cache.warm_start import look_up, recall
 from smelt.pipeline.parts import Parts
-from smelt.pipeline.warm import look_up, recall
-from smelt.runtime.launch import Arenas
-from smelt.runtime.state import Flat
+from smelt.runtime.autograd.differentiable import Flat
+from smelt.runtime.program.launch import Arenas
+from smelt.symbolic.symnode import Formula
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 BackendFactory = Callable[[Options], GraphCompiler]
@@ -93,7 +93,7 @@ class _Llvm:
             return None
 
     def form_of(self, traced: Traced) -> Any:
-        from smelt.pipeline.graphs import dump
+        from smelt.pipeline.cache.graph_json import dump
 
         try:
             return [text_of(traced), dump(traced.graph)]
@@ -101,7 +101,7 @@ class _Llvm:
             return None
 
     def recall(self, form: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
-        from smelt.pipeline.graphs import loader
+        from smelt.pipeline.cache.graph_json import loader
 
         text, rows = form
         try:

@@ -11,38 +11,38 @@ from typing import Any
 import torch
 
 from smelt import codegen
-from smelt.autograd.joint import Pure, Source, replaying
-from smelt.autograd.partition import Halves
-from smelt.autograd.trace import CannotTrace, Decompositions
+from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
+from smelt.autograd.joint.trace_joint import Pure, TraceSource, replaying
+from smelt.autograd.partition.partition import Halves
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
-from smelt.base.symbols import World
-from smelt.base.symint import is_symbolic
-from smelt.ir.ambient import Ambient
-from smelt.ir.graph import Level, Traced, check_graph, placeholders
-from smelt.ir.joint import Plan
+from smelt.ir.call_contract import JointPlan
+from smelt.ir.graph import GraphLevel, Traced, check_graph, placeholders
+from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.ops.decompositions import decompositions as decompositions_for
-from smelt.pipeline import expected
-from smelt.pipeline.backwards import Backwards, Lower
-from smelt.pipeline.cached import CacheEntry
+from smelt.pipeline.backward.lazy_backwards import Backwards, Lower
+from smelt.pipeline.cache import pending_reuse
+from smelt.pipeline.cache.entries import CacheEntry
+from smelt.pipeline.cache.warm_start import look_up, with_stored_backwards
 from smelt.pipeline.parts import Built, Parts, bind, program_of
-from smelt.pipeline.passes import Context, check_form, run_passes, why_not_generate
-from smelt.pipeline.sized import Bind, SizedGraph, Trace, is_sized
+from smelt.pipeline.passes import PassContext, check_form, run_passes, why_not_generate
+from smelt.pipeline.sizes.dispatch import Bind, SizedGraph, Trace, is_sized
+from smelt.pipeline.sizes.template import Bound, Generate, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
-from smelt.pipeline.symbolic import Bound, Generate, Tracing
-from smelt.pipeline.warm import look_up, with_stored_backwards
-from smelt.runtime.launch import Arenas, Executable
-from smelt.runtime.state import Flat
+from smelt.runtime.autograd.differentiable import Flat
+from smelt.runtime.program.launch import Arenas, Executable
+from smelt.symbolic.expressions import ShapeEnv
+from smelt.symbolic.symnode import is_symbolic
 
 _numbers = itertools.count()
 
 
 def _lowering(options: Options, fuel: Fuel, arenas: Arenas) -> Lower:
     def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
-        context = Context(options, name, fuel, consuming=consuming, planned=planned, arenas=arenas)
+        context = PassContext(options, name, fuel, consuming=consuming, planned=planned, arenas=arenas)
         executable: Executable = run_passes(half, (*SIMPLIFY, *LOWER), context)
         return executable.run
 
@@ -68,11 +68,11 @@ def compile_llvm(
         return bind(*made, options, consuming, arenas).run
 
     def generate(half: Traced, name: str) -> tuple[Program, Built]:
-        program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), Context(options, name, fuel))
+        program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(options, name, fuel))
         return program, codegen.compile_kernels(program.kernels, options)
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
-        if (known := expected.take(traced, options)) is not None:
+        if (known := pending_reuse.take(traced, options)) is not None:
             return known.joined()
         entry, found = looked_up or look_up(traced, options, arenas, beside_stored)
         if found is not None:
@@ -81,7 +81,7 @@ def compile_llvm(
             parts = _bound_parts(bound, lambda: traced, options, bind_to_sizes)
         else:
             parts = _compile_static(traced, options, lower, decompositions_for(options), why_not_generate)
-        expected.keep(traced, options, parts)
+        pending_reuse.keep(traced, options, parts)
         if entry is None or parts.plan is None:
             return parts.joined()
         reason = parts.replay if isinstance(parts.replay, str) else None
@@ -92,18 +92,20 @@ def compile_llvm(
         # Nothing is compiled, so there is nothing to look up, nor to keep for another process.
         return _bound_parts(bound, traced, options, bind_to_sizes).joined()
 
-    def trace(traced: Traced, world: World) -> Tracing:
+    def trace(traced: Traced, world: ShapeEnv) -> Tracing:
         return _trace_in_symbols(traced, world, options, decompositions_for(options), why_not_generate, generate)
 
     return _compile(traced, options, compile_static, bind_only, trace)
 
 
-def beside_stored(traced: Traced, options: Options, plan: Plan, arenas: Arenas, name: str, ambient: Ambient) -> Parts:
+def beside_stored(
+    traced: Traced, options: Options, plan: JointPlan, arenas: Arenas, name: str, ambient: Ambient
+) -> Parts:
     """All but the forward of a graph that the cache has: what is needed where its stored parts do not reach."""
-    source = Source.of_graph(traced)
+    source = TraceSource.of_graph(traced)
 
     def trace() -> Halves | None:
-        context = Context(options, "", Fuel(options.fuel), decompositions_for(options))
+        context = PassContext(options, "", Fuel(options.fuel), decompositions_for(options))
         again = _trace_static(traced, context, why_not_generate)
         return again if isinstance(again, Halves) else None
 
@@ -126,7 +128,7 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
             return bind_only(bound, lambda: traced)
         return _compile_static(traced, options, lower, {}).joined()
 
-    def trace(traced: Traced, world: World) -> Tracing:
+    def trace(traced: Traced, world: ShapeEnv) -> Tracing:
         return _trace_in_symbols(traced, world, options, {})
 
     return _compile(traced, options, compile_static, bind_only, trace)
@@ -144,7 +146,7 @@ def _compile(traced: Traced, options: Options, compile_static: Callable[..., Fla
 
 def _trace_in_symbols(
     traced: Traced,
-    world: World,
+    world: ShapeEnv,
     options: Options,
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
@@ -153,7 +155,7 @@ def _trace_in_symbols(
     """A graph whose inputs have symbols for sizes, as far as it is the same for all of them."""
     _refuse("a memory budget is kept for the sizes at hand" if options.memory_budget is not None else None)
     number = next(_numbers)
-    context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
+    context = PassContext(options, f"graph{number}", Fuel(options.fuel), decompositions)
     found = _made_pure(traced, context, why_not)
     return Tracing(number, world, found, tuple(world.facts), generate, checks=context.check_specs)
 
@@ -168,8 +170,8 @@ def _bound_parts(
     number, found, plan = bound.tracing.number, bound.tracing.found, bound.plan()
 
     @cache
-    def source() -> Source:
-        return Source.of_graph(traced())
+    def source() -> TraceSource:
+        return TraceSource.of_graph(traced())
 
     def eager(*inputs: Any) -> tuple[Any, ...]:
         return source().eager()(*inputs)
@@ -198,9 +200,9 @@ def _compile_static(
     why_not: Callable[[Traced], str | None] = lambda traced: None,
 ) -> Parts:
     number = next(_numbers)
-    context = Context(options, f"graph{number}", Fuel(options.fuel), decompositions)
+    context = PassContext(options, f"graph{number}", Fuel(options.fuel), decompositions)
     if context.check_specs:
-        check_graph(traced.graph, Level.TORCH, after="capture")
+        check_graph(traced.graph, GraphLevel.TORCH, after="capture")
     found = _trace_static(traced, context, why_not)
     if found is None:
         return Parts(_run_by_pytorch(traced))
@@ -218,7 +220,9 @@ def _compile_static(
     return Parts(forward, found.plan, found.eager, found.replay, backwards, backwards.graph, backwards.part)
 
 
-def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves | None:
+def _trace_static(
+    traced: Traced, context: PassContext, why_not: Callable[[Traced], str | None]
+) -> Pure | Halves | None:
     """The pure graph, or the two of a graph that is trained through; None if PyTorch is to run the graph itself."""
     try:
         return _made_pure(traced, context, why_not)
@@ -230,7 +234,7 @@ def _trace_static(traced: Traced, context: Context, why_not: Callable[[Traced], 
         return None
 
 
-def _made_pure(traced: Traced, context: Context, why_not: Callable[[Traced], str | None]) -> Pure | Halves:
+def _made_pure(traced: Traced, context: PassContext, why_not: Callable[[Traced], str | None]) -> Pure | Halves:
     if not _needs_gradients(traced):
         pure: Pure = run_passes(traced, TRACE_FORWARD, context)
         _refuse(_why_not_open(pure.traced) or why_not(pure.traced))

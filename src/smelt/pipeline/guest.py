@@ -17,7 +17,7 @@ from smelt import _native
 from smelt.base import locks
 from smelt.base.events import count, emit
 from smelt.base.options import Options
-from smelt.ir.graph import Level, Traced
+from smelt.ir.graph import GraphLevel, Traced
 from smelt.ir.tensorspec import TensorSpec, set_spec
 from smelt.pipeline.backends import compile_llvm
 
@@ -93,7 +93,7 @@ class _Guest:
             if node.op == "get_attr":
                 copy.target = str(node.target).replace(".", "_")
                 constants[copy.target] = _attribute(self._module, str(node.target)).detach()
-        run = compile_llvm(Traced(graph, Level.TORCH, constants), self._options)
+        run = compile_llvm(Traced(graph, GraphLevel.TORCH, constants), self._options)
         (returned,) = self._module.graph.output_node().args
         if isinstance(returned, tuple | list):
             return run

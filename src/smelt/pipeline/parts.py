@@ -4,17 +4,17 @@ Program + kernels ── bind ──► Executable          Parts ── joined(
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from smelt.base import events
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
-from smelt.ir.joint import Plan, Replay
+from smelt.ir.call_contract import JointPlan, Replay
 from smelt.ir.program import Program
-from smelt.pipeline.cached import Code
-from smelt.runtime.launch import Arenas, Executable, launcher
-from smelt.runtime.state import Flat, GraphOfBackward, MakeBackward, MakePart
-from smelt.runtime.wrap import join
+from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
+from smelt.runtime.autograd.join import join
+from smelt.runtime.program.launch import Arenas, Executable, launcher
+from smelt.symbolic.shapes import Size
 
 if TYPE_CHECKING:
     from smelt.codegen import CompiledKernel
@@ -22,12 +22,25 @@ if TYPE_CHECKING:
 Built = Mapping[str, "CompiledKernel"]
 
 
+class KernelCode(Protocol):
+    """The machine code of a kernel, just built or read from the cache, and what a launch must know of it."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def buffers(self) -> int: ...
+    @property
+    def fixed_workspace(self) -> int: ...
+    @property
+    def per_thread_workspace(self) -> Size: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a graph became, before it is joined to its caller. Without a plan PyTorch runs it, as `forward`."""
 
     forward: Flat
-    plan: Plan | None = None
+    plan: JointPlan | None = None
     eager: Flat | None = None
     replay: Replay | str = ""
     backwards: MakeBackward | None = None
@@ -54,7 +67,7 @@ class Parts:
         )
 
 
-def _one_at_once(backwards: MakeBackward, plan: Plan) -> MakeBackward:
+def _one_at_once(backwards: MakeBackward, plan: JointPlan) -> MakeBackward:
     """For whoever collects what is compiled, and may never run a backward: the one of the losses, if there are any."""
     everything = (1 << len(plan.tangents)) - 1
     losses = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
@@ -73,7 +86,7 @@ def program_of(run: Flat) -> tuple[Program, Built]:
 
 
 def bind(
-    program: Program, kernels: Built | Mapping[str, Code], options: Options, consuming: bool, arenas: Arenas
+    program: Program, kernels: Mapping[str, KernelCode], options: Options, consuming: bool, arenas: Arenas
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
     launchers = {

@@ -10,23 +10,23 @@ from functools import partial
 from typing import Any
 
 from smelt import codegen, fuse
-from smelt.autograd.joint import Joint, Pure, trace_forward, trace_joint
-from smelt.autograd.partial import for_the_loss
-from smelt.autograd.partition import Halves, default, min_cut
-from smelt.autograd.trace import Decompositions
+from smelt.autograd.joint.functional_trace import Decompositions
+from smelt.autograd.joint.partial_backward import for_the_loss
+from smelt.autograd.joint.trace_joint import Joint, Pure, trace_forward, trace_joint
+from smelt.autograd.partition.partition import Halves, default, min_cut
 from smelt.base import events
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
-from smelt.ir.check import check_kernel, check_program
-from smelt.ir.graph import Level, Traced, check_graph
-from smelt.ir.peak import Peak, graph_peak, program_peak
+from smelt.ir.check_kernel import check_kernel, check_program
+from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.ir.text import format_program
+from smelt.meta.memory_peak import Peak, graph_peak, program_peak
 from smelt.pipeline.parts import bind
-from smelt.runtime.launch import Arenas, Executable
-from smelt.runtime.scratch import scratch_of, scratch_of_step
+from smelt.runtime.program.launch import Arenas, Executable
+from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
 from smelt.simplify import PASSES, SimplifyPass, lay_images, share_heads, why_not_operands
 
 
@@ -42,7 +42,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PassContext:
     """What passes are told besides their input."""
 
     options: Options
@@ -65,32 +65,32 @@ class Pass:
     name: str
     takes: Form
     gives: Form
-    run: Callable[[Any, Context], Any]
+    run: Callable[[Any, PassContext], Any]
     why: str
 
 
-def run_trace_forward(traced: Traced, context: Context) -> Pure:
+def run_trace_forward(traced: Traced, context: PassContext) -> Pure:
     return trace_forward(traced, context.decompositions)
 
 
-def run_trace_joint(traced: Traced, context: Context) -> Joint:
+def run_trace_joint(traced: Traced, context: PassContext) -> Joint:
     return trace_joint(traced, context.decompositions)
 
 
-def run_lay_images(found: Pure | Joint, context: Context) -> Pure | Joint:
+def run_lay_images(found: Pure | Joint, context: PassContext) -> Pure | Joint:
     # What is not decomposed is run operator by operator, as eager would.
     how = context.options.convolutions if context.decompositions else "library"
     lay_images(found.traced, context.fuel, how)
     return found
 
 
-def run_share_heads(found: Pure | Joint, context: Context) -> Pure | Joint:
+def run_share_heads(found: Pure | Joint, context: PassContext) -> Pure | Joint:
     if context.decompositions:
         share_heads(found.traced, context.fuel)
     return found
 
 
-def run_split(joint: Joint, context: Context) -> Halves:
+def run_split(joint: Joint, context: PassContext) -> Halves:
     budget = context.options.memory_budget
     if budget is not None:
         # What was decomposed will be fused; what was not is run operator by operator.
@@ -106,7 +106,7 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
         return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
     def program_of(half: Traced) -> Program:
-        context = Context(options, "trial", Fuel(options.fuel))
+        context = PassContext(options, "trial", Fuel(options.fuel))
         for _, simplify, _ in PASSES:
             half = simplify(half, context.fuel)
         return fuse.build_program(half, context.name, options, fuel=context.fuel)
@@ -117,11 +117,11 @@ def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
     return with_arena, program_peak(ahead, back, halves.plan, scratch_of_step)
 
 
-def simplifier(run: SimplifyPass) -> Callable[[Traced, Context], Traced]:
+def simplifier(run: SimplifyPass) -> Callable[[Traced, PassContext], Traced]:
     return lambda traced, context: run(traced, context.fuel)
 
 
-def run_fuse(traced: Traced, context: Context) -> Program:
+def run_fuse(traced: Traced, context: PassContext) -> Program:
     program = fuse.build_program(traced, context.name, context.options, fuel=context.fuel)
     if not context.planned:
         program = program.unplanned()
@@ -131,12 +131,12 @@ def run_fuse(traced: Traced, context: Context) -> Program:
     return program
 
 
-def run_generate(program: Program, context: Context) -> Executable:
+def run_generate(program: Program, context: PassContext) -> Executable:
     built = codegen.compile_kernels(program.kernels, context.options)
     return bind(program, built, context.options, context.consuming, context.arenas)
 
 
-def run_passes(value: Any, passes: tuple[Pass, ...], context: Context) -> Any:
+def run_passes(value: Any, passes: tuple[Pass, ...], context: PassContext) -> Any:
     """Send a value through passes in order, checking each form on request."""
     for step in passes:
         context.fuel.stage = f"{context.name}: {step.name}"
@@ -151,11 +151,11 @@ def check_form(value: Any, step: Pass) -> None:
     if isinstance(value, Traced):
         check_graph(value.graph, value.level, after=step.name)
     elif isinstance(value, Pure | Joint):
-        check_graph(value.traced.graph, Level.PURE, after=step.name)
+        check_graph(value.traced.graph, GraphLevel.PURE, after=step.name)
     elif isinstance(value, Halves):
         for half in (value.forward, value.backward):
             if half is not None:
-                check_graph(half.graph, Level.PURE, after=step.name)
+                check_graph(half.graph, GraphLevel.PURE, after=step.name)
     elif isinstance(value, Program):
         if any(buffer.spec.varies for buffer in value.buffers):
             return  # it is checked for each combination of sizes it is bound to

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from smelt.base import events
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
-from smelt.ir.ghost import without_caller_hooks
 from smelt.ir.graph import Traced, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.pipeline.keys import Unstorable, key_of
-from smelt.runtime.cache import Store, open_store
-from smelt.runtime.state import Flat
+from smelt.meta.ghost import without_caller_hooks
+from smelt.pipeline.cache.keys import Unstorable, key_of
+from smelt.runtime.autograd.differentiable import Flat
+from smelt.runtime.cache import CacheStore, open_store
 
 Compile = Callable[[Traced, Options], Flat]
 
@@ -102,7 +102,7 @@ def _is_open(choice: Choice, options: Options) -> bool:
     return bool(getattr(options, choice.name) == default)
 
 
-def _read(store: Store, key: str) -> Mapping[str, Any] | None:
+def _read(store: CacheStore, key: str) -> Mapping[str, Any] | None:
     """What was chosen before; None if there is nothing, or nothing that could have been chosen."""
     parts = store.get(key)
     if not parts:

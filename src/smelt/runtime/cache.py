@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smelt.base import events
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import config
 
 MAGIC = b"smelt cache 1\n"
@@ -43,7 +43,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CacheUsage:
     """What is in a cache."""
 
     directory: Path
@@ -53,7 +53,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class CacheStore:
     """A cache in `directory`, which is made when first written to."""
 
     directory: Path
@@ -100,9 +100,9 @@ class Store:
         with contextlib.suppress(OSError):
             self.path(key).unlink()
 
-    def usage(self) -> Usage:
+    def usage(self) -> CacheUsage:
         sizes = [found.st_size for path, found in self._entries() if path.endswith(SUFFIX)]
-        return Usage(self.directory, len(sizes), sum(sizes), self.limit)
+        return CacheUsage(self.directory, len(sizes), sum(sizes), self.limit)
 
     def clear(self) -> int:
         """Delete every file of the cache, unfinished ones included, and nothing else; how many there were."""
@@ -131,7 +131,7 @@ class Store:
         return total
 
 
-_room: dict[Store, int] = {}  # bytes that may be written before the files are looked at again
+_room: dict[CacheStore, int] = {}  # bytes that may be written before the files are looked at again
 
 
 def _deleted(path: str) -> bool:
@@ -216,12 +216,12 @@ def directory() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "smelt"
 
 
-def open_store() -> Store | None:
+def open_store() -> CacheStore | None:
     """The cache as the settings have it now; None if it is off."""
     if not config.disk_cache or os.environ.get("SMELT_CACHE", "") == "0":
         return None
     try:
-        return Store(directory(), config.disk_cache_limit)
+        return CacheStore(directory(), config.disk_cache_limit)
     except RuntimeError as reason:  # no home directory
         events.emit("cache", f"there is no place for a cache: {reason}")
         return None

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.base.data import dataclass
-from smelt.runtime.interface import connect
+from smelt.base.fast_dataclass import dataclass
+from smelt.torch_abi.aoti_shims import connect
 
 _OVERLAP, _MAYBE_MAPPED_TWICE = 1, 2
 

@@ -14,8 +14,9 @@ from torch.utils import _python_dispatch
 
 from smelt import _native
 from smelt.base import events, terminal
-from smelt.ir import gradients, origin
-from smelt.ir.ambient import AUTOCAST_DEVICES
+from smelt.ir import provenance
+from smelt.ir.nodes import backward_node
+from smelt.ir.nodes.ambient import AUTOCAST_DEVICES
 
 _FLAGS = (
     "_is_in_torch_dispatch_mode",
@@ -75,7 +76,7 @@ def teach() -> None:
         (torch._C.DisableTorchFunctionSubclass, None, True),
     )
     counters = ((torch.autocast_increment_nesting, torch.autocast_decrement_nesting),)
-    threads = (events._sinks, terminal._current, origin._now, gradients._now)
+    threads = (events._sinks, terminal._current, provenance._now, backward_node._now)
     _native.teach_shelter(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
 
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import Traced
-from smelt.simplify.common import share_common
+from smelt.simplify.bool_masks import draw_masks
+from smelt.simplify.channels_last import lay_images
 from smelt.simplify.constants import fold_constants
-from smelt.simplify.dead import drop_dead
-from smelt.simplify.heads import share_heads
+from smelt.simplify.cse import share_common
+from smelt.simplify.dce import drop_dead
+from smelt.simplify.gqa_heads import share_heads
 from smelt.simplify.identities import fold_identities
-from smelt.simplify.images import lay_images
-from smelt.simplify.layouts import turn_matrices
-from smelt.simplify.masks import draw_masks
-from smelt.simplify.numbers import numbers_as_operands, why_not_operands
+from smelt.simplify.matmul_layouts import turn_matrices
+from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
 
 SimplifyPass = Callable[[Traced, Fuel], Traced]

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
-from smelt.base.sizes import contiguous_stride
+from smelt.base.torch_originals import BASE
 from smelt.ir.graph import Traced
-from smelt.ir.originals import BASE
-from smelt.ir.specrules.promotion import KNOWN
 from smelt.ir.tensorspec import TensorSpec, spec_of
+from smelt.meta.rules.promotion import KNOWN
 from smelt.ops.promote import in_range
-from smelt.simplify.memory import fits, insert
+from smelt.simplify.aliasing import fits, insert
+from smelt.symbolic.shapes import contiguous_stride
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 aten = torch.ops.aten
 

@@ -16,12 +16,12 @@ from torch import fx
 from smelt.base.fuel import Fuel
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of
-from smelt.simplify.memory import Memory, fits, same_layout
+from smelt.simplify.aliasing import AliasedMemory, fits, same_layout
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ _LOSSLESS = frozenset(
 
 
 def fold_identities(traced: Traced, fuel: Fuel) -> Traced:
-    memory = Memory(traced.graph)
+    memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.target is aten.cat.default:
             _leave_out_nothing(node, fuel)

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from smelt.base.fuel import Fuel
-from smelt.ir.effects import is_view
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
-from smelt.simplify.memory import Memory, fits, insert, same_layout
+from smelt.meta.effects import is_view
+from smelt.simplify.aliasing import AliasedMemory, fits, insert, same_layout
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ _REGROUPING = frozenset(
 
 
 def compose_views(traced: Traced, fuel: Fuel) -> Traced:
-    memory = Memory(traced.graph)
+    memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.op != "call_function" or not is_view(node.target) or not isinstance(spec_of(node), TensorSpec):
             continue
@@ -45,7 +45,7 @@ def _keeps_order(node: fx.Node) -> bool:
     return node.target not in (aten._conj.default, aten._neg_view.default, aten.view.dtype)
 
 
-def _compose(node: fx.Node, inner: fx.Node, memory: Memory, fuel: Fuel) -> None:
+def _compose(node: fx.Node, inner: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
     source = inner.args[0] if inner.op == "call_function" and is_view(inner.target) else None
     if not isinstance(source, fx.Node) or not isinstance(spec_of(source), TensorSpec):
         return

@@ -13,7 +13,7 @@ from smelt.ops.decompose.table import choose, constant, decomposes, widen
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

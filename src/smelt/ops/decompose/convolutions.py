@@ -4,22 +4,23 @@
     convolution_backward(g, x, w) → g · windows for the kernel, w · g added up window by window for the image
     each channel by itself        → a product for each element of the kernel, added up point by point
 
-The last is so few operations that it fuses with what stands round it. `smelt.device.library` says where which holds.
+The last is so few operations that it fuses with what stands round it. `smelt.device.host_library` says where which
+holds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from smelt.base.sizes import product
-from smelt.device.library import slow_convolutions, slow_narrow_convolutions
+from smelt.device.host_library import slow_convolutions, slow_narrow_convolutions
 from smelt.ops.decompose.products import on_host, widened
 from smelt.ops.decompose.table import checked, decomposes, widen
+from smelt.symbolic.shapes import product
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

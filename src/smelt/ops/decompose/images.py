@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smelt.base.sizes import product
 from smelt.ops.decompose.table import choose, decomposes, widen
+from smelt.symbolic.shapes import product
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

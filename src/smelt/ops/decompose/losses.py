@@ -6,13 +6,13 @@ nll_loss_backward(g, x, classes, …)      → where(class == classes, -g, 0)   
 
 from typing import TYPE_CHECKING, Any
 
-from smelt.base.sizes import product
 from smelt.ops.decompose.table import choose, decomposes, left_whole, widen
+from smelt.symbolic.shapes import product
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

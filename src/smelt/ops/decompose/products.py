@@ -3,14 +3,14 @@
     mm(a, b) in bfloat16          → mm(a.float(), b.float()).bfloat16()
 
 A product in float32 that is rounded once is what the library's narrow products are defined to be. The conversions fuse
-with whatever stands beside them. `smelt.device.library` says where which holds.
+with whatever stands beside them. `smelt.device.host_library` says where which holds.
 """
 
 from typing import Any
 
 import torch
 
-from smelt.device.library import slow_products
+from smelt.device.host_library import slow_products
 from smelt.ops.decompose.table import decomposes, widen
 
 Tensor = torch.Tensor

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from smelt.ir.ghost import GhostTensor
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.ghost import GhostTensor
 from smelt.ops.decompose.table import decomposes, rewrites
 
 Tensor = torch.Tensor

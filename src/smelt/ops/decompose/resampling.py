@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from smelt.base.data import dataclass
+from smelt.base.fast_dataclass import dataclass
 from smelt.ops.decompose.table import choose, decomposes, widen
 
 if TYPE_CHECKING:
     import torch
 else:
-    from smelt.ir.originals import pristine as torch
+    from smelt.base.torch_originals import pristine as torch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

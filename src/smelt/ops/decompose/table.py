@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from smelt.base.sizes import contiguous_stride
-from smelt.ir.specrules import describe
-from smelt.ir.specrules.layout import channels_last_stride
 from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules import describe
+from smelt.meta.rules.strides import channels_last_stride
+from smelt.symbolic.shapes import contiguous_stride
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
 

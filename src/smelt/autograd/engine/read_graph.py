@@ -1,0 +1,204 @@
+"""Autograd's graph as it lies before a backward: what to compare, and what to fetch.
+
+    read((loss.grad_fn,))  →  Reading: nodes, the key of all that the engine's work depends on, the tensors it works on
+
+Two graphs with equal keys make the engine do the same with the tensors they hold, so what was captured for one serves
+the other. The key has the nodes, their edges and order, the layout of every gradient, all plain values that nodes saved
+and the layout of every tensor they saved.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import BASE
+from smelt.runtime.autograd.node_view import CompiledNodeView, crossing_of, joined_of
+from smelt.runtime.autograd.output_dependencies import LeaningResult
+from smelt.runtime.autograd.split_nodes import InputGroupNode, SplitCall
+from smelt.torch_abi.node_kinds import NodeKind, kind_of
+from smelt.torch_abi.node_layout import materializes
+
+ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(slots=True)
+class GraphReading:
+    """A graph of `nodes`, in the order in which they were met, roots first."""
+
+    nodes: list[Any]
+    addresses: bytes
+    key: tuple[Any, ...]
+    tensors: list[torch.Tensor]  # what C++ nodes saved, in the order of the nodes
+    joined: list[tuple[int, CompiledNodeView]]  # compiled graphs, by the number of their node
+    leaning: list[int]  # the numbers of nodes of their results that lean on others
+    parted: dict[int, int]  # for nodes of one that is several: the number of the first of them, which stands for it
+
+    def hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
+        """The hooks of a node: (kind, dict of functions or None if C++ has put it there, index of the gradient); and
+        for how many of its results the gradient is retained."""
+        return _native.node_hooks(memoryview(self.addresses).cast("Q")[number])
+
+    def whole(self, number: int, has_edge: Sequence[bool]) -> str | None:
+        """Why a node is called instead of being captured; None if it is captured."""
+        kind = _kind(self.nodes[number])
+        if kind is _PYTHON:
+            return "it is written in Python"
+        if kind.all_edges and not all(has_edge):
+            return f"{kind.name} holds sizes of tensors that no gradient flows to, which cannot be seen"
+        return kind.whole
+
+
+def saved_tensors(reading: GraphReading) -> list[range]:
+    """Which of a reading's tensors each node has saved."""
+    spans = []
+    first = 0
+    for node in reading.nodes:
+        kind = _kind(node)
+        count = 0
+        for name in kind.tensors if kind.whole is None else ():
+            saved = getattr(node, name)
+            items = saved if isinstance(saved, tuple | list) else (saved,)
+            count += sum(item is not None for item in items)
+        spans.append(range(first, first + count))
+        first += count
+    return spans
+
+
+class Unreadable(Exception):
+    """This graph is left to the engine; the text says why."""
+
+
+def read(roots: tuple[Any, ...]) -> GraphReading:
+    """Read the graph behind some nodes."""
+    try:
+        return _read(roots)
+    except RuntimeError as gone:  # freed, or changed since it was saved: the engine says so at the right moment
+        raise Unreadable(str(gone)) from gone
+
+
+def _read(roots: tuple[Any, ...]) -> GraphReading:
+    found = _native.read_graph(roots, _told, _learn, _exactly, layout, _number)
+    if isinstance(found, str):
+        raise Unreadable(found)
+    nodes, structure, values, addresses, hooked, tensors, special = found
+    joined: list[tuple[int, CompiledNodeView]] = []
+    leaning: list[int] = []
+    parted: dict[int, int] = {}
+    if hooked:
+        values += [_hooks_key(address) for address in memoryview(addresses).cast("Q")]
+    for number in special:
+        node = nodes[number]
+        kind = _kind(node)
+        if kind is _LEAF:
+            if not node.variable.requires_grad:
+                raise Unreadable("a leaf does not require grad any more")
+            hooks = _native.leaf_hooks(node.variable)
+            values.append(tuple((kind, functions is None, _functions_key(functions)) for kind, functions, _ in hooks))
+        elif kind is _PYTHON:
+            part = joined_of(node)
+            if part is not None:
+                values.append(part.key)
+                if part.crossing is None or _is_new(part.crossing, number, joined, parted):
+                    joined.append((number, part))
+                if part.crossing is not None:
+                    values.append((parted[number], node.numbers))
+            elif (crossing := crossing_of(node)) is not None:
+                if type(node)._forward_cls is not InputGroupNode or _is_new(crossing, number, joined, parted):
+                    raise Unreadable("hooks have packed what a compiled graph saved")
+                values.append((InputGroupNode, parted[number], node.indices))
+            elif type(node)._forward_cls is LeaningResult:
+                if node.about[2].is_looked_at():
+                    raise Unreadable("a gradient of one result of a compiled graph is looked at on its way to another")
+                values.append(LeaningResult)
+                leaning.append(number)
+            else:
+                values.append((type(node), node.needs_input_grad, materializes(node)))
+    values.append(structure)
+    return GraphReading(nodes, addresses, tuple(values), tensors, joined, leaning, parted)
+
+
+def _is_new(
+    crossing: SplitCall, number: int, joined: Sequence[tuple[int, CompiledNodeView]], parted: dict[int, int]
+) -> bool:
+    """Whether a node is the first of those of a compiled graph; `parted` is told which is."""
+    parted[number] = next((first for first, part in joined if part.crossing is crossing), number)
+    return parted[number] == number
+
+
+_LEAF, _PYTHON = NodeKind("a leaf"), NodeKind("written in Python")
+_kinds: dict[type, NodeKind] = {}
+# Per class of nodes, what the C part is to do: see `_native.read_graph`.
+_told: dict[type, tuple[Any, ...]] = {}
+
+
+def _learn(node: Any) -> tuple[Any, ...]:
+    cls = type(node)
+    kind = _kinds[cls] = _LEAF if cls is ACCUMULATE else kind_of(node)
+    if kind is _LEAF:
+        return 0, (), (), None
+    if kind.whole is not None:
+        return 2, (), (), None
+    return 1, kind.plain, kind.tensors, kind.raw
+
+
+def _kind(node: Any) -> NodeKind:
+    return _kinds.get(type(node), _PYTHON)  # classes of those in Python come and go, and are not kept
+
+
+def _hooks_key(address: int) -> tuple[Any, ...]:
+    found, retained = _native.node_hooks(address)
+    return retained, *((kind, functions is None, _functions_key(functions), index) for kind, functions, index in found)
+
+
+def _functions_key(functions: Any) -> int:
+    """How many hooks there are."""
+    for function in (functions or {}).values():
+        if getattr(function, "__module__", None) == "torch.autograd.graph":
+            raise Unreadable("a hook waits for several gradients, and asks the engine which of them will come")
+    return len(functions or ())
+
+
+def _exactly(value: Any) -> Any:
+    """Equal exactly when two values mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, tuple | list):
+        return (type(value), *map(_exactly, value)) if any(type(item) is not int for item in value) else tuple(value)
+    if isinstance(value, torch.Tensor):
+        raise Unreadable("a tensor is saved where a number was expected")
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise Unreadable("sizes are symbolic")
+    return (type(value), value.hex() if isinstance(value, float) else value)
+
+
+def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All that code compiled for a tensor relies on."""
+    if type(tensor) not in _PLAIN_TENSORS:
+        raise Unreadable(f"a {type(tensor).__name__} takes part")
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        raise Unreadable("a tensor takes part that is sparse, or lazily conjugated or negated")
+    number = None if tensor.dim() else _number(tensor)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, number)
+
+
+def _number(tensor: torch.Tensor) -> Any:
+    """What a Python number is that a tensor stands for: PyTorch hands it to operators as a number again."""
+    return _exactly(BASE.item(tensor)) if is_number(tensor) else None
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch made a tensor of a Python number. Such a one gives way to any tensor's dtype of its kind."""
+    smaller = _SMALLER.get(tensor.dtype)
+    if smaller is None:
+        return tensor.dtype is torch.bool  # of which nothing tells
+    return torch.result_type(tensor, smaller) is smaller.dtype
+
+
+_SMALLER = {
+    torch.float64: torch.zeros((), dtype=torch.float32, device="cpu"),
+    torch.int64: torch.zeros((), dtype=torch.int32, device="cpu"),
+    torch.complex128: torch.zeros((), dtype=torch.complex64, device="cpu"),
+}

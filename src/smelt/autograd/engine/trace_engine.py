@@ -1,0 +1,586 @@
+"""The engine's work on one graph, done on ghosts and written down.
+
+    trace(reading, …)  →  Backward: graphs, and what must happen in Python between them
+
+Nodes run in the engine's order. A C++ node is called as the engine calls it, with ghosts for gradients: what its
+formula computes is recorded, and the tensors it saved become inputs where they are met. A compiled graph's backward is
+written out in place, its nodes named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is
+handed over at the end, or before the next Python code runs, which could look at it.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from smelt import _native
+from smelt.autograd.engine.read_graph import ACCUMULATE, GraphReading, Unreadable, layout, saved_tensors
+from smelt.autograd.joint.functional_trace import CannotTrace, is_lazy_conjugate
+from smelt.autograd.joint.ready_queue import ReadyQueue
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.backward import (
+    Backward,
+    CallLeafHooks,
+    CallNode,
+    Deliver,
+    DeliverByEngine,
+    Graph,
+    HookAt,
+    HooksByEngine,
+    Step,
+    settled,
+)
+from smelt.ir.graph import GraphLevel, Traced, outputs, placeholders
+from smelt.ir.nodes.hook_calls import call_hook, call_hook_on_all
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.meta.ghost import GhostError, GhostTensor, Recorder, without_caller_hooks
+from smelt.meta.sparse import yields_sparse
+from smelt.runtime.autograd.node_view import CompiledNodeView
+from smelt.runtime.autograd.split_nodes import InputGroupNode
+from smelt.torch_abi.node_layout import materializes
+
+aten = torch.ops.aten
+
+# Per node written in Python: per edge, the layout of the gradient it gave, or None.
+Observed = Mapping[int, "tuple[TensorSpec | None, ...]"]
+
+
+def trace(
+    reading: GraphReading,
+    roots: Sequence[tuple[int, int]],
+    gradients: Sequence[torch.Tensor],
+    wanted: Sequence[tuple[int, int] | None] | None,
+    leaves: frozenset[int] | None,
+    observed: Observed,
+) -> Backward:
+    """Capture a backward from `roots` (node, number of the result) with these gradients.
+
+    `wanted`: the gradients that are asked for (node, number of its input), instead of being added to leaves; `leaves`:
+    those that take part, if not all do. Raises `Unreadable` for what is left to the engine.
+    """
+    accumulating = [node for node in reading.nodes if type(node) is ACCUMULATE]
+    leaves_here = [node.variable for node in accumulating]
+    if any(tuple(node._input_metadata[0].shape) != tuple(node.variable.shape) for node in accumulating):
+        raise Unreadable("a leaf has another shape than when it was used")
+    for tensor in (*reading.tensors, *leaves_here):
+        layout(tensor)  # refuses what cannot be compiled for
+    if any(getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype for leaf in leaves_here):
+        raise Unreadable("a leaf takes gradients of another dtype than its own")
+    computed = [at for at in wanted or () if at is not None and type(reading.nodes[at[0]]) is not ACCUMULATE]
+    if computed and reading.leaning:
+        raise Unreadable("a gradient of one result of a compiled graph may be asked for on its way to another")
+    with torch.no_grad(), without_caller_hooks():
+        tracer = _Tracer(reading, roots, wanted, leaves, observed)
+        try:
+            return tracer.run(roots, gradients)
+        except (CannotTrace, GhostError, RuntimeError) as error:  # the engine has words of its own for what is wrong
+            raise Unreadable(str(error)) from error
+
+
+class _Parts(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder of several graphs in a row. A value of an earlier one is an input of the one that uses it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], first: int) -> None:
+        super().__init__()
+        self.tensors, self.first = tensors, first  # what was saved, and the slot of the first of them
+        self.near: Sequence[int] = ()  # what the node that runs now has saved
+        self.steps: list[Step] = []
+        self.slots = first + len(tensors)
+        self._sources: list[int | HookAt] = []
+        self._given_nodes: dict[Any, fx.Node] = {}  # what stands for a slot or a hook in the current graph
+        self._slot_of: dict[fx.Node, int] = {}
+        self._exports: dict[fx.Graph, list[fx.Node]] = {}
+        self._open: list[tuple[fx.Graph, list[int | HookAt], dict[str, torch.Tensor], int]] = []
+
+    def source(self, what: int | HookAt, name: str, spec: TensorSpec | None) -> fx.Node:
+        """What stands for a slot or a hook in the current graph."""
+        node = self._given_nodes.get(what)
+        if node is None:
+            place = what if isinstance(what, int) else len(self._sources)
+            node = self._given_nodes[what] = self._input(f"{name}_{place}")
+            set_spec(node, spec)
+            self._sources.append(what)
+            if isinstance(what, int):
+                self._slot_of[node] = what
+        return node
+
+    def node_of(self, value: Any) -> Any:
+        if isinstance(value, GhostTensor) and value.node is not None and value.node.graph is not self.graph:
+            return self.source(self.slot(value), "earlier", _plain(TensorSpec.of(value)))
+        return super().node_of(value)
+
+    def slot(self, ghost: GhostTensor) -> int:
+        """The slot that holds a value once its graph has run."""
+        node = ghost.node
+        assert node is not None
+        if node not in self._slot_of:
+            self._slot_of[node] = self.new_slot()
+            self._exports.setdefault(node.graph, []).append(node)
+        return self._slot_of[node]
+
+    def new_slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def from_slot(self, slot: int, spec: TensorSpec, name: str) -> GhostTensor:
+        """A ghost for what a step other than a graph puts into a slot."""
+        return GhostTensor(spec, self.source(slot, name, spec))
+
+    def between(self, step: Step) -> None:
+        """End the current graph, and do this."""
+        self.close()
+        self.steps.append(step)
+
+    def close(self) -> None:
+        """End the current graph. What leaves it is known only in the end."""
+        self._open.append((self.graph, self._sources, self.constants, len(self.steps)))
+        self.steps.append(Deliver(()))  # holds the place
+        self._renew()
+
+    def _renew(self) -> None:
+        fresh = Recorder()
+        self.graph, self.constants = fresh.graph, fresh.constants
+        self._constant_nodes, self._last_input = fresh._constant_nodes, None
+        self._given, self._numbers = fresh._given, fresh._numbers
+        self._sources, self._given_nodes = [], {}
+
+    def finish(self) -> tuple[Step, ...]:
+        """All steps. Graphs that compute nothing are none."""
+        for graph, sources, constants, place in self._open:
+            exported = self._exports.get(graph, [])
+            if all(node.op == "placeholder" for node in graph.nodes) and not exported:
+                continue
+            graph.output(tuple(exported))
+            slots = tuple(self._slot_of[node] for node in exported)
+            self.steps[place] = Graph(Traced(graph, GraphLevel.TORCH, constants), tuple(sources), slots)
+        return tuple(step for step in self.steps if step != Deliver(()))
+
+    def kept(self, tensor: torch.Tensor) -> fx.Node:
+        """A tensor that the graph has for its own."""
+        return super()._constant(tensor)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
+            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+        if yields_sparse(func, args, kwargs):
+            raise CannotTrace(f"{func} yields a sparse gradient")
+        super().record(func, args, kwargs, result)
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A real tensor that a formula uses: one that its node saved."""
+        for number in self.near:
+            saved = self.tensors[number]
+            if saved.data_ptr() == tensor.data_ptr() and layout(saved) == layout(tensor):
+                return self.source(self.first + number, "saved", _plain(TensorSpec.of(saved)))
+        raise CannotTrace("a node uses a tensor that it did not save")
+
+
+@dataclass(slots=True)
+class _Crossed:
+    """Of a compiled graph that is several nodes: what arrived, and what then flows to its inputs."""
+
+    tangents: dict[int, GhostTensor | None] = field(default_factory=dict)
+    gradients: dict[int, GhostTensor | None] = field(default_factory=dict)
+
+
+class _Tracer:
+    """The engine, on ghosts."""
+
+    def __init__(
+        self,
+        reading: GraphReading,
+        roots: Sequence[tuple[int, int]],
+        wanted: Sequence[tuple[int, int] | None] | None,
+        leaves: frozenset[int] | None,
+        observed: Observed,
+    ) -> None:
+        self.reading, self.observed = reading, observed
+        self.nodes = reading.nodes
+        numbers = {id(node): number for number, node in enumerate(self.nodes)}
+        self.edges: list[list[tuple[int, int] | None]] = [
+            [None if after is None else (numbers[id(after)], place) for after, place in node.next_functions]
+            for node in self.nodes
+        ]
+        self.inputs = [node._input_metadata for node in self.nodes]
+        self.spans = saved_tensors(reading)
+        self.joined = dict(reading.joined)
+        self.crossings = {first: _Crossed() for first in set(reading.parted.values())}
+        self.arrived: dict[int, int] = {}
+        self.wanted = wanted
+        self.found: dict[tuple[int, int], int] = {}
+        self.targets = _targets(self.edges, wanted, leaves)
+        self.buffers: dict[int, list[GhostTensor | None]] = {}
+        self.pending: list[tuple[int, int]] = []  # gradients that leaves will get
+        self.waiting = [0] * len(self.nodes)
+        for edges in self.edges:
+            for edge in edges:
+                if edge is not None:
+                    self.waiting[edge[0]] += 1
+        if len(roots) > 1:
+            for number, _ in roots:
+                self.waiting[number] += 1
+        self.ready = ReadyQueue()
+        self.done: set[int] = set()
+        self.joined_slots: dict[int, int] = {}
+
+    def run(self, roots: Sequence[tuple[int, int]], gradients: Sequence[torch.Tensor]) -> Backward:
+        slots = len(gradients)
+        count = 0
+        for number, part in self.reading.joined:
+            self.joined_slots[number] = slots + len(self.reading.tensors) + count
+            count += len(part.specs)
+        self.recorder = _Parts(self.reading.tensors, slots)
+        self.recorder.slots += count
+        with self.recorder:
+            for place, ((number, result), gradient) in enumerate(zip(roots, gradients, strict=True)):
+                layout(gradient)
+                ghost = self.recorder.from_slot(place, _plain(TensorSpec.of(gradient)), "gradient")
+                self._add(number, result, ghost)
+                if len(roots) == 1:
+                    self._push(number)
+                else:
+                    self._arrive(number)
+            while self.ready:
+                self._evaluate(self.ready.pop())
+        self._flush()
+        self.recorder.close()
+        wanted = tuple(None if at is None else self.found.get(at) for at in self.wanted or ())
+        arrived = tuple((number, self.arrived.get(number, 0)) for number, _ in self.reading.joined)
+        return Backward(self.recorder.finish(), self.recorder.slots, wanted, arrived, self._released())
+
+    def _released(self) -> tuple[int, ...] | None:
+        """The nodes that have run, if not all have."""
+        return tuple(sorted(self.done)) if len(self.done) < len(self.nodes) else None
+
+    def _push(self, number: int) -> None:
+        self.ready.push(number, self.nodes[number]._sequence_nr())
+
+    def _arrive(self, number: int) -> None:
+        self.waiting[number] -= 1
+        if self.waiting[number] == 0 and number in self.targets:
+            self._push(number)
+
+    def _add(self, number: int, place: int, ghost: GhostTensor | None) -> None:
+        buffer = self.buffers.setdefault(number, [None] * max(1, len(self.inputs[number])))
+        if ghost is not None:
+            before = buffer[place]
+            buffer[place] = ghost if before is None else _ghost(torch.add(before, ghost))
+
+    def _evaluate(self, number: int) -> None:
+        gradients = self.buffers.pop(number, None) or [None] * max(1, len(self.inputs[number]))
+        is_leaf = type(self.nodes[number]) is ACCUMULATE
+        captured = [at for at in self.wanted or () if at is not None and at[0] == number]
+        if is_leaf and not captured and self._is_watched(number):
+            self.done.add(number)
+            self._deliver_by_engine(number, gradients[0])
+            return
+        gradients = self._with_tensor_hooks(number, gradients)
+        for at in captured:
+            ghost = gradients[at[1]]
+            if ghost is not None:
+                self.found[at] = self.recorder.slot(ghost)
+        if captured and not any(edge is not None and edge[0] in self.targets for edge in self.edges[number]):
+            return
+        if is_leaf:
+            self.done.add(number)
+            self._deliver(number, gradients[0])
+            return
+        gradients = self._with_hooks(number, "pre_hook", gradients, None)
+        if number not in self.joined or number in self.crossings or any(each is not None for each in gradients):
+            self.done.add(number)  # of a compiled graph that nothing arrives for nothing is let go, as by the engine
+        results = self._applied(number, gradients)
+        results = [
+            self._fitted(edge, result) if edge is not None else None
+            for edge, result in zip(self.edges[number], results, strict=True)
+        ]
+        results = self._with_hooks(number, "post_hook", results, gradients)
+        for edge, result in zip(self.edges[number], results, strict=True):
+            if edge is not None:
+                if edge[0] in self.targets:
+                    self._add(*edge, result)
+                self._arrive(edge[0])
+
+    def _applied(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        """What flows out of a node."""
+        node, count = self.nodes[number], len(self.edges[number])
+        if number in self.reading.parted:
+            return self._crossed(number, gradients)
+        joined = self.joined.get(number)
+        if joined is not None:
+            placed = joined.placed(*self._written_out(number, joined, gradients))
+            return self._for_edges(number, placed)
+        if number in self.reading.leaning:
+            return [gradients[0], *[None] * (count - 1)]
+        why_whole = self.reading.whole(number, [edge is not None for edge in self.edges[number]])
+        if why_whole is not None:
+            return self._called(number, gradients)
+        self.recorder.near = self.spans[number]
+        made = node(*gradients)
+        self.recorder.near = ()
+        results = list(made) if isinstance(made, tuple | list) else [made]
+        if len(results) < count:
+            raise Unreadable(f"{node.name()} gives {len(results)} gradients for {count} edges")
+        for result in results:
+            if result is not None and not isinstance(result, GhostTensor):
+                raise Unreadable(f"{node.name()} gives a gradient that was not recorded")
+        return results[:count]
+
+    def _fitted(self, edge: tuple[int, int], result: GhostTensor | None) -> GhostTensor | None:
+        """A gradient as the node that it flows to expects it."""
+        if result is None:
+            return None
+        expected = self.inputs[edge[0]][edge[1]]
+        if result.dtype != expected.dtype:
+            if result.dtype.is_complex or expected.dtype.is_complex:
+                raise Unreadable("gradients change between real and complex")
+            result = _ghost(result.to(expected.dtype))
+        if tuple(result.shape) != tuple(expected.shape):
+            result = _ghost(result.sum_to_size(tuple(expected.shape)))
+        return result
+
+    # What Python code does.
+
+    def _hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
+        found, retained = self.reading.hooks(number)
+        if type(self.nodes[number]) is ACCUMULATE:
+            found = [*_native.leaf_hooks(self.nodes[number].variable), *found]
+        return found, retained
+
+    def _is_watched(self, number: int) -> bool:
+        """Whether a leaf's own node has hooks, as C++ code puts there that reduces gradients over processes, or the
+        leaf has some that Python cannot see."""
+        unseen = any(functions is None for _, functions, _ in self._hooks(number)[0])
+        return unseen or bool(self.reading.hooks(number)[0])
+
+    def _with_tensor_hooks(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        found, retained = self._hooks(number)
+        own = [(place, hook) for place, hook in enumerate(found) if hook[0] == "tensor_pre_hook"]
+        if retained or any(functions is None for _, (_, functions, _) in own):
+            return self._hooked_by_engine(number, gradients)
+        for place, (kind, functions, index) in own:
+            for each in range(len(functions)):
+                ghost = gradients[index]
+                if ghost is None:
+                    raise Unreadable("a hook waits for a gradient that does not come")
+                gradients[index] = self._hooked(HookAt(number, kind, place, each), ghost)
+        return gradients
+
+    def _hooked(self, at: HookAt, ghost: GhostTensor) -> GhostTensor:
+        self._flush()
+        recorder = self.recorder
+        hook = recorder.source(at, "hook", None)
+        spec = settled(TensorSpec.of(ghost))
+        given = recorder.node_of(ghost)
+        node = recorder.graph.call_function(call_hook, (hook, given), {"stride": spec.stride, "hook_type": at.kind})
+        set_spec(node, spec)
+        return GhostTensor(spec, node)
+
+    def _with_hooks(
+        self, number: int, kind: str, gradients: list[GhostTensor | None], others: list[GhostTensor | None] | None
+    ) -> list[GhostTensor | None]:
+        """After the pre-hooks or the post-hooks of a node."""
+        for place, (own, functions, _) in enumerate(self._hooks(number)[0]):
+            if own != kind:
+                continue
+            if functions is None:
+                raise Unreadable(f"C++ code put a {kind.replace('_', '-')} on {self.nodes[number].name()}")
+            for each in range(len(functions)):
+                self._flush()
+                gradients = self._hooked_all(HookAt(number, kind, place, each), gradients, others)
+        return gradients
+
+    def _hooked_all(
+        self, at: HookAt, gradients: list[GhostTensor | None], others: list[GhostTensor | None] | None
+    ) -> list[GhostTensor | None]:
+        recorder = self.recorder
+        hook = recorder.source(at, "hook", None)
+        specs = [None if ghost is None else settled(TensorSpec.of(ghost)) for ghost in gradients]
+        given = recorder.node_of(tuple(gradients))
+        beside = None if others is None else recorder.node_of(tuple(others))
+        strides = tuple(None if spec is None else spec.stride for spec in specs)
+        named: dict[str, Any] = {"strides": strides, "hook_type": at.kind}
+        node = recorder.graph.call_function(call_hook_on_all, (hook, given, beside), named)
+        set_spec(node, tuple(specs))
+        node.name = node.name.replace("call_hook_on_all", "call_hook")
+        made: list[GhostTensor | None] = []
+        for position, spec in enumerate(specs):
+            if spec is None:
+                made.append(None)
+                continue
+            item = recorder.graph.call_function(operator.getitem, (node, position))
+            set_spec(item, spec)
+            made.append(GhostTensor(spec, item))
+        return made
+
+    def _hooked_by_engine(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        self._flush()
+        before = [None if ghost is None else self.recorder.slot(ghost) for ghost in gradients]
+        triples = tuple(
+            (place, slot, self.recorder.new_slot()) for place, slot in enumerate(before) if slot is not None
+        )
+        self.recorder.between(HooksByEngine(number, triples))
+        for place, _, after in triples:
+            spec = settled(TensorSpec.of(gradients[place]))  # type: ignore[arg-type]
+            gradients[place] = self.recorder.from_slot(after, spec, "hooked")
+        return gradients
+
+    def _called(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        """A node that is left whole: a Python function's backward, or one that holds what cannot be seen."""
+        self._flush()
+        python = isinstance(self.nodes[number], torch._C._FunctionBase)
+        if python and materializes(self.nodes[number]) is None:
+            raise Unreadable("whether a Function wants zeros for gradients that do not come cannot be told")
+        missing = [expected for ghost, expected in zip(gradients, self.inputs[number], strict=True) if ghost is None]
+        if python and materializes(self.nodes[number]) and any(map(_may_be_no_result, missing)):
+            raise Unreadable("what a Function gets for a result without a gradient is known to the engine alone")
+        specs = self.observed.get(number)
+        if specs is None:
+            raise NotObserved
+        slots = tuple(None if ghost is None else self.recorder.slot(ghost) for ghost in gradients)
+        results = tuple(None if spec is None else (self.recorder.new_slot(), spec) for spec in specs)
+        self.recorder.between(CallNode(number, self.nodes[number].name(), python, slots, results))
+        return [None if entry is None else self.recorder.from_slot(*entry, "called") for entry in results]
+
+    # Where gradients go.
+
+    def _deliver(self, number: int, gradient: GhostTensor | None) -> None:
+        leaf = self.nodes[number].variable
+        if gradient is not None:
+            self.pending.append((number, self.recorder.slot(gradient)))
+        hooks = leaf._post_accumulate_grad_hooks
+        if hooks and gradient is not None:
+            self._flush()
+            found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
+            self.recorder.between(CallLeafHooks(found, number))
+
+    def _deliver_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
+        self._flush()
+        if gradient is not None:
+            self.recorder.between(DeliverByEngine(number, self.recorder.slot(gradient)))
+
+    def _flush(self) -> None:
+        """Hand over what leaves have got, before code runs that could look at it."""
+        if self.pending:
+            pending, self.pending = self.pending, []
+            self.recorder.between(Deliver(tuple(pending)))
+
+    # Compiled graphs.
+
+    def _crossed(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        """A node of a compiled graph that is several: see `smelt.runtime.autograd.split_nodes`, which does the same."""
+        first, node = self.reading.parted[number], self.nodes[number]
+        crossed, joined = self.crossings[first], self.joined[first]
+        if type(node)._forward_cls is not InputGroupNode:
+            crossed.tangents.update(zip(node.numbers, gradients, strict=True))
+            return [None] * len(self.edges[number])
+        if any(ghost is not None for ghost in crossed.tangents.values()):
+            if self.arrived.get(first):
+                raise Unreadable("gradients arrive for results of a compiled graph when others have been dealt with")
+            tangents = [crossed.tangents.get(place) for place in range(len(joined.tangents))]
+            crossed.tangents.clear()
+            crossed.gradients = dict(enumerate(joined.flowing(*self._written_out(first, joined, tangents))))
+        return self._for_edges(number, [None, None, *[crossed.gradients.get(index) for index in node.indices]])
+
+    def _for_edges(self, number: int, placed: Sequence[GhostTensor | None]) -> list[GhostTensor | None]:
+        """Gradients of the arguments of a Function as those of the edges behind it."""
+        needed = self.nodes[number].needs_input_grad
+        results = iter([ghost for ghost, needs in zip(placed, needed, strict=True) if needs])
+        return [None if edge is None else next(results) for edge in self.edges[number]]
+
+    def _written_out(
+        self, number: int, joined: CompiledNodeView, gradients: list[GhostTensor | None]
+    ) -> tuple[list[GhostTensor | None], int]:
+        """The backward of a compiled graph, node by node; and which tangents arrived."""
+        arrived = sum(1 << place for place, ghost in enumerate(gradients) if ghost is not None)
+        self.arrived[number] = arrived
+        if not arrived:
+            return [None] * len(joined.state.plan.gradients), arrived
+        with _disable_current_modes():  # which may be traced only now
+            traced, zeros = joined.graph(arrived)
+        given: list[Any] = [
+            self.recorder.from_slot(self.joined_slots[number] + place, spec, "saved")
+            for place, spec in enumerate(joined.specs)
+        ]
+        for ghost, spec in zip(gradients, joined.tangents, strict=True):
+            if ghost is not None:
+                given.append(_laid_out(ghost, spec))
+            elif zeros:
+                given.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
+        return self._copied(traced, given, f"aot{joined.number}_"), arrived
+
+    def _copied(self, traced: Traced, given: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
+        graph = self.recorder.graph
+        inputs = placeholders(traced.graph)
+        if len(inputs) != len(given) or any(isinstance(spec_of(node), NumberSpec) for node in inputs):
+            raise Unreadable("a compiled backward takes other inputs than tensors")
+        made: dict[fx.Node, fx.Node] = {
+            node: self.recorder.node_of(ghost) for node, ghost in zip(inputs, given, strict=True)
+        }
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                made[node] = self.recorder.kept(traced.constants[str(node.target)])
+            elif node.op == "call_function":
+                if yields_sparse(node.target, node.args, node.kwargs):
+                    raise CannotTrace(f"{node.target} yields a sparse gradient")
+                args, named = map_arg((node.args, node.kwargs), made.__getitem__)
+                made[node] = graph.create_node("call_function", node.target, args, named, name=prefix + node.name)
+                set_spec(made[node], spec_of(node))
+        results = []
+        for value in outputs(traced.graph):
+            results.append(GhostTensor(tensor_spec(made[value]), made[value]) if isinstance(value, fx.Node) else None)
+        return results
+
+
+class NotObserved(Exception):
+    """A node written in Python, of which it is not known yet which gradients it gives."""
+
+
+def _targets(
+    edges: Sequence[Sequence[tuple[int, int] | None]],
+    wanted: Sequence[tuple[int, int] | None] | None,
+    leaves: frozenset[int] | None,
+) -> frozenset[int]:
+    """The nodes that have to run."""
+    if wanted is None and leaves is None:
+        return frozenset(range(len(edges)))
+    ends = set(leaves or ()) | {at[0] for at in wanted or () if at is not None}
+    users: list[list[int]] = [[] for _ in edges]
+    for number, own in enumerate(edges):
+        for edge in own:
+            if edge is not None:
+                users[edge[0]].append(number)
+    found, pending = set(ends), list(ends)
+    while pending:
+        for user in users[pending.pop()]:
+            if user not in found:
+                found.add(user)
+                pending.append(user)
+    return frozenset(found)
+
+
+def _may_be_no_result(expected: Any) -> bool:
+    """Whether a node says of a result what it says of anything that has no gradient: of a number, of None, of tensors
+    of integers or marked as not differentiable. The engine gives zeros for some of those and None for others."""
+    return not expected.shape
+
+
+def _ghost(tensor: torch.Tensor) -> GhostTensor:
+    assert isinstance(tensor, GhostTensor)
+    return tensor
+
+
+def _plain(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device)
+
+
+def _laid_out(ghost: GhostTensor, spec: TensorSpec) -> GhostTensor:
+    if tuple(ghost.stride()) == tuple(spec.stride):
+        return ghost
+    fitted = aten.empty_strided.default(list(spec.shape), list(spec.stride), dtype=spec.dtype, device=spec.device)
+    made: GhostTensor = fitted.copy_(ghost)
+    return made

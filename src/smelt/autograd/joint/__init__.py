@@ -1,0 +1,1 @@
+"""Tracing forward and backward together into one functional graph."""

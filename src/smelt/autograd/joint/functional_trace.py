@@ -1,0 +1,364 @@
+"""Running a torch-level graph on ghosts, with every write removed, into one recorder.
+
+    relu_(x.view(-1)); return x          view = view(primals_1, [-1]); relu = relu(view); view_1 = view(relu, [2, 3])
+
+PyTorch's own functionalization sits between autograd and the recorder: autograd sees writes and aliases as they are,
+the recorder sees pure operators. Values are shared while they are recorded: `sin(x)` asked for twice is one node, and
+`detach`, which means nothing to a pure graph, is none.
+"""
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils.checkpoint import SelectiveCheckpointContext
+
+from smelt.autograd.joint.bernoulli_order import toss
+from smelt.autograd.joint.opaque import watch
+from smelt.base.errors import SmeltError
+from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
+from smelt.ir import provenance
+from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_wish
+from smelt.ir.graph import Traced, output_node
+from smelt.ir.nodes.backward_node import running_backward, set_backward
+from smelt.ir.nodes.checkpoint import Checkpoint, Policy
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
+from smelt.meta.effects import QUIET_WRITE, effect_of, is_view
+from smelt.meta.ghost import GhostError, GhostTensor, Recorder
+from smelt.symbolic.expressions import COMPUTED
+from smelt.symbolic.shapes import is_dense, span
+from smelt.symbolic.symnode import Formula, apply, is_symbolic, surely_equal
+
+aten = torch.ops.aten
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+# Operators that count places from the start of the memory a tensor lies in, by the position of that argument.
+STORAGE_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+
+# Operators that yield the value they are given. Outside a pure graph they mean something, inside nothing.
+IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
+
+# Backwards that read a workspace of their forward, which makes it only where autograd records it, and of its own size.
+_OF_WORKSPACES = frozenset({aten.mkldnn_rnn_layer_backward.default})
+
+
+class CannotTrace(SmeltError):
+    """This graph cannot be made pure and be right; `reason` says why. The caller runs it eagerly."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("SM020", reason)
+        self.reason = reason
+
+
+class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
+
+    def __init__(self, decompositions: Decompositions | None = None) -> None:
+        own: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: toss, aten.as_strided_scatter.default: _scattered_whole}
+        super().__init__({**own, **(decompositions or {})})
+        kinds = (torch._ops.OpOverload, str)
+        self.functions = {f: new for f, new in (decompositions or {}).items() if not isinstance(f, kinds)}
+        self.phase = Phase.FORWARD
+        self._wish: RecomputePolicy | None = None  # for what is recorded now
+        self._policy: Policy | None = None
+        self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if func in IDENTITIES:
+            result.node = args[0]
+            return
+        effect = effect_of(func, args, kwargs)
+        if func._schema.is_mutable or effect == QUIET_WRITE:
+            raise CannotTrace(f"{func} {effect} below functionalization")
+        if func in _OF_WORKSPACES:
+            raise CannotTrace(f"{func} reads a workspace that its forward makes for autograd alone")
+        if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
+            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+        if func in STORAGE_OFFSETS:
+            _check_place(func, args, kwargs)
+        key = _call_key(func, args, kwargs) if effect is None else None
+        known = self._calls.get(key) if key is not None else None
+        if known is not None:
+            self._take_again(known, result)
+            return
+        super().record(func, args, kwargs, result)
+        parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
+        made = [part for part in parts if part is not None]
+        here, backward = provenance.current(), running_backward()
+        for node in made:
+            for each in (node, node.all_input_nodes[0]) if node.target is operator.getitem else (node,):
+                set_phase(each, self.phase)
+                provenance.set_origin(each, here)
+                if backward is not None:
+                    set_backward(each, backward)
+                if self._wish is not None and self.phase is Phase.FORWARD:
+                    set_wish(each, self._wish)
+        if key is not None:
+            self._calls[key] = parts
+
+    def region(self, checkpoint: Checkpoint, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run what the program checkpoints.
+
+        Its results are not computed again: that would take the whole region, and the one before it, and so on.
+        """
+        before = self._wish, self._policy
+        self._wish, self._policy = RecomputePolicy.AGAIN, checkpoint.policy
+        try:
+            results = interpret(checkpoint.body, inputs, {})
+        finally:
+            self._wish, self._policy = before
+        for result in results:
+            if isinstance(result, torch.Tensor):
+                self._wish_for_result(settled(result).node)
+        return tuple(results)
+
+    def _number(self, ghost: GhostTensor) -> Any:
+        """The float that a tensor of one element holds: unknown here, and computed with all the same."""
+        if not ghost.dtype.is_floating_point or ghost.node is None:
+            raise GhostError("a number that depends on data")
+        known = self._calls.get((aten._local_scalar_dense.default, ghost.node))
+        if known is None:
+            spec = NumberSpec(Formula(None, (), 2.0, f"{ghost.node.name}.item()", COMPUTED))
+            known = self._calls[(aten._local_scalar_dense.default, ghost.node)] = self.number_in(ghost.node, spec)
+        return known
+
+    def _wish_for_result(self, node: fx.Node | None) -> None:
+        """For a region's result, and for the value it is a view of."""
+        while node is not None and node.op == "call_function":
+            set_wish(node, self._wish or RecomputePolicy.SAVED)
+            parent = node.args[0] if is_view(node.target) or node.target is operator.getitem else None
+            node = parent if isinstance(parent, fx.Node) else None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._number(args[0])
+        if self._policy is None or self.phase is not Phase.FORWARD:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        policy, wish = self._policy, self._wish
+        self._policy = None  # what the operator is made of shares its fate
+        try:
+            chosen = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **(kwargs or {}))
+            again = chosen is False or "RECOMPUTE" in str(chosen)
+            self._wish = RecomputePolicy.AGAIN if again else RecomputePolicy.SAVED
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._policy, self._wish = policy, wish
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if tensor.requires_grad:
+            raise CannotTrace("a tensor that requires grad is used without being an input")
+        return super()._constant(tensor)
+
+    def _take_again(self, known: tuple[fx.Node | None, ...], result: Any) -> None:
+        for ghost, node in zip(_parts(result), known, strict=True):
+            if node is None:
+                continue
+            ghost.node = node
+            if self.phase is Phase.BACKWARD and phase_of(node) is Phase.FORWARD:
+                set_phase(node, Phase.BOTH)
+                if node.target is operator.getitem:
+                    set_phase(node.all_input_nodes[0], Phase.BOTH)
+
+
+def _parts(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def _scattered_whole(
+    base: torch.Tensor, values: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+) -> Any:
+    """`as_strided_scatter` into every place of a vector, which is left with nothing but the values, in that order.
+
+    Pooling to one place strides its result anew, in dimensions of one element; this is part of the derivative of that.
+    """
+    if base.dim() != 1 or base.stride() != (1,) or base.storage_offset() or storage_offset:
+        return NotImplemented
+    order = sorted(range(len(size)), key=lambda dimension: (size[dimension] == 1, -stride[dimension]))
+    step = 1
+    for dimension in reversed(order):
+        if size[dimension] != 1 and stride[dimension] != step:
+            return NotImplemented
+        step *= size[dimension]
+    return values.permute(order).reshape(base.shape) if step == base.numel() else NotImplemented
+
+
+def _check_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Leave to PyTorch what names a place in memory that lies elsewhere at each call, an input's or one that was
+    planned, and what reaches outside of a value that the graph computes: PyTorch refuses that, and a plan has other
+    values there.
+
+    Of a value that the graph computes, `as_strided` is a view like any other; the others would be library calls.
+    """
+    position = STORAGE_OFFSETS[func]
+    named = {**dict(zip(("size", "stride", "storage_offset"), args[position - 2 :], strict=False)), **kwargs}
+    given, root = named.get("storage_offset"), _memory_of(args[0])
+    if given is not None and (func is not aten.as_strided.default or root.op != "call_function"):
+        raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
+    seen, value = tensor_spec(args[0]), tensor_spec(root)
+    unit, units = seen.dtype.itemsize, value.dtype.itemsize
+    first = seen.offset if given is None else given
+    after = first + span(tuple(named["size"]), tuple(named["stride"]))
+    room = value.offset + span(value.shape, value.stride)
+    if root.op == "call_function" and (first * unit < value.offset * units or after * unit > room * units):
+        raise CannotTrace(f"{func} reaches outside of the value that it is a view of")
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node that a chain of views starts from: an input, or what the graph computes."""
+    while True:
+        source: Any = node.args[0] if node.target is operator.getitem else node
+        if not is_view(source.target):
+            return node
+        node = source.args[0]
+
+
+def is_lazy_conjugate(node: fx.Node) -> bool:
+    """Whether a node's memory holds the conjugate of its value. Ghosts do not know, and PyTorch refuses to look."""
+    while is_view(node.target) and node.target is not aten._conj.default:
+        node = node.all_input_nodes[0]
+    return node.target is aten._conj.default
+
+
+def _call_key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What two equal calls have in common, or None if that cannot be told."""
+    key = (func, _hashable(args), tuple((name, _hashable(value)) for name, value in kwargs.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _hashable(value: Any) -> Any:
+    """Equal exactly when two arguments mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, tuple | list):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, fx.Node):
+        return value
+    return (type(value), value.hex() if isinstance(value, float) else value)
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Whether a node is a function of numbers that yields a float."""
+    spec = spec_of(node)
+    return isinstance(spec, NumberSpec) and isinstance(spec.what, Formula) and node.op == "call_function"
+
+
+Lying = list[tuple[torch.Tensor, tuple[int, ...]]]
+
+
+def _written(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lying:
+    """What a call may write that is named so, `x.masked_fill_(…)`, `torch.relu_(x)`, `out=`, and how it lies."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = name.endswith("_") and not name.endswith("__") and not _moves_nothing(name)
+    given = [*(args[:1] if named else ()), kwargs.get("out")]
+    return [(each, each.stride()) for each in given if isinstance(each, torch.Tensor)]
+
+
+@functools.cache
+def _moves_nothing(name: str) -> bool:
+    """Whether a method changes how a tensor lies, and no memory: `x.t_()`."""
+    packet = getattr(aten, name, None)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return any(torch.Tag.inplace_view in overload.tags for overload in overloads)
+
+
+def _lay_as_before(written: Lying) -> None:
+    """Memory that is written stays as it lies. Functionalization puts the result of the operator without the write in
+    its place, which may lie otherwise: `masked_fill` is row by row, whatever is filled."""
+    for tensor, stride in written:
+        if not torch._is_functional_tensor(tensor) or tensor.dim() != len(stride):
+            continue
+        shape, lies = tuple(tensor.shape), settled(tensor).stride()
+        if all(map(surely_equal, lies, stride)) or not is_dense(shape, stride):
+            continue
+        order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
+        with torch.no_grad():
+            rows = BASE.clone(tensor.permute(order), memory_format=torch.contiguous_format)
+            made = settled(rows.permute([order.index(dim) for dim in range(len(shape))]))
+        torch._functionalize_replace(tensor, made)
+        torch._functionalize_commit_update(tensor)
+
+
+def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
+    """Run a torch-level graph node by node. Values are dropped after their last use."""
+    values: dict[fx.Node, Any] = {}
+    waiting = {node: len(node.users) for node in traced.graph.nodes}
+    given = iter(inputs)
+
+    def look_up(node: fx.Node) -> Any:
+        return values[node]
+
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = constants[node.target]
+        elif node.op == "output":
+            break
+        else:
+            provenance.running(node)
+            args = map_arg(node.args, look_up)
+            kwargs = map_arg(node.kwargs, look_up)
+            written = _written(node, args, kwargs)
+            if _is_float(node) and any(map(is_symbolic, args)):
+                made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
+            elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
+                made = call_method(node.target, *args, **kwargs)
+            else:
+                made = node.target(*args, **kwargs)
+                watch(node.target, made)
+            if written:
+                _lay_as_before(written)
+            if node.users:
+                values[node] = made
+            for used in node.all_input_nodes:
+                waiting[used] -= 1
+                if waiting[used] == 0:
+                    del values[used]
+    returned = map_arg(output_node(traced.graph).args[0], look_up)
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+@contextlib.contextmanager
+def functionalized() -> Iterator[None]:
+    """Within, operators on functional tensors reach the modes below without writes."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()  # type: ignore[no-untyped-call]
+
+
+def functional(ghost: GhostTensor) -> torch.Tensor:
+    """A tensor that functionalization follows, standing for `ghost`."""
+    wrapped: torch.Tensor = torch._to_functional_tensor(ghost)
+    return wrapped
+
+
+def settled(tensor: torch.Tensor) -> GhostTensor:
+    """The ghost a functional tensor stands for now, after every write to it or to what it shares memory with."""
+    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+    ghost = torch._from_functional_tensor(tensor)
+    assert isinstance(ghost, GhostTensor)
+    return ghost
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for functional tensors that share memory in eager."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def plain_spec(spec: TensorSpec) -> TensorSpec:
+    """As a pure graph sees a tensor: without `requires_grad`."""
+    return replace(spec, requires_grad=False) if spec.requires_grad else spec

@@ -1,0 +1,196 @@
+"""The backward for gradients of some results only: what depends on the others is not there, as in eager.
+
+    backward(saved, tangents_1, tangents_2)        given tangents_1 alone:
+      mul = mul(tangents_1, 2)                       mul = mul(tangents_1, 2)
+      div = div(tangents_2, saved)                   return mul
+      add = add(mul, div); return add
+
+A backward is linear in its tangents, so a value that only missing ones lead to is zero. Computing it as zeros costs
+time, and is wrong where a factor is infinite: 0 * inf is NaN, and eager never asks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.autograd.joint.aliasing import views_to_copy
+from smelt.ir.call_contract import JointPlan, arrival_of
+from smelt.ir.graph import GraphLevel, Traced, add_copy, outputs, placeholders
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.meta.effects import why_not_drop
+from smelt.symbolic.shapes import contiguous_stride
+
+aten = torch.ops.aten
+_ABSENT = object()
+
+
+def for_tangents(backward: Traced, plan: JointPlan, arrived: int) -> Traced | None:
+    """A backward without the tangents that have no bit in `arrived`.
+
+    A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.fed`). None comes back if a
+    missing value stands where zeros cannot stand in for it.
+    """
+    tangents = placeholders(backward.graph)[-len(plan.tangents) :]
+    given = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
+    rest = _Rest(backward, given, [node for node in tangents if node not in given], tangents)
+    return rest.returning(_gradients(rest, backward, plan, arrived)) if rest.complete else None
+
+
+def stopped(marked: Traced, plan: JointPlan, arrived: int, source: int | None = None) -> Traced | None:
+    """A part of the backward, which goes no further than the outputs that others lean on.
+
+    With a `source`, the part from that tangent to the outputs that its result leans on, in the order of the plan;
+    without, the part from all that `arrived` to the inputs. Both take gradients of results as they are complete: what
+    flows from one result to another by way of an output is the engine's to add up.
+    """
+    tangents = placeholders(marked.graph)[-len(plan.tangents) :]
+    marks = {place: node for node in marked.graph.nodes if (place := arrival_of(node)) is not None}
+    own = {plan.tangent_of(place): node for place, node in marks.items()}
+    sources = [own.get(number, node) for number, node in enumerate(tangents)]
+    taken = arrived if source is None else 1 << source
+    given = {sources[number]: node for number, node in enumerate(tangents) if taken >> number & 1}
+    rest = _Rest(marked, given, [node for node in (*tangents, *marks.values()) if node not in given], tangents)
+    if not rest.complete:
+        return None
+    if source is None:
+        return rest.returning(_gradients(rest, marked, plan, arrived))
+    leans = dict(plan.leaning)[source]
+    return rest.returning([rest.of(marks[place].args[0]) if place in marks else None for place in leans])
+
+
+class _Rest:
+    """A backward without what missing values lead to. `given`: nodes that are inputs in it, each as some tangent."""
+
+    def __init__(
+        self,
+        backward: Traced,
+        given: dict[fx.Node, fx.Node],
+        missing: Sequence[fx.Node],
+        tangents: Sequence[fx.Node],
+    ) -> None:
+        self.backward, self.graph = backward, fx.Graph()
+        self.made: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
+        self._alone: dict[fx.Node, fx.Node] = {}  # sums of which but one summand is there: it, which lies otherwise
+        self.complete = False
+        led_to = {*tangents, *given}  # by any tangent
+        for node in placeholders(backward.graph):
+            if node not in self.made and node not in tangents:
+                self.made[node] = add_copy(self.graph, node, self.made.__getitem__)
+        for node, tangent in given.items():
+            self.made[node] = add_copy(self.graph, tangent, self.made.__getitem__)
+        for node in backward.graph.nodes:
+            if node.op == "output":
+                break
+            sources = [used for used in node.all_input_nodes if used in led_to]
+            if sources:
+                led_to.add(node)
+            if node in self.made:
+                continue
+            if sources and all(self.made[used] is _ABSENT for used in sources):
+                self.made[node] = _ABSENT
+                continue
+            summand = _only_summand(node, self.made)
+            if summand is not None and spec_of(summand) == spec_of(node):
+                self.made[node] = self.made[summand]
+                continue
+            if summand is not None:
+                self._alone[node] = self.made[summand]
+            copied = _copied(self.graph, node, self.made)
+            if copied is None:
+                return
+            self.made[node] = copied
+        self.complete = True
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value that is returned, laid out as in eager; None for one that is missing."""
+        found = self._alone.get(value, self.made[value]) if isinstance(value, fx.Node) else value
+        return None if found is _ABSENT else found
+
+    def returning(self, values: Sequence[Any] | None) -> Traced | None:
+        if values is None:
+            return None
+        self.graph.output(tuple(values))
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and node.op in ("call_function", "get_attr") and why_not_drop(node) is None:
+                self.graph.erase_node(node)
+        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        constants = {name: tensor for name, tensor in self.backward.constants.items() if name in used}
+        return Traced(self.graph, GraphLevel.PURE, constants)
+
+
+def _gradients(rest: _Rest, backward: Traced, plan: JointPlan, arrived: int) -> list[Any] | None:
+    """What flows into the inputs; None if zeros cannot be had that eager has there."""
+    returned: list[Any] = []
+    gradients = outputs(backward.graph)
+    for value, fed in zip(gradients, plan.fed or (1,) * len(gradients), strict=True):
+        found = rest.of(value)
+        if found is None and isinstance(value, fx.Node) and fed & arrived:
+            if not _can_be_zeros(value):
+                return None
+            found = _zeros(rest.graph, value)
+        returned.append(found)
+    for index in views_to_copy(dict(enumerate(returned))):
+        copy = rest.graph.call_function(aten.clone.default, (returned[index],))
+        set_spec(copy, replace(tensor_spec(returned[index]), offset=0))
+        returned[index] = copy
+    return returned
+
+
+def for_the_loss(backward: Traced, plan: JointPlan) -> Traced:
+    """The backward that most likely runs: of several results, for the scalar ones alone if there are any (a loss)."""
+    scalars = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
+    if scalars in (0, (1 << len(plan.tangents)) - 1):
+        return backward
+    return for_tangents(backward, plan, scalars) or backward
+
+
+def _can_be_zeros(node: fx.Node) -> bool:
+    spec = spec_of(node)
+    return isinstance(spec, TensorSpec) and (spec.is_contiguous or _memory_order(spec) is not None)
+
+
+def _memory_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions from the outermost in memory to the innermost; None if that does not describe how it lies."""
+    order = sorted(range(len(spec.shape)), key=lambda dimension: spec.stride[dimension], reverse=True)
+    lies = contiguous_stride(tuple(spec.shape[dimension] for dimension in order))
+    return order if lies == tuple(spec.stride[dimension] for dimension in order) else None
+
+
+def _only_summand(node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
+    """The summand of a sum that is there while the other is absent, if the sum is nothing but that."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    there = [used for used in node.args if isinstance(used, fx.Node) and made[used] is not _ABSENT]
+    if len(there) != 1 or len(node.all_input_nodes) != 2:
+        return None
+    summand, total = spec_of(there[0]), spec_of(node)
+    assert isinstance(summand, TensorSpec) and isinstance(total, TensorSpec)
+    return there[0] if (summand.shape, summand.dtype) == (total.shape, total.dtype) else None
+
+
+def _copied(graph: fx.Graph, node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
+    """`node` in the new graph, with zeros for what is absent."""
+    absent = [used for used in node.all_input_nodes if made[used] is _ABSENT]
+    if not all(map(_can_be_zeros, absent)):
+        return None
+    zeros = {used: _zeros(graph, used) for used in absent}
+    return add_copy(graph, node, lambda used: zeros.get(used) or made[used])
+
+
+def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    spec = spec_of(node)
+    assert isinstance(spec, TensorSpec)
+    named: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+    order = None if spec.is_contiguous else _memory_order(spec)
+    shape = spec.shape if order is None else tuple(spec.shape[dimension] for dimension in order)
+    made = graph.create_node("call_function", aten.full.default, (list(shape), 0), named, name="zeros")
+    if order is None:
+        set_spec(made, spec)
+        return made
+    set_spec(made, TensorSpec(shape, contiguous_stride(shape), spec.dtype, spec.device))
+    turned = graph.call_function(aten.permute.default, (made, [order.index(place) for place in range(len(order))]))
+    set_spec(turned, spec)
+    return turned

@@ -1,0 +1,186 @@
+"""Functions of PyTorch that write where nobody is told, and what is traced in their place.
+
+    F.batch_norm(x, mean, var, training=True)  →  aten._native_batch_norm_legit, whose schema admits that it writes
+    F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no writes inside
+
+Functionalization removes the writes that an operator's schema declares. One that writes all the same would make a graph
+that looks pure and is not; where no substitute catches it first, the recorder refuses it (`meta.effects`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
+
+from smelt.autograd.joint.bernoulli_order import toss_contiguous
+from smelt.autograd.joint.functional_trace import CannotTrace
+from smelt.autograd.joint.writes import WriteWatch
+from smelt.base.torch_originals import BASE, meant
+from smelt.meta.symbolic_decomps import spell_out
+
+if TYPE_CHECKING:
+    import torch
+    import torch.nn.functional as F
+else:
+    from smelt.base.torch_originals import functional as F
+    from smelt.base.torch_originals import pristine as torch
+
+aten = torch.ops.aten
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Its own `div_` would make functionalization ask a meta kernel that imports sympy, which takes a second."""
+    if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
+        return F.dropout(input, p, training, inplace)
+    noise = torch.bernoulli(torch.empty_like(input), 1 - p)
+    return input * (noise / (1 - p))
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training or running_mean is None or running_var is None or not input.numel():
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    F._verify_batch_size(input.size())  # type: ignore[attr-defined]
+    normed: torch.Tensor = _uncounted(aten._native_batch_norm_legit.default)(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )[0]
+    return normed
+
+
+def _uncounted(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalization whose writes do not count: eager's do not, or nobody could normalize twice before a backward."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
+        written = [given[name] for name in ("running_mean", "running_var")]
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(written)):
+            return norm(*args, **kwargs)
+
+    return call
+
+
+_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var")
+
+
+def _torch_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _native_batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training or running_mean is None or running_var is None:
+        return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    norm = _uncounted(aten._native_batch_norm_legit.default)
+    return norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
+def _instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Batch norm of one batch with a channel for each sample's, as PyTorch does it, whose mean is what is kept."""
+    if not use_input_stats or running_mean is None or running_var is None:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+    count, channels, *spatial = input.shape
+    mean, var = running_mean.repeat(count), running_var.repeat(count)
+    weight, bias = (None if each is None else each.repeat(count) for each in (weight, bias))
+    flat = input.contiguous().view(1, count * channels, *spatial)
+    normed = _batch_norm(flat, mean, var, weight, bias, True, momentum, eps)
+    running_mean.copy_(mean.view(count, channels).mean(0))
+    running_var.copy_(var.view(count, channels).mean(0))
+    return normed.view(input.shape)
+
+
+def _torch_instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+def _shared_in_secret(name: str) -> Callable[..., Any]:
+    """Parts that show their tensor's memory and are no views of it: a pure graph would return copies."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise CannotTrace(f"{name} shares memory that its schema keeps quiet about")
+
+    return call
+
+
+_SHARED_IN_SECRET = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
+
+SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    **{getattr(owner, name): _shared_in_secret(name) for owner in (torch, BASE) for name in _SHARED_IN_SECRET},
+    F.dropout: _dropout,
+    F.batch_norm: _batch_norm,
+    torch.batch_norm: _torch_batch_norm,
+    torch.native_batch_norm: _native_batch_norm,
+    F.instance_norm: _instance_norm,
+    torch.instance_norm: _torch_instance_norm,
+    **{
+        norm: _uncounted(norm)
+        for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
+    },
+    torch.bernoulli: toss_contiguous,
+    BASE.bernoulli: toss_contiguous,
+}
+
+
+class Substituting(TorchFunctionMode):
+    """While this is on, calls of the functions above, and of `others`, are calls of their substitutes."""
+
+    def __init__(self, others: Mapping[Any, Callable[..., Any]], watch: WriteWatch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._substitutes = {**others, **SUBSTITUTES} if others else SUBSTITUTES
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func, kwargs = meant(func), kwargs or {}
+        given = self._watch.before(func, args, kwargs)
+        made = spell_out(func, args, kwargs, in_place=True)
+        if made is NotImplemented:
+            made = self._substitutes.get(func, func)(*args, **kwargs)
+        self._watch.after(func, args, given, made)
+        return made

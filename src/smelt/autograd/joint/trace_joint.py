@@ -1,0 +1,485 @@
+"""The joint graph: a torch-level graph's forward and the backward the autograd engine runs for it, recorded as one.
+
+    x * w, both with requires_grad      joint:  primals_1, primals_2, tangents_1
+                                                mul   = mul(primals_1, primals_2)
+                                                mul_1 = mul(tangents_1, primals_1)
+                                                mul_2 = mul(tangents_1, primals_2)
+                                                return (mul, mul_2, mul_1)
+
+The engine itself runs on ghosts, so every operator that eager can differentiate is covered, and with its own formula.
+`trace_forward` is the same without gradients.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.autograd.joint.aliasing import Arrangement, arrange, views_to_copy
+from smelt.autograd.joint.functional_trace import (
+    CannotTrace,
+    Decompositions,
+    SharingRecorder,
+    functional,
+    functionalized,
+    interpret,
+    plain_spec,
+    settled,
+    storage_id,
+)
+from smelt.autograd.joint.opaque import NeedsData
+from smelt.autograd.joint.output_dependencies import Seen, find_leaning, mark_arrivals
+from smelt.autograd.joint.ready_queue import pushed_to_pop
+from smelt.autograd.joint.substitutes import Substituting
+from smelt.autograd.joint.writes import WriteWatch
+from smelt.base import events
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import BASE
+from smelt.ir.call_contract import JointPlan, Phase, Replay, phase_of
+from smelt.ir.graph import GraphLevel, Traced, format_graph, placeholders
+from smelt.ir.nodes.ambient import restored, without_autocast
+from smelt.ir.substitute_sizes import resize_in_place, resized
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
+from smelt.meta.autograd_graph import behind
+from smelt.meta.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
+from smelt.meta.ghost import GhostError, without_caller_hooks
+from smelt.meta.nonleaf import computed
+from smelt.symbolic.shapes import contiguous_stride, is_dense
+from smelt.symbolic.symsize import from_symbolic, is_symbolic_size
+
+Eager = Callable[..., "tuple[object, ...]"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs.
+
+    `numbers`: inputs that the function takes as numbers, by position; compiled code takes tensors that hold them.
+    `is_program`: the function is Python of the program, not a captured graph: nobody has looked what it does.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    names: tuple[str, ...]
+    call: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+    constants: Mapping[str, torch.Tensor]
+    numbers: Mapping[int, NumberSpec] = field(default_factory=dict)
+    undoing: Callable[[Eager], Eager] | None = None  # see `Traced`
+    is_program: bool = False
+
+    @classmethod
+    def of_graph(cls, traced: Traced) -> "TraceSource":
+        def call(inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
+            return interpret(traced, inputs, constants)
+
+        nodes = placeholders(traced.graph)
+        found = [spec_of(node) for node in nodes]
+        numbers = {place: spec for place, spec in enumerate(found) if isinstance(spec, NumberSpec)}
+        specs = tuple(spec.as_tensor() if isinstance(spec, NumberSpec) else tensor_spec(node)
+                      for node, spec in zip(nodes, found, strict=True))  # fmt: skip
+        return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers, traced.undoing)
+
+    def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Compiled code's inputs as the function takes them."""
+        if not self.numbers:
+            return inputs
+        return [BASE.item(each) if place in self.numbers else each for place, each in enumerate(inputs)]
+
+    def eager(self) -> Eager:
+        """The original as PyTorch runs it."""
+
+        def run(*inputs: torch.Tensor) -> tuple[object, ...]:
+            return tuple(self.call(self.given(inputs), self.constants))
+
+        return run if self.undoing is None else self.undoing(run)
+
+
+@dataclass(frozen=True, slots=True)
+class Pure:
+    """A pure forward graph, and what is done round it. `eager` runs the original graph as PyTorch would."""
+
+    traced: Traced
+    plan: JointPlan
+    eager: Eager
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Forward and backward in one pure graph, before it is split.
+
+    Inputs are primals, then tangents; outputs are results, new values of written inputs, then gradients in the order of
+    `plan.gradients`. `replay` computes the results again, differentiably, or says why that would not be the same.
+    """
+
+    traced: Traced
+    plan: JointPlan
+    eager: Eager
+    replay: Replay | str
+
+
+@dataclass(slots=True)
+class _Run:
+    """A torch-level graph run on ghosts: what went in, what came out. `leaves` are what gradients are taken of: the
+    inputs themselves, or what those are made of so that they may be written."""
+
+    recorder: SharingRecorder
+    primals: list[fx.Node]
+    leaves: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    histories: list[Any]
+    outputs: list[Any]
+    specs: Sequence[TensorSpec] = ()
+    storages: list[Any] = field(default_factory=list)  # what the inputs lie in as the graph begins
+    constants: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """An input that the graph writes: its new value, how often it is written, and whether gradients flow through."""
+
+    index: int
+    tensor: torch.Tensor
+    node: fx.Node
+    times: int
+    rebased: bool
+
+
+class _WritesLeaf(CannotTrace):
+    """A leaf that requires grad is written. It may be none when the graph runs: guards do not ask for that."""
+
+
+def trace_forward(traced: Traced | TraceSource, decompositions: Decompositions | None = None) -> Pure:
+    """The pure graph of a torch-level graph whose gradients nobody needs."""
+    source = TraceSource.of_graph(traced) if isinstance(traced, Traced) else traced
+    # In whatever grad mode the graph begins: PyTorch notes on each view in which it was made.
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
+        run = _run(source, recorder, with_gradients=source.is_program)
+        if source.is_program:
+            _refuse_gradients(run)
+        arrangement = arrange(run.outputs, run.inputs)
+        written = _written(source, run)
+        recorder.output([*(result.node for result in arrangement.results), *(write.node for write in written)])
+    plan = _plan(run, arrangement, written)
+    pure = Pure(replace(_finish(recorder), writes=plan.new_values), plan, source.eager())
+    if events.wanted("forward"):
+        events.emit("forward", format_graph(pure.traced.graph, "forward"), pure)
+    return pure
+
+
+def trace_joint(traced: Traced | TraceSource, decompositions: Decompositions | None = None) -> Joint:
+    """The joint graph of a torch-level graph, with the gradients of those inputs whose specs require them.
+
+    With no differentiable result there are no tangents and no gradients: `plan.tangents` is empty.
+    """
+    source = TraceSource.of_graph(traced) if isinstance(traced, Traced) else traced
+    joint, leaves = None, True
+    while joint is None:
+        try:
+            joint = _trace_joint(source, decompositions, leaves=leaves)
+        except _WritesLeaf:
+            leaves = False
+        except NeedsData:  # at most once for each operator of the program
+            continue
+    events.count("joint_graphs")
+    if events.wanted("joint"):
+        events.emit("joint", format_graph(joint.traced.graph, "joint"), joint)
+    return joint
+
+
+def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, leaves: bool) -> Joint:
+    with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized(), torch.enable_grad():
+        run = _run(source, recorder, with_gradients=True, leaves=leaves)
+        if source.is_program:
+            _refuse_new_leaves(run)
+        arrangement = arrange(run.outputs, run.inputs)
+        written = _written(source, run)
+        # Whatever gradients arrive for: the forward's values in their order, and the tensor that is each.
+        values = [(result.node, result.tensor) for result in arrangement.results]
+        values += [(write.node, write.tensor) for write in written]
+        wanted = [result.tensor.requires_grad for result in arrangement.results]
+        wanted += [write.rebased for write in written]
+        differentiable = [position for position, needed in enumerate(wanted) if needed]
+        _refuse_checked(run)
+        recorder.phase = Phase.BACKWARD
+        rebased = {write.index: write.tensor if write.rebased else None for write in written}
+        seen = Seen(run.outputs, arrangement.outputs, rebased)
+        leaning = find_leaning(seen, len(arrangement.results), {place: values[place][1] for place in differentiable})
+        mark_arrivals(recorder, seen, leaning)
+        shown = [*run.inputs, *run.constants, *(each for each in run.outputs if isinstance(each, torch.Tensor))]
+        before = [settled(tensor).node for tensor in shown]
+        tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
+        if [settled(tensor).node for tensor in shown] != before:
+            raise CannotTrace("the backward writes an input or an output, which only PyTorch does")
+        recorder.output([*(node for node, _ in values), *gradients.values()])
+    results = [values[position][1] for position in differentiable] if tangents else []
+    fed, spends = _histories(run.leaves, results, gradients)
+    leaning = leaning if tangents else ()
+    plan = replace(
+        _plan(run, arrangement, written),
+        differentiable=tuple(differentiable),
+        tangents=resized(tangents, from_symbolic, is_symbolic_size),
+        gradients=tuple(gradients),
+        fed=fed,
+        spends=spends,
+        leaning=leaning,
+        handed=_handed(arrivals, len(run.primals)),
+        recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
+        needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
+    )
+    replay = _replay(source, plan, recorder)
+    return Joint(_finish(recorder), plan, source.eager(), replay)
+
+
+def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool, leaves: bool = True) -> _Run:
+    run = _Run(recorder, [], [], [], [], [], source.specs)
+    for number, spec in enumerate(source.specs, 1):
+        ghost = recorder.placeholder(f"primals_{number}", plain_spec(spec))
+        run.primals.append(recorder.node_of(ghost))
+        leaf = functional(ghost).requires_grad_(with_gradients and spec.requires_grad)
+        run.leaves.append(leaf)
+        again = not leaves and leaf.requires_grad
+        run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if again else leaf)
+        run.histories.append(run.inputs[-1].grad_fn)
+        run.storages.append(run.inputs[-1].untyped_storage())
+    constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
+    run.constants = list(constants.values())
+    before = {name: settled(tensor).node for name, tensor in constants.items()}
+    try:
+        with Substituting(recorder.functions, WriteWatch(run.inputs)), restored():
+            given = list(run.inputs)
+            for place, number_spec in source.numbers.items():
+                given[place] = recorder.number_in(run.primals[place], number_spec)
+            run.outputs = source.call(given, constants)
+    except (GhostError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, CannotTrace):
+            raise
+        kind = _WritesLeaf if leaves and "leaf Variable that requires grad" in str(error) else CannotTrace
+        raise kind(f"the graph does not run without data: {type(error).__name__}: {error}") from error
+    for output in run.outputs:
+        if isinstance(output, tuple | list | dict):
+            raise CannotTrace("an output is a container")
+        if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):
+            raise CannotTrace("an output escaped functionalization")
+    for name, tensor in constants.items():
+        if settled(tensor).node is not before[name]:
+            raise CannotTrace(f"the graph writes its constant {name}")
+    return run
+
+
+def _refuse_gradients(run: _Run) -> None:
+    """Refuse results that require grad where no gradients were asked for: some were switched on, or a leaf is new."""
+    given = {id(tensor) for tensor in run.inputs}
+    for output in run.outputs:
+        if isinstance(output, torch.Tensor) and output.requires_grad and id(output) not in given:
+            raise CannotTrace("gradients are switched on inside of what begins without them")
+    for spec, tensor in zip(run.specs, run.inputs, strict=True):
+        if tensor.grad_fn is not None or tensor.requires_grad is not spec.requires_grad:
+            raise CannotTrace("an input begins or ceases to require grad")
+
+
+def _refuse_new_leaves(run: _Run) -> None:
+    """Refuse what the program makes a leaf, or ceases to: a graph's results all come out of its one node."""
+    given = {id(tensor) for tensor in run.inputs}
+    for output in run.outputs:
+        if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf and id(output) not in given:
+            raise CannotTrace("a result is a leaf that requires grad")
+    for spec, tensor, history in zip(run.specs, run.inputs, run.histories, strict=True):
+        if spec.requires_grad and (not tensor.requires_grad or (tensor.grad_fn is None and history is not None)):
+            raise CannotTrace("an input ceases to require grad")
+        if not spec.requires_grad and tensor.requires_grad and tensor.grad_fn is None:
+            raise CannotTrace("an input is made to require grad")
+
+
+def _written(source: TraceSource, run: _Run) -> list[_Write]:
+    """Inputs that the graph writes."""
+    found: list[_Write] = []
+    for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
+        if storage_id(tensor) != run.storages[index]._cdata:
+            raise CannotTrace(f"input {name} is given other memory")
+        ghost = settled(tensor)
+        if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
+            continue
+        if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
+            gaps = "" if _is_dense(spec) else ", which lies in memory with gaps,"
+            raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
+        rebased = tensor.grad_fn is not run.histories[index]
+        found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
+    return found
+
+
+def _refuse_checked(run: _Run) -> None:
+    """Refuse what autograd differentiates by looking at the data: on ghosts it does not look, and would not refuse."""
+    late = {node for node, leaf in zip(run.primals, run.leaves, strict=True) if leaf.requires_grad}
+    for node in run.recorder.graph.nodes:
+        if node not in late and any(source in late for source in node.all_input_nodes):
+            late.add(node)
+            if checks_in_backward(node):
+                raise CannotTrace(f"{node.target} refuses some losses in its backward, which takes their data to tell")
+
+
+def _backward(
+    run: _Run, values: Sequence[tuple[fx.Node, torch.Tensor]]
+) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node], list[int]]:
+    """Run the engine. Yields the specs of the tangents, the gradient's node by input, and inputs as theirs arrived."""
+    specs = tuple(_tangent_spec(node) for node, _ in values)
+    given = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
+    tangents = list(map(functional, given))
+    wanted = [index for index, tensor in enumerate(run.leaves) if tensor.requires_grad]
+    if not values or not wanted:
+        return (), {}, []
+    arrivals: list[int] = []
+    for index in wanted:
+        leaf: Any = run.leaves[index]
+        leaf.register_hook(functools.partial(_note, arrivals, index))
+    try:
+        with without_autocast():  # as when a training loop leaves autocast before it calls backward
+            gradients = _run_engine(
+                tuple(tensor for _, tensor in values),
+                tuple(tangents),
+                tuple(run.leaves[index] for index in wanted),
+            )
+    except (GhostError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, CannotTrace):
+            raise
+        raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
+    if any(settled(tangent).node is not ghost.node for tangent, ghost in zip(tangents, given, strict=True)):
+        raise CannotTrace("the backward writes a gradient that it is given, which only PyTorch does")
+    found: dict[int, torch.Tensor] = {}
+    for index, gradient in zip(wanted, gradients, strict=True):
+        if gradient is None:
+            continue
+        if not torch._is_functional_tensor(gradient):
+            raise CannotTrace("a gradient escaped functionalization")
+        found[index] = gradient
+    return specs, _unshared(found), arrivals
+
+
+def _note(arrivals: list[int], index: int, gradient: torch.Tensor) -> None:
+    arrivals.append(index)
+
+
+def _handed(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
+    """`JointPlan.handed`: gradients leave the node of a compiled graph all at once."""
+    order = pushed_to_pop(arrivals)
+    if order == sorted(order):
+        return ()
+    return (*order, *(index for index in range(inputs) if index not in set(order)))
+
+
+def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
+    """The gradients' nodes, with copies where `views_to_copy` says so."""
+    nodes = {index: _node_of(gradient) for index, gradient in gradients.items()}
+    copies = {index: _node_of(BASE.clone(gradients[index])) for index in views_to_copy(nodes)}
+    return nodes | copies
+
+
+def _node_of(tensor: torch.Tensor) -> fx.Node:
+    node = settled(tensor).node
+    assert node is not None
+    return node
+
+
+def _histories(
+    leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`fed` and `spends` of a plan: which results' histories lead to each wanted leaf, and which results share what
+    autograd saves. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
+    if len(results) < 2:
+        return (), ()
+    order = behind(result.grad_fn for result in results)
+    bits: dict[Any, int] = {}
+    for number, result in enumerate(results):
+        bits[result.grad_fn] = bits.get(result.grad_fn, 0) | 1 << number
+    for node in reversed(order):
+        for before, _ in node.next_functions:
+            bits[before] = bits.get(before, 0) | bits.get(node, 0)
+    found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
+    saving = {bits.get(node, 0) for node in order if any(name.startswith("_raw_saved_") for name in dir(type(node)))}
+    spends = [0] * len(results)
+    for shared in saving:
+        for number in range(len(results)):
+            spends[number] |= shared if shared >> number & 1 else 0
+    return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(spends)
+
+
+def _run_engine(
+    outputs: tuple[torch.Tensor, ...], tangents: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` without its checks of the tangents, which import sympy (half a second and more)."""
+    keep_graph, create_graph, allow_unused = False, False, True
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.graph._engine_run_backward(
+        outputs, tangents, keep_graph, create_graph, inputs, allow_unused, accumulate_grad=False
+    )
+    return found
+
+
+def _tangent_spec(node: fx.Node) -> TensorSpec:
+    """Gradients are taken in the layout of their result, or row-major if that result overlaps itself or has gaps."""
+    spec = tensor_spec(node)
+    stride = spec.stride if _is_dense(spec) else contiguous_stride(spec.shape)
+    return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    return is_dense(spec.shape, spec.stride)
+
+
+def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> JointPlan:
+    return JointPlan(
+        inputs=len(run.inputs),
+        outputs=resized(arrangement.outputs, from_symbolic, is_symbolic_size),
+        results=len(arrangement.results),
+        shown=tuple((result.shown, result.beneath) for result in arrangement.results),
+        copied=arrangement.copied,
+        written=tuple(write.index for write in written),
+        writes=tuple(write.times for write in written),
+        rebased=tuple(write.index for write in written if write.rebased),
+        random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in run.recorder.graph.nodes),
+    )
+
+
+def _finish(recorder: SharingRecorder) -> Traced:
+    """Drop what nobody uses. Random operators stay, so that the stream of random numbers is eager's."""
+    graph = recorder.graph
+    resize_in_place(graph, from_symbolic, is_symbolic_size)
+    for node in reversed(list(graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr" or why_not_drop(node) is None:
+            graph.erase_node(node)
+    used = {node.target for node in graph.nodes if node.op == "get_attr"}
+    constants = {name: tensor for name, tensor in recorder.constants.items() if name in used}
+    return Traced(graph, GraphLevel.PURE, constants)
+
+
+def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[int]) -> tuple[int, ...]:
+    """Those of the given inputs that some of `values` are computed from."""
+    pending = list(values) if candidates else []
+    found = set(pending)
+    while pending:
+        new = [node for node in pending.pop().all_input_nodes if node not in found]
+        found.update(new)
+        pending.extend(new)
+    return tuple(index for index in candidates if run.primals[index] in found)
+
+
+def _replay(source: TraceSource, plan: JointPlan, recorder: SharingRecorder) -> Replay | str:
+    """Running the original again on the same inputs, or why that would not yield the same."""
+    for node in recorder.graph.nodes:
+        if draws(node) and not uses_default_generator(node):
+            return f"the graph draws random numbers ({node.target}) that no seed of PyTorch's own CPU generator fixes"
+    return replaying(source, plan)
+
+
+def replaying(source: TraceSource, plan: JointPlan) -> Replay:
+    """Computes what is differentiable of a source again."""
+
+    def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        outputs = source.call(source.given(inputs), source.constants)
+        shown = [outputs[position]._base if beneath else outputs[position] for position, beneath in plan.shown]
+        shown += [inputs[index] for index in plan.written]
+        return [shown[position] for position in plan.differentiable]
+
+    return replay

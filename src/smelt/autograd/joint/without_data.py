@@ -1,0 +1,32 @@
+"""The program's own Python on tensors that have no data: where it asks for some, it is told that there is none.
+
+x.numpy()   →   GhostError, where NumPy would make memory of its own, with whatever is there
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from smelt.meta.ghost import GhostError
+
+_ASK_FOR_DATA = frozenset(
+    getattr(torch.Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "tolist")
+)
+
+
+def stands_for_data(value: object) -> bool:
+    """Whether a tensor is one that functionalization follows: it stands for a ghost."""
+    return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+
+
+class WithoutData(TorchFunctionMode):
+    """While this is on, nobody reads memory of tensors that have none."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _ASK_FOR_DATA and args and stands_for_data(args[0]):
+            raise GhostError(f"Tensor.{func.__name__} asks for data")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,170 @@
+"""What to save, as a minimum cut of the joint graph: each value is saved, computed again, or not needed at all.
+
+    saved      is paid by the byte                    the cut goes through the value's own edge
+    again      is paid by the work it takes           the cut goes between the source and the value
+    not needed costs nothing                          the value stays on the source's side
+
+With work that is nothing for cheap operators and infinite for the others, the cut is the fewest bytes (`fewest_bytes`);
+other prices are other wishes (`cheapest`), which is what a memory budget is made of.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+
+from torch import fx
+
+from smelt.autograd.joint.aliasing import is_view, view_root
+from smelt.autograd.joint.trace_joint import Joint
+from smelt.autograd.partition.maxflow import INFINITE, Network
+from smelt.autograd.partition.recompute import recomputable
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, wish_of
+from smelt.ir.graph import outputs, placeholders
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
+from smelt.symbolic.symsize import hint
+
+# Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
+PER_BYTE = 8
+
+Price = Callable[[fx.Node], int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A joint graph as the cut sees it.
+
+    `early` are the values that gradients need and that do not depend on them, in order; `late` is all that does.
+    `free` are inputs that outlive the step whatever is saved.
+    """
+
+    joint: Joint
+    early: tuple[fx.Node, ...]
+    late: frozenset[fx.Node]
+    free: frozenset[fx.Node]
+
+    @classmethod
+    def of(cls, joint: Joint, parameters: Collection[int] = ()) -> "Problem":
+        late = depending_on(tangents_of(joint))
+        needed = needed_for(gradients_of(joint), stop=lambda node: False)
+        nodes = joint.traced.graph.nodes
+        early = tuple(node for node in nodes if node in needed and node not in late and node.op != "output")
+        inputs = placeholders(joint.traced.graph)
+        return cls(joint, early, frozenset(late), frozenset(inputs[index] for index in parameters))
+
+    @cached_property
+    def read(self) -> frozenset[fx.Node]:
+        """Early values that the backward itself reads, or hands out as gradients."""
+        found = {node for node in self.early if any(user in self.late for user in node.users)}
+        return frozenset(found | {node for node in gradients_of(self.joint) if node not in self.late})
+
+    @cached_property
+    def living(self) -> frozenset[object]:
+        """Inputs and results: they are there anyway, or likely so."""
+        graph = self.joint.traced.graph
+        return frozenset([*placeholders(graph), *outputs(graph)[: self.joint.plan.results]])
+
+    def price(self, node: fx.Node) -> int:
+        """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base.
+
+        What the program checkpoints is not saved either.
+        """
+        if node in self.free:
+            return 1
+        if wish_of(node) is RecomputePolicy.AGAIN and recomputable(node) is None:
+            return INFINITE
+        spec = spec_of(node)
+        if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
+            return INFINITE
+        return hint(spec.nbytes) * PER_BYTE + (3 if node in self.passing else 1 if node in self.living else 2)
+
+    @cached_property
+    def passing(self) -> frozenset[fx.Node]:
+        """Inputs and results that eager does not keep: the program may write them before the backward runs. Of these,
+        copies are saved."""
+        plan, graph = self.joint.plan, self.joint.traced.graph
+        inputs, values = placeholders(graph)[: plan.inputs], outputs(graph)[: plan.results]
+        held = {*inputs, *(view_root(value) for value in values if isinstance(value, fx.Node))}
+        return frozenset(held.difference(kept_by_eager(self.joint), self.free))
+
+    def fewest_bytes(self) -> list[fx.Node]:
+        """The fewest bytes from which cheap operators yield all that the backward reads."""
+        return self.cheapest(self.price, lambda node: 0 if why_not_again(node) is None else INFINITE)
+
+    def cheapest(self, price: Price, work: Price) -> list[fx.Node]:
+        """What to save so that the price of what is saved and the work of what is computed again are least together.
+
+        Each value is an edge whose capacity is its price. The source holds on to it by the work of computing it again,
+        for good if that is infinite. What the backward reads hangs on the sink.
+        """
+        network = Network()
+        ends = {node: (network.vertex(), network.vertex()) for node in self.early}
+        for node, (start, end) in ends.items():
+            network.edge(start, end, price(node))
+            effort = work(node)
+            if effort:
+                network.edge(network.source, start, effort)
+            if node in self.read:
+                network.edge(end, network.sink, INFINITE)
+            for user in node.users:
+                if user in ends:
+                    network.edge(end, ends[user][0], INFINITE)
+        source_side = network.cut()
+        return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
+
+
+def why_not_again(node: fx.Node) -> str | None:
+    """None if the backward may compute an early value for next to nothing, or was to compute it anyway."""
+    return recomputable(node) if phase_of(node) is Phase.FORWARD else None
+
+
+def kept_by_eager(joint: Joint) -> list[fx.Node]:
+    """Every early value that the backward's own formulas read.
+
+    What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
+    """
+    graph, late = joint.traced.graph, depending_on(tangents_of(joint))
+    own = {
+        node
+        for node in graph.nodes
+        if node in late
+        or phase_of(node) is not Phase.FORWARD
+        or is_view(node)
+        or isinstance(spec_of(node), NumberSpec)
+        or (wish_of(node) is RecomputePolicy.AGAIN and recomputable(node) is None)
+    }
+    needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
+    return [node for node in graph.nodes if node in needed and node not in own and node.op != "get_attr"]
+
+
+def tangents_of(joint: Joint) -> list[fx.Node]:
+    return placeholders(joint.traced.graph)[joint.plan.inputs :]
+
+
+def gradients_of(joint: Joint) -> list[fx.Node]:
+    returned = outputs(joint.traced.graph)[joint.plan.forward_outputs :]
+    return [node for node in returned if isinstance(node, fx.Node)]
+
+
+def depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The given nodes and everything computed from them."""
+    found = set(nodes)
+    pending = list(nodes)
+    while pending:
+        for user in pending.pop().users:
+            if user not in found and user.op != "output":
+                found.add(user)
+                pending.append(user)
+    return found
+
+
+def needed_for(wanted: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """`wanted` and all they are computed from; nodes for which `stop` holds are in it, what lies behind them is not."""
+    found: set[fx.Node] = set()
+    pending = list(wanted)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if not stop(node):
+                pending.extend(node.all_input_nodes)
+    return found

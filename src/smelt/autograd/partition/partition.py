@@ -1,0 +1,394 @@
+"""Splitting the joint graph: what the forward saves, what the backward computes again.
+
+    joint(primals, tangents) → results, new values, gradients
+    forward(primals)         → results, new values, saved          backward(saved, tangents) → gradients
+
+`default` saves what the backward's formulas read, which is what eager saves. `min_cut` saves the fewest bytes from
+which cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
+
+    x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
+
+With a memory budget `min_cut` goes on from there: heavy operators are computed again too, as few as make the step fit.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, overload
+
+import torch
+from torch import fx
+
+from smelt.autograd.joint.partial_backward import for_the_loss
+from smelt.autograd.joint.trace_joint import Eager, Joint
+from smelt.autograd.partition.costs import bytes_of, work_of
+from smelt.autograd.partition.mincut import Problem, depending_on, gradients_of, kept_by_eager, needed_for, tangents_of
+from smelt.autograd.partition.recompute import narrowed, recomputable
+from smelt.base import events
+from smelt.base.errors import SmeltError, warn
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.call_contract import JointPlan, Phase, Replay, Saved, arrival_of, phase_of
+from smelt.ir.graph import GraphLevel, Traced, add_copy, format_graph, outputs, placeholders
+from smelt.ir.tensorspec import set_spec, spec_of, tensor_spec
+from smelt.meta.effects import VALUES, why_not_drop
+from smelt.meta.memory_peak import Peak, graph_peak
+from smelt.runtime.program.library_workspace import scratch_of
+
+if TYPE_CHECKING:
+    from smelt.autograd.partition.memory_budget import Choice, Fitting
+
+_CLONE = torch.ops.aten.clone.default
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable.
+
+    `arriving` makes the backward once more, with marks where gradients of outputs arrive that others lean on.
+    """
+
+    forward: Traced
+    backward: Traced | None
+    plan: JointPlan
+    eager: Eager
+    replay: Replay | str
+    fitting: "Fitting | None" = None  # how it came to be within a memory budget
+    arriving: Callable[[], Traced] | None = None
+
+    @property
+    def planned(self) -> bool:
+        """Whether temporary values may lie in a block that is kept; if memory is short, they are allocated one by one.
+        """
+        return self.fitting is None or self.fitting.way == 0
+
+
+# Tells the peak of halves for each way they can be run, the fastest first. It may change the graphs.
+Measure = Callable[[Halves], Sequence[Peak]]
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+@overload
+def default(joint: Joint) -> Halves: ...
+@overload
+def default(joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int) -> Modules: ...
+def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0) -> Halves | Modules:
+    """Save what eager saves: every forward value that the backward's own formulas read.
+
+    Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
+    """
+    if isinstance(joint, fx.GraphModule):
+        return _modules(default(_joint_of(joint, num_fwd_outputs)))
+    saved = kept_by_eager(joint)
+    return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
+
+
+@overload
+def min_cut(
+    joint: Joint,
+    *,
+    parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
+) -> Halves: ...
+@overload
+def min_cut(
+    joint: fx.GraphModule,
+    inputs: object = None,
+    *,
+    num_fwd_outputs: int,
+    parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
+) -> Modules: ...
+def min_cut(
+    joint: Joint | fx.GraphModule,
+    inputs: object = None,
+    *,
+    num_fwd_outputs: int = 0,
+    parameters: Collection[int] = (),
+    memory_budget: float | None = None,
+    measure: Measure | None = None,
+) -> Halves | Modules:
+    """Save the fewest bytes that cheap operators can rebuild the backward's inputs from.
+
+    `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
+    `memory_budget` is a number of bytes (int) or a part of what would be saved without one (float); the peak that it
+    bounds is told by `measure`, which takes graphs to be run operator by operator if it is not given. Given a module as
+    `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
+    """
+    if isinstance(joint, fx.GraphModule):
+        own = _joint_of(joint, num_fwd_outputs)
+        return _modules(min_cut(own, parameters=parameters, memory_budget=memory_budget, measure=measure))
+    joint = replace(joint, traced=narrowed(joint.traced))
+    problem = Problem.of(joint, parameters)
+    if memory_budget is not None and joint.plan.tangents:
+        return _within(problem, memory_budget, measure or _run_by_operator)
+    saved = problem.fewest_bytes()
+    return split(joint, saved, _reasons(problem, saved), copied=problem.passing)
+
+
+def _run_by_operator(halves: Halves) -> Sequence[Peak]:
+    backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
+    return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
+
+
+def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
+    """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
+    from smelt.autograd.partition.memory_budget import (  # a fifth of the stage, for those few who give a budget
+        choices,
+        fit,
+    )
+
+    def halves_of(choice: "Choice") -> Halves:
+        return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.passing)
+
+    fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
+    if fitting.peak.step > fitting.allowed:
+        warn(
+            f"memory_budget={budget!r} allows {fitting.allowed} bytes at the peak of a training step, and the "
+            f"least that is needed is {fitting.peak.step}; that is what is taken"
+        )
+    halves = replace(halves_of(fitting.choice), fitting=fitting)
+    _report(halves)
+    return halves
+
+
+def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
+    copied = "; as eager does not keep it, a copy where the program may write it"
+    heavy = cache(recomputable)  # the same values lie behind many
+    return {node: _why_saved(node, heavy) + (copied if node in problem.passing else "") for node in saved}
+
+
+def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> str:
+    reason = heavy(node)
+    if reason is not None:
+        return reason
+    behind = _heavy_behind(node, heavy)
+    names = [f"{found.name} ({heavy(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
+    more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
+    return f"cheaper to keep than what it is computed from: {', '.join(names)}{more}"
+
+
+def _heavy_behind(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> list[fx.Node]:
+    """The nearest values behind a cheap one that are not computed twice, the largest first."""
+    found = needed_for([node], stop=lambda node: heavy(node) is not None)
+    return sorted((value for value in found if heavy(value)), key=lambda value: (-bytes_of(value), value.name))
+
+
+def split(
+    joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], *, copied: Collection[fx.Node] = ()
+) -> Halves:
+    """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph.
+
+    Of those that are `copied`, and of inputs that the graph itself writes, copies are saved; of leaves, which nobody
+    writes before the backward runs, they are not.
+    """
+    halves = _halves(joint, saved, why, copied)
+    _report(halves)
+    return halves
+
+
+def _halves(
+    joint: Joint, saved: Sequence[fx.Node], why: Mapping[fx.Node, str], copied: Collection[fx.Node] = ()
+) -> Halves:
+    plan = joint.plan
+    if not plan.tangents:
+        saved = ()
+    saved = [node for node in saved if node.op == "placeholder"] + [node for node in saved if node.op != "placeholder"]
+    primals = placeholders(joint.traced.graph)[: plan.inputs]
+    number = {node: index for index, node in enumerate(primals)}
+    forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
+    # Most inputs with gradients are leaves. What they are is known when the graph runs: the runtime copies the others.
+    mine = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
+    passing = tuple(index for index in mine if index not in plan.written)
+    copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in passing)
+    late = depending_on(tangents_of(joint))
+    kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _stays(node)]
+    forward = _extract(
+        joint.traced,
+        primals,
+        [*forward_values, *saved],
+        also=[node for node in kept if node not in late],
+        copied=copied,
+        first_copied=plan.forward_outputs,
+    )
+    backward = arriving = None
+    if plan.tangents:
+        also = [node for node in kept if node in late]
+        again = frozenset(node for node in joint.traced.graph.nodes if node not in late)
+        given = [*saved, *tangents_of(joint)]
+        extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=again)
+        backward = extract()
+        arriving = partial(extract, marked=True) if plan.leaning else None
+    records = tuple(
+        Saved(node.name, tensor_spec(node), None if node in copied else number.get(node), why[node]) for node in saved
+    )
+    forward = replace(forward, writes=plan.new_values)
+    plan = replace(plan, saved=records, passing=passing)
+    return Halves(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether a call is made whoever uses it; errors that depend on values are raised where eager raises them."""
+    reason = why_not_drop(node)
+    return reason is not None and (reason != VALUES or phase_of(node) is not Phase.BACKWARD)
+
+
+def _extract(
+    traced: Traced,
+    inputs: Sequence[fx.Node],
+    wanted: Sequence[object],
+    *,
+    also: Sequence[fx.Node],
+    copied: Collection[fx.Node] = (),
+    first_copied: int = 0,
+    when_needed: Collection[fx.Node] = (),
+    marked: bool = False,
+) -> Traced:
+    """The part of a graph that computes `wanted` from `inputs`, and `also` the nodes that run for their effect.
+
+    Nodes of `when_needed` stand before the first that reads them, the others in the graph's order.
+    From position `first_copied` on, a node of `copied` is returned as a copy: its own memory is about to be written.
+    Marks of where gradients arrive are there if it is to be `marked`.
+    """
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        made[node] = graph.placeholder(node.name)
+        set_spec(made[node], spec_of(node))
+    nodes = [node for node in wanted if isinstance(node, fx.Node)]
+    needed = needed_for([*nodes, *also], stop=lambda node: node in made)
+    constants = {}
+    for node in _in_order(traced.graph, needed, made, when_needed):
+        if not marked and arrival_of(node) is not None:
+            made[node] = made[node.all_input_nodes[0]]
+            continue
+        made[node] = add_copy(graph, node, made.__getitem__)
+        if node.op == "get_attr":
+            constants[str(node.target)] = traced.constants[str(node.target)]
+    returned: list[object] = []
+    for position, value in enumerate(wanted):
+        if not isinstance(value, fx.Node):
+            returned.append(value)
+            continue
+        node = made[value]
+        if position >= first_copied and value in copied:
+            node = graph.call_function(_CLONE, (node,))
+            set_spec(node, spec_of(value))
+        returned.append(node)
+    graph.output(tuple(returned))  # type: ignore[arg-type]
+    return Traced(graph, GraphLevel.PURE, constants)
+
+
+def _in_order(
+    graph: fx.Graph, needed: Collection[fx.Node], made: Collection[fx.Node], when_needed: Collection[fx.Node]
+) -> Iterator[fx.Node]:
+    """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
+
+    What the backward computes again would otherwise be there from its beginning, all of it at once.
+    """
+    done = set(made)
+    nodes = [node for node in graph.nodes if node in needed]
+    for wanted in (*(node for node in nodes if node not in when_needed), *nodes):
+        pending = [wanted]
+        while pending:
+            node = pending[-1]
+            before = [] if node in done else [each for each in node.all_input_nodes if each not in done]
+            if before:
+                pending.extend(reversed(before))
+                continue
+            pending.pop()
+            if node not in done:
+                done.add(node)
+                yield node
+
+
+def _report(halves: Halves) -> None:
+    plan = halves.plan
+    events.count("saved_bytes", plan.saved_bytes)
+    if events.wanted("forward"):
+        budget = [str(halves.fitting)] if halves.fitting is not None else []
+        text = "\n".join([format_graph(halves.forward.graph, "forward"), *budget, saved_text(plan)])
+        events.emit("forward", text, halves)
+    if halves.backward is not None and events.wanted("backward"):
+        text = f"{format_graph(halves.backward.graph, 'backward')}\n{again_text(halves)}"
+        events.emit("backward", text, halves)
+
+
+def saved_text(plan: JointPlan) -> str:
+    """What is saved for the backward, a line each, with its bytes and why."""
+    inputs = sum(saved.spec.nbytes for saved in plan.saved if saved.source is not None)
+    values = sum(saved.source is None for saved in plan.saved)
+    lines = [
+        f"saved for backward: {plan.saved_bytes} bytes: {plan.saved_bytes - inputs} of {values} values, "
+        f"{inputs} of {len(plan.saved) - values} inputs"
+    ]
+    lines += [f"  {saved.name}: {saved.spec}, {saved.spec.nbytes} bytes, {saved.why}" for saved in plan.saved]
+    return "\n".join(lines)
+
+
+def again_text(halves: Halves) -> str:
+    """What the backward computes again, the heavy operators by name."""
+    assert halves.backward is not None
+    ahead = {node.name for node in halves.forward.graph.nodes if node.op == "call_function"}
+    again = [node for node in halves.backward.graph.nodes if node.op == "call_function" and node.name in ahead]
+    heavy = [node for node in again if recomputable(node) is not None and work_of(node)]
+    lines = [f"computed again: {len(again)} operators, {len(heavy)} of them heavy"]
+    lines += [f"  {node.name}: {recomputable(node)}, {work_of(node)} units of work" for node in heavy]
+    return "\n".join(lines)
+
+
+def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Halves:
+    """Halves of a joint graph that somebody else split: the forward's values beyond its results are what is saved."""
+    plan = joint.plan
+    returned = outputs(forward.graph)[plan.forward_outputs :]
+    count = len(placeholders(backward.graph)) - len(plan.tangents)
+    if len(returned) != count:
+        raise SmeltError(
+            "SM020",
+            f"the partition's forward saves {len(returned)} values, and its backward takes {count} before the tangents",
+        )
+    number = {node: index for index, node in enumerate(placeholders(forward.graph))}
+    written = {placeholders(forward.graph)[index] for index in plan.lost}
+    records: list[Saved] = []
+    for node in returned:
+        if not isinstance(node, fx.Node):
+            raise SmeltError("SM020", f"the partition's forward saves {node!r}, which is not a tensor")
+        if node in written:
+            raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph writes")
+        records.append(Saved(node.name, tensor_spec(node), number.get(node), "chosen by the partition function"))
+    back = Traced(backward.graph, GraphLevel.PURE, joint.traced.constants)
+    halves = Halves(
+        Traced(forward.graph, GraphLevel.PURE, joint.traced.constants),
+        back,
+        replace(plan, saved=tuple(records)),
+        joint.eager,
+        joint.replay,
+        arriving=lambda: back,
+    )
+    _report(halves)
+    return halves
+
+
+def _joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
+    """A joint module that a partition function was handed, perhaps after it changed it, as a joint graph again."""
+    inputs = placeholders(module.graph)
+    tangents = tuple(tensor_spec(node) for node in inputs if node.name.startswith("tangents"))
+    gradients = len(outputs(module.graph)) - forward_outputs
+    plan = JointPlan(
+        inputs=len(inputs) - len(tangents),
+        outputs=(),
+        results=forward_outputs,
+        tangents=tangents,
+        gradients=tuple(range(gradients)),
+    )
+    constants = {
+        str(node.target): getattr(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
+    }
+    return Joint(Traced(module.graph, GraphLevel.PURE, constants), plan, module.forward, "it was split by hand")
+
+
+def _modules(halves: Halves) -> Modules:
+    if halves.backward is None:
+        raise SmeltError("SM020", "the joint module has no tangents, so there is no backward to split off")
+    return halves.forward.to_module(), halves.backward.to_module()

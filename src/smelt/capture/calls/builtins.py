@@ -1,0 +1,633 @@
+"""Python's builtins on values: those that need more than plain arguments, and the list of those that do not.
+
+isinstance(x, torch.Tensor)  →  Constant(True)        math.sqrt(4)  →  Constant(2.0), being PURE
+"""
+
+import abc
+import builtins
+import logging
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.capture.calls.arity import ANY, Takes, fitting, takes
+from smelt.capture.calls.class_checks import (
+    by_bases,
+    by_register,
+    has_base,
+    is_callable,
+    is_instance,
+    is_registered,
+    is_subclass,
+)
+from smelt.capture.calls.inspect import FUNCTION_CALLS
+from smelt.capture.interpreter.attributes import (
+    attribute,
+    attribute_or_none,
+    delete_attribute,
+    plain_attribute,
+    plain_delete,
+    plain_store,
+    store_attribute,
+)
+from smelt.capture.interpreter.deferred_scalars import arithmetic, needed
+from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.iterators import advance, drain, ended, iterator
+from smelt.capture.interpreter.operators import (
+    BINARY,
+    COMPARE,
+    UNARY,
+    binary,
+    compare,
+    contains,
+    float_of,
+    holds_symbols,
+    identical,
+    is_computed,
+    length,
+    mapped,
+    subscript,
+    truth,
+    unary,
+)
+from smelt.capture.interpreter.sets import new_set
+from smelt.capture.interpreter.special_methods import refused, special
+from smelt.capture.interpreter.str_format import formatted, text_of
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.values import (
+    WORDING,
+    Cell,
+    Constant,
+    DeferredScalar,
+    Deque,
+    DictView,
+    Instance,
+    Iterator,
+    Mapping,
+    Method,
+    Object,
+    Sequence,
+    Set,
+    Slice,
+    Super,
+    Tensor,
+    Value,
+    ZippedIterator,
+    describe,
+    of_number,
+    own_operators,
+    python_type,
+)
+from smelt.capture.polyfills.library import greatest, least, logs, reversed_
+
+Builtin = Callable[[Interpreter, list[Value], dict[str, Value]], Value]
+
+_PURE_BUILTINS = (
+    "abs all any ascii bin bool bytes chr complex divmod float format frozenset hex int max min oct ord pow range repr "
+    "round set slice sorted str sum"
+)
+PURE: dict[Any, bool] = dict.fromkeys(
+    [
+        *(getattr(builtins, name) for name in _PURE_BUILTINS.split()),
+        *(value for value in vars(math).values() if isinstance(value, types.BuiltinFunctionType)),
+        *(
+            value
+            for name, value in vars(operator).items()
+            if isinstance(value, types.BuiltinFunctionType) and name[0] != "i"
+        ),
+        torch.Size,
+        torch.device,
+    ],
+    True,
+)
+
+
+_MESSAGE = takes(2, ANY, names="exc_info stack_info stacklevel extra")
+
+
+def _isinstance(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(is_instance(interp, args[0], args[1]))
+
+
+def _issubclass(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(is_subclass(interp, args[0], args[1]))
+
+
+def _by_rule(rule: Callable[[Interpreter, Value, Object], bool]) -> Builtin:
+    """A metaclass's own way to say what is an instance, which programs reach by `super()`."""
+
+    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 2 or not isinstance(args[0], Object) or not is_a(args[0].value, type) or kwargs:
+            raise Unsupported("B002", "__instancecheck__")
+        return Constant(rule(interp, args[1], args[0]))
+
+    return decide
+
+
+def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind = python_type(args[0]) if len(args) == 1 else None
+    if kind is None:
+        raise Unsupported("B002", "type")
+    return interp.outside.fixed(kind)
+
+
+def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    name = _name(interp, args[1])
+    if len(args) == 2:
+        return attribute(interp, args[0], name)
+    found = attribute_or_none(interp, args[0], name)
+    return args[2] if found is None else found
+
+
+def _hasattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(attribute_or_none(interp, args[0], _name(interp, args[1])) is not None)
+
+
+def _name(interp: Interpreter, value: Value) -> str:
+    name = interp.plain(value)
+    if type(name) is not str:
+        raise Unsupported("B019", f"TypeError: {name!r} as the name of an attribute")
+    return name
+
+
+def _changes(change: Callable[..., object]) -> Builtin:
+    """`setattr`, `delattr` and their kin."""
+
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        change(interp, args[0], _name(interp, args[1]), *args[2:])
+        return Constant(None)
+
+    return rule
+
+
+def _callable(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(is_callable(interp, args[0]))
+
+
+def _len(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0]
+    if isinstance(value, Tensor) and value.ghost.dim() > 0:
+        return of_number(value.ghost.shape[0])
+    return Constant(length(interp, value))
+
+
+def _bool(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Constant(truth(interp, args[0]) if args else False)
+
+
+def _iter(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) != 1:
+        raise Unsupported("B009", "iter with a sentinel")
+    return iterator(interp, args[0])
+
+
+def _text(how: str, function: Any) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) == 1 and not kwargs:
+            return text_of(interp, args[0], how)
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(function, *[interp.plain(value) for value in args], **named)
+
+    return make
+
+
+def _format(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return formatted(interp, args[0], interp.plain(args[1]) if len(args) > 1 else "")
+
+
+def _next(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 1 and isinstance(args[0], Instance):
+        method = special(interp, args[0], "__next__")
+        if method is None:
+            raise refused(args[0], "__next__")
+        return interp.call(method, [])  # it words its own StopIteration
+    item = advance(interp, args[0])
+    if item is not None:
+        return item
+    if len(args) > 1:
+        return args[1]
+    raise ended(args[0])
+
+
+def _make_sequence(kind: type) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if kind is tuple and args and isinstance(args[0], Sequence) and args[0].kind is tuple:
+            return args[0]
+        return Sequence(kind, drain(interp, args[0], hinted=True) if args else [])
+
+    return make
+
+
+def _has_keys(interp: Interpreter, value: Value) -> bool:
+    return isinstance(value, Object | Instance) and attribute_or_none(interp, value, "keys") is not None
+
+
+def unpacked(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> dict[Any, Any]:
+    """What `dict(*args, **kwargs)` holds."""
+    items: dict[Any, Any] = {}
+    unpack_into(interp, items, args, kwargs)
+    return items
+
+
+def unpack_into(interp: Interpreter, items: dict[Any, Any], args: list[Value], kwargs: dict[str, Value]) -> None:
+    """`items.update(*args, **kwargs)`, item by item: who yields them may look at what is there already."""
+    if len(args) > 1:
+        raise Unsupported("B019", f"TypeError: a dict of {len(args)} arguments")
+    if args and (isinstance(args[0], Mapping) or _has_keys(interp, args[0])):
+        items.update(mapped(interp, args[0]))
+    elif args:
+        source = interp.now(iterator(interp, args[0]))
+        while (pair := advance(interp, source)) is not None:
+            key, value = _pair(interp, pair)
+            items[hashable(interp, key)] = value
+    items.update(kwargs)
+
+
+def _pair(interp: Interpreter, value: Value) -> list[Value]:
+    try:
+        pair = drain(interp, value, hinted=True)
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), TypeError):
+            raise
+        raise Unsupported("B019", f"TypeError: {describe(value)} is no pair of a key and a value") from None
+    if len(pair) != 2:
+        raise Unsupported("B019", f"ValueError: {describe(value)} is no pair of a key and a value")
+    return pair
+
+
+def _dict(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Mapping(unpacked(interp, args, kwargs))
+
+
+def _fromkeys(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind, keys, *rest = args
+    if not isinstance(kind, Object) or kind.value is not dict:
+        raise Unsupported("B002", "dict.fromkeys of a subclass")
+    value = rest[0] if rest else Constant(None)
+    return Mapping({hashable(interp, key): value for key in drain(interp, keys)})
+
+
+def _set(kind: type) -> Builtin:
+    def make(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return new_set(interp, kind, args[0] if args else None)
+
+    return make
+
+
+def _abs(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Tensor):
+        return interp.tensor_call("call_function", operator.abs, args)
+    if isinstance(args[0], DeferredScalar):
+        return arithmetic(abs, args[0])
+    if holds_symbols(args[0]):
+        if python_type(args[0]) is float:
+            return float_of(interp, abs, args[0])
+        negative = truth(interp, compare(interp, "<", args[0], Constant(0)))
+        return unary(interp, "UNARY_NEGATIVE", args[0]) if negative else args[0]
+    return interp.compute(abs, interp.plain(args[0]))
+
+
+def _zip(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    strict = bool(interp.plain(kwargs["strict"])) if "strict" in kwargs else False
+    return ZippedIterator(zip, [interp.now(iterator(interp, value)) for value in args], strict=strict)
+
+
+def _enumerate(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    start = interp.plain(_given_once(args, kwargs, "start", Constant(0)))
+    if type(start) is not int:
+        raise Unsupported("B002", "enumerate from anything but an int")
+    return ZippedIterator(enumerate, [interp.now(iterator(interp, args[0]))], position=start)
+
+
+def _given_once(args: list[Value], kwargs: dict[str, Value], name: str, default: Value) -> Value:
+    """The second argument, by place or by name."""
+    if name in kwargs and len(args) > 1:
+        raise Unsupported("B019", f"TypeError: {name} given twice")
+    return kwargs.get(name, args[1] if len(args) > 1 else default)
+
+
+def _map(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ZippedIterator(map, [interp.now(iterator(interp, value)) for value in args[1:]], function=args[0])
+
+
+def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0]
+    if isinstance(value, Sequence) or (isinstance(value, Constant) and is_a(value.value, range | str)):
+        return Iterator(value, "reversed")
+    if isinstance(value, Deque):
+        return Iterator(value, "reversed", size=value.changes)
+    if isinstance(value, Mapping | DictView):
+        return Iterator(Sequence(tuple, drain(interp, value)), "reversed")
+    kind = python_type(value)
+    if not isinstance(value, Instance | Object) or kind is None:
+        raise Unsupported("B009", f"reversed of {describe(value)}")
+    found = interp.tree.class_attribute(kind, "__reversed__")
+    if isinstance(found, types.FunctionType):
+        return interp.call(interp.outside.fixed(found), [value])
+    by_place = [interp.tree.class_attribute(kind, name) for name in ("__len__", "__getitem__")]
+    if found is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
+        raise Unsupported("B009", f"reversed of {describe(value)}")
+    return interp.call(interp.outside.fixed(reversed_), [value])
+
+
+def _log(function: Any, level: int) -> Builtin:
+    """A message to a logger: nothing, if it takes none of that level; else Python's, which looks at who called it."""
+
+    def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        kind = python_type(args[0]) if args else None
+        if kind is not None and interp.tree.class_attribute(kind, "isEnabledFor") is logging.Logger.isEnabledFor:
+            wanted = interp.now(interp.call(interp.outside.fixed(logs), [args[0], Constant(level)]))
+            if isinstance(wanted, Constant) and wanted.value is False:
+                return Constant(None)
+        raise Unsupported("B002", f"logging.{function.__qualname__}")
+
+    return rule
+
+
+def _range(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return interp.compute(range, *[interp.plain(value) for value in args])
+
+
+def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args:
+        if len(args) == 2 and isinstance(args[0], Object):
+            return _seen_from(interp, args[0], args[1])
+        raise Unsupported("B002", "super")
+    frame = interp.frames[-1]
+    if not frame.info.code.co_argcount:
+        raise Raised.of(RuntimeError("super(): no arguments"))
+    receiver = frame.slots[0] and interp.outside.force(frame.slots[0])
+    names = frame.info.slot_names
+    cell = frame.slots[names.index("__class__")] if "__class__" in names else None
+    if isinstance(receiver, Cell):
+        receiver = interp.outside.cell_contents(receiver)
+    kind = interp.outside.cell_contents(cell) if isinstance(cell, Cell) else None
+    if receiver is None:
+        raise Raised.of(RuntimeError("super(): arg[0] deleted"))
+    if cell is None:
+        raise Raised.of(RuntimeError("super(): __class__ cell not found"))
+    if not isinstance(kind, Object):
+        raise Unsupported("B002", "super")
+    return _seen_from(interp, kind, receiver)
+
+
+def _seen_from(interp: Interpreter, kind: Object, receiver: Value) -> Value:
+    """`super(kind, receiver)`, of a receiver that is an object of the class, or a class below it."""
+    seen: Any = interp.outside.pin(kind)
+    real: Any = receiver.value if isinstance(receiver, Object) else None
+    own = python_type(receiver)
+    below = is_a(real, type) and seen in real.__mro__
+    if not isinstance(seen, type) or not (below or (own is not None and seen in own.__mro__)):
+        raise Unsupported("B019", f"TypeError: super() of {describe(receiver)}")
+    return Super(seen, receiver)
+
+
+COMPENSATED = sys.version_info >= (3, 12)
+"""Whether `sum` of floats keeps what rounding takes from the running sum, and adds it at the end."""
+
+_NUMBERS = (bool, int, float)
+
+
+def _sum(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    total = _given_once(args, kwargs, "start", Constant(0))
+    if python_type(total) in (str, bytes, bytearray):
+        raise Unsupported("B019", "TypeError: sum() of strings")
+    items = drain(interp, args[0])
+    if COMPENSATED:
+        total, items = _sum_of_floats(interp, total, items)
+    for item in items:
+        total = binary(interp, "+", total, item)
+    return total
+
+
+def _sum_of_floats(interp: Interpreter, start: Value, items: list[Value]) -> tuple[Value, list[Value]]:
+    """What Python sums in C, the numbers before anything else: floats with what rounding took from them."""
+    count = next((n for n, item in enumerate(items) if python_type(item) not in _NUMBERS), len(items))
+    numbers = [start, *items[:count]]
+    if python_type(start) not in _NUMBERS or not any(python_type(item) is float for item in numbers):
+        return start, items
+    first, *rest = [interp.plain(item) for item in numbers]
+    return interp.compute(sum, rest, first), items[count:]
+
+
+def _any_all(wanted: bool) -> Builtin:
+    def decide(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        source = interp.now(iterator(interp, args[0]))
+        while (item := advance(interp, source)) is not None:
+            if truth(interp, item) is wanted:
+                return Constant(wanted)
+        return Constant(not wanted)
+
+    return decide
+
+
+def _min_max(function: Any, polyfill: Any) -> Builtin:
+    def choose(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) > 1 and "default" in kwargs:
+            raise Unsupported("B019", f"TypeError: a default for {function.__name__}() of several arguments")
+        items: list[Value] = args if len(args) > 1 else [Sequence(tuple, drain(interp, args[0]))]
+        if any(isinstance(item, DeferredScalar) for item in items):
+            raise needed()
+        if len(items) == 2 and not kwargs and any(map(is_computed, items)):
+            return float_of(interp, function, *items)
+        if kwargs or not all(map(interp.is_plain, items)) or any(map(holds_symbols, items)):
+            return interp.call(interp.outside.fixed(polyfill), items, kwargs)
+        return interp.compute(function, *[interp.plain(item) for item in items])
+
+    return choose
+
+
+def _sorted(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if isinstance(args[0], Set) and not kwargs and interp.is_plain(args[0]):
+        return interp.compute(sorted, args[0].items)  # in whatever order it would be taken
+    return Sequence(list, in_order(interp, drain(interp, args[0], hinted=True), kwargs))
+
+
+def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """`sorted(items, key=…, reverse=…)` by plain keys."""
+    by = kwargs.get("key")
+    named = by is None or (isinstance(by, Constant) and by.value is None)
+    keys = [item if named else interp.now(interp.call(by, [item])) for item in items]  # type: ignore[arg-type]
+    plain = [interp.plain(key) for key in keys]
+    reverse = interp.plain(kwargs["reverse"]) if "reverse" in kwargs else False
+    if type(reverse) not in (bool, int):
+        raise Unsupported("B019", f"TypeError: reverse={reverse!r}")
+    try:
+        order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
+    except TypeError as error:
+        raise Raised.of(error) from error
+    return [items[position] for position in order]
+
+
+def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
+    (value,) = args
+    interp.tree.transient = "where an object lies"
+    if isinstance(value, Object):
+        return Constant(id(interp.outside.pin(value)))
+    if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
+        value.source.check(("is", value.real))
+        return Constant(id(value.real))
+    raise Unsupported("B002", "id")
+
+
+def _operator(handler: Callable[..., Any], symbol: str) -> Builtin:
+    return lambda interp, args, kwargs: handler(interp, symbol, args[0], args[1])
+
+
+def _new_tuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`tuple.__new__(kind, items)`, which named tuples are made with."""
+    kind = args[0].value if isinstance(args[0], Object) else None
+    if not isinstance(kind, type) or not hasattr(kind, "_fields") or len(args) != 2 or kwargs:
+        raise Unsupported("B002", "tuple.__new__")
+    if not own_operators(kind) <= WORDING:
+        raise Unsupported("B002", f"class {kind.__qualname__}, a tuple with operators of its own")
+    return Sequence(interp.outside.pin(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
+
+
+def _vars(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) != 1:
+        raise Unsupported("B002", "vars")
+    return attribute(interp, args[0], "__dict__")
+
+
+def _unary(name: str) -> Builtin:
+    return lambda interp, args, kwargs: unary(interp, name, args[0])
+
+
+def _is_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind = python_type(args[0])
+    return Constant(kind is not None and interp.tree.has_base(kind, torch.Tensor))
+
+
+def _false_without_subclasses(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    values = [item for value in args for item in (drain(interp, value) if isinstance(value, Sequence) else [value])]
+    if any(isinstance(value, Object) and is_a(value.value, torch.Tensor) for value in values):
+        raise Unsupported("B006", "an argument")
+    return Constant(False)
+
+
+def _slice(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    none = Constant(None)
+    if len(args) == 1:
+        return Slice(none, args[0], none)
+    return Slice(args[0], args[1], args[2] if len(args) > 2 else none)
+
+
+def _object_getattribute(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    target = args[0]
+    if isinstance(target, Instance) or (isinstance(target, Object) and not is_a(target.value, type | torch.Tensor)):
+        return plain_attribute(interp, target, _name(interp, args[1]))
+    raise Unsupported("B002", "object.__getattribute__")
+
+
+def _object_init(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 1 and isinstance(args[0], Instance | Object) and not kwargs:
+        return Constant(None)
+    raise Unsupported("B002", "object.__init__")
+
+
+def _bind_function(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`function.__get__(receiver, …)`."""
+    if kwargs or len(args) < 2 or (isinstance(args[1], Constant) and args[1].value is None):
+        raise Unsupported("B002", "function.__get__")
+    return Method(args[0], args[1])
+
+
+def _as_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`torch.as_tensor` of numbers, a new tensor, or of a tensor that is as it shall be."""
+    kind = python_type(args[0]) if args else None
+    if args and isinstance(args[0], Tensor) and len(args) == 1:
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        if all(value in (None, getattr(args[0].ghost, name)) for name, value in named.items()):
+            return args[0]
+    if kind in (list, tuple) and len(args) == 1 and interp.is_plain(args[0]) and not holds_symbols(args[0]):
+        return interp.tensor_call("call_function", torch.tensor, args, kwargs)
+    if kind not in (bool, int, float) or len(args) > 1:
+        raise Unsupported("B002", "torch.as_tensor")
+    given = kwargs.get("dtype", Constant(None))
+    if kind is not float and isinstance(given, Constant) and given.value is None:
+        kwargs = {**kwargs, "dtype": Constant(torch.bool if kind is bool else torch.int64)}
+    return interp.tensor_call("call_function", torch.scalar_tensor, args, kwargs)
+
+
+_RULES: dict[Any, tuple[Takes, Builtin]] = {
+    torch.as_tensor: (takes(0, ANY, names=None), _as_tensor),
+    types.FunctionType.__get__: (takes(2, 3), _bind_function),
+    isinstance: (takes(2), _isinstance),
+    issubclass: (takes(2), _issubclass),
+    type.__instancecheck__: (takes(2), _by_rule(by_bases)),
+    abc.ABCMeta.__instancecheck__: (takes(2), _by_rule(by_register)),
+    type.__subclasscheck__: (takes(2), _by_rule(has_base)),
+    abc.ABCMeta.__subclasscheck__: (takes(2), _by_rule(is_registered)),
+    type: (takes(1), _type),
+    getattr: (takes(2, 3), _getattr),
+    hasattr: (takes(2), _hasattr),
+    setattr: (takes(3), _changes(store_attribute)),
+    delattr: (takes(2), _changes(delete_attribute)),
+    callable: (takes(1), _callable),
+    id: (takes(1), _id),
+    len: (takes(1), _len),
+    bool: (takes(0, 1), _bool),
+    str: (takes(0, 3, names="object encoding errors"), _text("__str__", str)),
+    repr: (takes(1), _text("__repr__", repr)),
+    ascii: (takes(1), _text("__ascii__", ascii)),
+    format: (takes(1, 2), _format),
+    iter: (takes(1, 2), _iter),
+    next: (takes(1, 2), _next),
+    tuple: (takes(0, 1), _make_sequence(tuple)),
+    list: (takes(0, 1), _make_sequence(list)),
+    dict: (takes(0, 1, names=None), _dict),
+    set: (takes(0, 1), _set(set)),
+    frozenset: (takes(0, 1), _set(frozenset)),
+    zip: (takes(0, ANY, names="strict"), _zip),
+    enumerate: (takes(1, 2, names="start"), _enumerate),
+    map: (takes(2, ANY), _map),
+    reversed: (takes(1), _reversed),
+    logging.Logger.debug: (_MESSAGE, _log(logging.Logger.debug, logging.DEBUG)),
+    logging.Logger.info: (_MESSAGE, _log(logging.Logger.info, logging.INFO)),
+    logging.Logger.warning: (_MESSAGE, _log(logging.Logger.warning, logging.WARNING)),
+    range: (takes(1, 3), _range),
+    slice: (takes(1, 3), _slice),
+    super: (takes(0, 2), _super),
+    sum: (takes(1, 2, names="start"), _sum),
+    any: (takes(1), _any_all(True)),
+    all: (takes(1), _any_all(False)),
+    min: (takes(1, ANY, names="key default"), _min_max(min, least)),
+    max: (takes(1, ANY, names="key default"), _min_max(max, greatest)),
+    sorted: (takes(1, names="key reverse"), _sorted),
+    abs: (takes(1), _abs),
+    dict.__dict__["fromkeys"]: (takes(2, 3), _fromkeys),
+    operator.abs: (takes(1), _abs),
+    **{function: (takes(1, 2, names=None), rule) for function, rule in FUNCTION_CALLS.items()},
+    object.__init__: (takes(1, ANY, names=None), _object_init),
+    object.__getattribute__: (takes(2), _object_getattribute),
+    object.__setattr__: (takes(3), _changes(plain_store)),
+    object.__delattr__: (takes(2), _changes(plain_delete)),
+    tuple.__new__: (takes(1, ANY, names=None), _new_tuple),
+    vars: (takes(0, 1), _vars),
+    torch.is_tensor: (takes(1), _is_tensor),
+    torch._C._has_torch_function: (takes(1), _false_without_subclasses),
+    torch._C._has_torch_function_unary: (takes(1), _false_without_subclasses),
+    torch._C._has_torch_function_variadic: (takes(0, ANY), _false_without_subclasses),
+    operator.getitem: (takes(2), lambda interp, args, kwargs: subscript(interp, *args)),
+    operator.contains: (takes(2), lambda interp, args, kwargs: Constant(contains(interp, *args))),
+    operator.is_: (takes(2), lambda interp, args, kwargs: Constant(identical(interp, *args))),
+    operator.is_not: (takes(2), lambda interp, args, kwargs: Constant(not identical(interp, *args))),
+    operator.truth: (takes(1), _bool),
+    **{function: (takes(1), _unary(name)) for name, function in UNARY.items()},
+    **{function: (takes(2), _operator(binary, symbol)) for symbol, function in BINARY.items()},
+    **{function: (takes(2), _operator(compare, symbol)) for symbol, function in COMPARE.items()},
+}
+
+BUILTIN_CALLS: dict[Any, Builtin] = {
+    function: fitting(getattr(function, "__qualname__", function.__name__), given, rule)
+    for function, (given, rule) in _RULES.items()
+}

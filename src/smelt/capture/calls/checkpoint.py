@@ -1,0 +1,181 @@
+"""`torch.utils.checkpoint`: the function is followed into a graph of its own, which is one node of the outer graph.
+
+    checkpoint(block, x, use_reentrant=False)    →    checkpoint = Checkpoint(x, weight), a body of block's operators
+
+PyTorch runs the function again in the backward, effects and all. Here it is followed once, so a function that has
+effects is left to PyTorch, and breaks.
+"""
+
+import dis
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.values import (
+    Constant,
+    Object,
+    Partial,
+    Sequence,
+    Tensor,
+    Value,
+    describe,
+    is_constant,
+    reachable,
+)
+from smelt.capture.tape.subtape import RegionTape
+from smelt.ir.graph import GraphLevel, Traced
+from smelt.ir.nodes.checkpoint import Checkpoint, Policy
+
+_DEFAULTS: dict[str, Any] = {
+    "use_reentrant": None,
+    "preserve_rng_state": True,
+    "context_fn": noop_context_fn,
+    "determinism_check": "default",
+    "debug": False,
+    "early_stop": True,
+}
+
+
+def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = {name: kwargs.pop(name) for name in _DEFAULTS if name in kwargs}
+    options = {name: _DEFAULTS[name] if name not in given else _option(interp, given[name]) for name in _DEFAULTS}
+    function, operands = args[0], args[1:]
+    if type(options["use_reentrant"]) is not bool or options["debug"] or (options["use_reentrant"] and kwargs):
+        raise Unsupported("B024", "its options are for PyTorch to judge")
+    if not interp.tape.ambient.records:
+        return interp.call(function, operands, kwargs)
+    reentrant = options["use_reentrant"]
+    if reentrant and not any(isinstance(value, Tensor) and value.ghost.requires_grad for value in operands):
+        raise Unsupported("B024", "use_reentrant=True without an argument that requires grad")
+    policy, contexts = _policy(interp, given.get("context_fn"))
+    tape = RegionTape(interp.tape)
+    try:
+        result = _follow(interp, tape, function, operands, kwargs)
+    except Raised:
+        raise
+    except Unsupported as stop:
+        raise Unsupported("B024", f"{describe(function)}: {stop.reason}") from stop
+    if reentrant and not all(value.ghost.requires_grad for value in _tensors(result)):
+        raise Unsupported("B024", "use_reentrant=True, and a result that does not require grad")
+    body = Traced(tape.graph, GraphLevel.TORCH, {})
+    interp.tape.region(Checkpoint(body, policy, contexts, options["preserve_rng_state"]), tape)
+    return result
+
+
+def _option(interp: Interpreter, value: Value) -> Any:
+    """What an option is set to; a function of contexts is looked at later."""
+    return value.value if isinstance(value, Constant) else value
+
+
+def _tensors(value: Value) -> list[Tensor]:
+    if isinstance(value, Sequence):
+        return [tensor for item in value.items for tensor in _tensors(item)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _follow(
+    interp: Interpreter, tape: RegionTape, function: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    """Call the function with `tape` in place of the outer one; nothing but its result may come of it."""
+    outer = interp.tape
+    interp.tape = interp.outside.tape = tape
+    sealed, interp.outside.sealed = interp.outside.sealed, True
+    touched, interp.outside.touched = interp.outside.touched, []
+    try:
+        result = interp.now(interp.call(function, args, kwargs))
+    finally:
+        interp.tape = interp.outside.tape = outer
+        interp.outside.sealed = sealed
+        written = tape.written_outside()
+        if tape.ambient != outer.ambient:
+            replace(outer.ambient, grad=outer.ambient.records).impose()
+        touched, interp.outside.touched = interp.outside.touched, touched
+    if touched:
+        frames = [value for frame in interp.frames for value in (*frame.slots, *frame.stack, *frame.closure)]
+        held = reachable([*frames, function, *args, *kwargs.values()])
+        if any(id(value) in held for value in touched):
+            raise Unsupported("B005", "something that was there before, which PyTorch would write once more")
+    if written:
+        raise Unsupported("B005", "a tensor that was there before, which PyTorch would write once more")
+    if tape.ambient != outer.ambient:
+        raise Unsupported("B013", "a mode that it does not leave")
+    return result
+
+
+def _policy(interp: Interpreter, contexts: Value | None) -> tuple[Policy | None, Callable[[], Any]]:
+    """What a selective checkpoint saves, if that is a list of operators or a function of nothing that changes."""
+    if contexts is None or (isinstance(contexts, Object) and contexts.value is noop_context_fn):
+        return None, noop_context_fn
+    if isinstance(contexts, Partial):
+        made, chosen, named = contexts.function, contexts.args, contexts.keywords
+        kind = interp.outside.pin(made) if isinstance(made, Object) else None
+        real = interp.outside.pin(chosen[0]) if len(chosen) == 1 and isinstance(chosen[0], Object) else None
+    elif isinstance(contexts, Object) and isinstance(contexts.value, functools.partial):
+        partial = interp.outside.pin(contexts)
+        kind, named = partial.func, partial.keywords
+        real = partial.args[0] if len(partial.args) == 1 else None
+        if isinstance(real, list) and contexts.source is not None:
+            contexts.source.check(("predicate", _same_list(real)))
+            kept = tuple(real)
+            return _saving(kept), functools.partial(create_selective_checkpoint_contexts, list(kept))
+    else:
+        kind, named, real = None, {}, None
+    if kind is not create_selective_checkpoint_contexts or named or not isinstance(real, types.FunctionType):
+        raise Unsupported("B024", "a context_fn of its own")
+    seen = _readings(real)
+    interp.tree.fixed(real, real.__qualname__).check(("predicate", lambda function: _readings(function) == seen))
+    return real, functools.partial(create_selective_checkpoint_contexts, real)
+
+
+def _saving(operators: tuple[Any, ...]) -> Policy:
+    """The policy that a list of operators stands for."""
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> bool:
+        return operator in operators
+
+    return policy
+
+
+def _same_list(real: list[Any]) -> Callable[[Any], bool]:
+    seen = tuple(real)
+    return lambda partial: tuple(partial.args[0]) == seen
+
+
+_EFFECTS = ("STORE_GLOBAL", "STORE_ATTR", "STORE_SUBSCR", "STORE_DEREF", "DELETE_")
+
+
+def _readings(function: types.FunctionType) -> dict[str, Any]:
+    """What a policy reads from outside, by name; it is asked once, when the graph is compiled."""
+    if any(each.opname.startswith(_EFFECTS) for each in dis.get_instructions(function)):
+        raise Unsupported("B024", f"the policy {function.__qualname__} writes something")
+    read: dict[str, Any] = {"": function.__code__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        read[name] = cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            read[name] = function.__globals__[name]
+    for name, value in read.items():
+        if isinstance(value, list | set | frozenset | tuple):
+            value = read[name] = frozenset(value)
+            if all(map(_is_fixed, value)):
+                continue
+        if not _is_fixed(value):
+            raise Unsupported("B024", f"the policy {function.__qualname__} reads {name}")
+    return read
+
+
+def _is_fixed(value: Any) -> bool:
+    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return True
+    return is_constant(value) or isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | Enum)
+
+
+CHECKPOINTS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {checkpoint: _checkpoint}

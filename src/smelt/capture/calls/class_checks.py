@@ -1,0 +1,182 @@
+"""`isinstance`, `issubclass` and `callable` of values, as Python answers them, each answer relied on.
+
+isinstance(x, Base)        type(x) has Base among its bases: guarded, as `__bases__` can be assigned
+isinstance(x, Mapping)     an abstract class: it is asked again after each registration
+isinstance(x, Wanted)      its metaclass has an `__instancecheck__` in Python: followed like any call
+isinstance(proxy, Base)    its `__class__` is a property: read like any attribute
+"""
+
+import abc
+import types
+from typing import Any
+
+from smelt.capture.interpreter.attributes import attribute_or_none, is_shown_plainly
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.operators import truth
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.policy import is_of_libraries
+from smelt.capture.model.static import ABSENT, is_a, order_of, static_lookup
+from smelt.capture.model.values import Object, Sequence, Value, describe, python_type
+
+_INSTANCE, _SUBCLASS = "__instancecheck__", "__subclasscheck__"
+_subclasses_of: Any = type.__dict__["__subclasses__"]
+
+
+def is_instance(interp: Interpreter, value: Value, classes: Value) -> bool:
+    """`isinstance(value, classes)`, asked in Python's order: what is not needed is not asked."""
+    return any(_is_instance_of(interp, value, each) for each in _each(interp, classes, "isinstance"))
+
+
+def is_subclass(interp: Interpreter, value: Value, classes: Value) -> bool:
+    """`issubclass(value, classes)`."""
+    _class_of(interp, value)
+    return any(_is_subclass_of(interp, value, each) for each in _each(interp, classes, "issubclass"))
+
+
+def is_callable(interp: Interpreter, value: Value) -> bool:
+    """`callable(value)`: whether its class has `__call__`, whatever that is."""
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B008", f"callable of {describe(value)}")
+    if isinstance(value, Object) and is_a(value.value, type):
+        interp.outside.pin(value)
+        interp.tree.metaclass(value.value)
+    return interp.tree.class_attribute(kind, "__call__") is not ABSENT
+
+
+def _each(interp: Interpreter, classes: Value, what: str) -> list[Object]:
+    """The classes that are asked one after the other."""
+    if isinstance(classes, Sequence) and classes.kind is tuple:
+        return [each for item in interp.outside.items(classes) for each in _each(interp, item, what)]
+    if isinstance(classes, Object) and is_a(classes.value, type):
+        interp.outside.pin(classes)
+        return [classes]
+    if isinstance(classes, Object) and is_a(classes.value, types.UnionType):
+        parts = interp.outside.pin(classes).__args__
+        if all(type(each) is not types.GenericAlias and isinstance(each, type) for each in parts):
+            return [_fixed(interp, each) for each in parts]
+    raise Unsupported("B008", f"{what} with {describe(classes)}")
+
+
+def _fixed(interp: Interpreter, kind: type) -> Object:
+    found = interp.outside.fixed(kind)
+    assert isinstance(found, Object)
+    return found
+
+
+def _is_instance_of(interp: Interpreter, value: Value, wanted: Object) -> bool:
+    kind, real = python_type(value), wanted.value
+    if kind is None:
+        raise Unsupported("B008", f"isinstance of {describe(value)}")
+    if kind is real:
+        return True  # then nobody is asked
+    check = interp.tree.metaclass_attribute(real, _INSTANCE)
+    if check is type.__instancecheck__:
+        return by_bases(interp, value, wanted)
+    if check is abc.ABCMeta.__instancecheck__:
+        return by_register(interp, value, wanted)
+    return _by_hook(interp, check, wanted, value)
+
+
+def _is_subclass_of(interp: Interpreter, value: Any, wanted: Object) -> bool:
+    check = interp.tree.metaclass_attribute(wanted.value, _SUBCLASS)
+    if type(wanted.value) is type and value.value is wanted.value:
+        return True
+    if check is type.__subclasscheck__:
+        return interp.tree.has_base(value.value, wanted.value)
+    if check is abc.ABCMeta.__subclasscheck__:
+        return registered(interp, value.value, wanted)
+    return _by_hook(interp, check, wanted, value)
+
+
+def _by_hook(interp: Interpreter, hook: Any, wanted: Object, value: Value) -> bool:
+    """What a metaclass's own method says; it is followed."""
+    if not isinstance(hook, types.FunctionType):
+        raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class that looks at it")
+    return truth(interp, interp.now(interp.call(interp.outside.fixed(hook), [wanted, value])))
+
+
+def by_bases(interp: Interpreter, value: Value, wanted: Object) -> bool:
+    """`type.__instancecheck__(wanted, value)`: by the value's class, then by what it says its class is."""
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B008", f"isinstance of {describe(value)}")
+    if interp.tree.has_base(kind, wanted.value):
+        return True
+    shown = _shown_class(interp, value, kind)
+    return shown is not kind and interp.tree.has_base(shown, wanted.value)
+
+
+def by_register(interp: Interpreter, value: Value, wanted: Object) -> bool:
+    """`ABCMeta.__instancecheck__(wanted, value)`."""
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B008", f"isinstance of {describe(value)}")
+    shown = _shown_class(interp, value, kind)
+    return registered(interp, shown, wanted) or (shown is not kind and registered(interp, kind, wanted))
+
+
+def has_base(interp: Interpreter, value: Value, wanted: Object) -> bool:
+    """`type.__subclasscheck__(wanted, value)`."""
+    return interp.tree.has_base(_class_of(interp, value), interp.outside.pin(wanted))
+
+
+def is_registered(interp: Interpreter, value: Value, wanted: Object) -> bool:
+    """`ABCMeta.__subclasscheck__(wanted, value)`."""
+    return registered(interp, _class_of(interp, value), wanted)
+
+
+def _class_of(interp: Interpreter, value: Value) -> type:
+    if not isinstance(value, Object) or not is_a(value.value, type):
+        raise Unsupported("B008", f"issubclass of {describe(value)}")
+    found: type = interp.outside.pin(value)
+    return found
+
+
+def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
+    """What an abstract class says of another. What it would run of the program's is left to Python."""
+    real = wanted.value
+    said = interp.tree.class_attribute(real, _SUBCLASS)  # which is asked before the metaclass's
+    hook = interp.tree.class_attribute(real, "__subclasshook__")
+    is_base = any(each is real for each in order_of(kind))  # then no subclass is asked
+    if said is not ABSENT or not _asks_nobody(hook) or not (is_base or all(map(_is_asked_plainly, _below(real)))):
+        raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")
+    if not is_a(real, abc.ABCMeta):
+        raise Unsupported("B008", f"isinstance by {describe(wanted)}")
+    try:
+        return interp.tree.is_registered(kind, real)
+    except Exception as error:  # of a protocol with attributes, say
+        raise Unsupported("B008", f"issubclass by {describe(wanted)}, which raises") from error
+
+
+def _below(kind: type) -> list[type]:
+    """The subclasses that an abstract class asks in turn."""
+    found: dict[int, type] = {}  # by id: a metaclass may say which classes are equal
+    pending = [kind]
+    while pending:
+        new = [each for each in _subclasses_of(pending.pop()) if id(each) not in found]
+        found.update({id(each): each for each in new})
+        pending += new
+    return list(found.values())
+
+
+def _is_asked_plainly(kind: type) -> bool:
+    """Whether nothing of the program runs where a class is asked: from 3.12 on protocols have checks of their own."""
+    return _asks_nobody(static_lookup(type(kind), _SUBCLASS)) and _asks_nobody(static_lookup(kind, "__subclasshook__"))
+
+
+def _asks_nobody(hook: Any) -> bool:
+    """Whether a `__subclasshook__` is not the program's."""
+    function = hook.__func__ if isinstance(hook, classmethod) else hook
+    return not isinstance(function, types.FunctionType) or is_of_libraries(function.__code__)
+
+
+def _shown_class(interp: Interpreter, value: Value, kind: type) -> type:
+    """What `value.__class__` says, if it is a class at all."""
+    if is_shown_plainly(interp, value, kind):
+        return kind
+    shown = attribute_or_none(interp, value, "__class__")
+    if isinstance(shown, Object) and is_a(shown.value, type):
+        found: type = interp.outside.pin(shown)
+        return found
+    return kind

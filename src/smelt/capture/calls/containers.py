@@ -1,0 +1,315 @@
+"""Methods of lists, tuples, dicts, sets and strings, on values."""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from smelt.capture.calls.arity import ANY, Takes, takes
+from smelt.capture.calls.builtins import in_order, unpack_into
+from smelt.capture.interpreter.dict_keys import hashable, holds_nan, item_key
+from smelt.capture.interpreter.dunder_dispatch import index_of
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.iterators import drain, iterator
+from smelt.capture.interpreter.operators import (
+    binary,
+    contains,
+    delete_subscript,
+    is_same,
+    length,
+    store_subscript,
+    subscript,
+)
+from smelt.capture.interpreter.sets import change, change_item, derived
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.static import is_a
+from smelt.capture.model.values import Constant, DictView, Mapping, Object, Sequence, Set, Value, describe
+
+Method = Callable[[Interpreter, Any, list[Value]], Value]
+_NONE = Constant(None)
+
+
+def container_method(
+    interp: Interpreter, method: Any, receiver: Value, args: list[Value], kwargs: dict[str, Value]
+) -> Value | None:
+    """The answer of `receiver.method(*args)`, or None if it is not one of these."""
+    name = method.__name__
+    if isinstance(receiver, Sequence):
+        handler = (LIST if receiver.kind is list else TUPLE).get(name)
+    elif isinstance(receiver, Mapping):
+        handler = DICT.get(name)
+        if name in ("popitem", "move_to_end") and set(kwargs) == {"last"}:
+            args, kwargs = [*args, kwargs["last"]], {}
+        if name == "update" or (name == "__init__" and not (receiver.items and args)):
+            return _update(interp, receiver, args, kwargs)
+    elif isinstance(receiver, Set):
+        handler = SET.get(name)
+    elif isinstance(receiver, Object) and is_a(receiver.value, dict) and name in ("__contains__", "get", "__len__"):
+        return None
+    else:
+        handler = None
+    if handler is not None and handler[0].why_not(args, kwargs) is None:
+        return handler[1](interp, receiver, args)
+    if handler is not None:
+        raise Unsupported("B019", f"TypeError: {name} with {handler[0].why_not(args, kwargs)}")
+    if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list:
+        if args or not set(kwargs) <= {"key", "reverse"}:
+            raise Unsupported("B019", "TypeError: list.sort() with other arguments")
+        items = in_order(interp, interp.outside.items(receiver), kwargs)
+        interp.touch(receiver)
+        receiver.items = items
+        return _NONE
+    if isinstance(receiver, Sequence | Set) and any(map(holds_nan, (receiver, *args))):
+        return None  # by which object it is, Python knows
+    everything = (receiver, *args, *kwargs.values())
+    if (
+        isinstance(receiver, Constant | Sequence | Set)
+        and all(map(interp.is_plain, everything))
+        and name not in _CHANGES
+    ):
+        if name == "__hash__":
+            interp.tree.transient = "a hash"
+        named = {key: interp.plain(value) for key, value in kwargs.items()}
+        of_sets = isinstance(receiver, Set)  # comparisons, a hash: no matter in which order
+        real = interp.plain(receiver, in_order=not of_sets)
+        return interp.compute(method, real, *[interp.plain(value, in_order=not of_sets) for value in args], **named)
+    if name == "join" and isinstance(receiver, Constant) and len(args) == 1:
+        return interp.compute(method, receiver.value, [interp.plain(item) for item in drain(interp, args[0])])
+    return None
+
+
+_CHANGES = frozenset(
+    {"sort", "remove", "discard", "difference_update", "intersection_update", "__setitem__", "__delitem__"}
+    | {"pop", "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__", "__iadd__", "__imul__"}
+)
+
+
+def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    interp.touch_end(receiver)
+    receiver.unseen.append(args[0])
+    return _NONE
+
+
+def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    interp.touch_end(receiver)
+    drain(interp, args[0], receiver.unseen, hinted=True)
+    return _NONE
+
+
+def _position(interp: Interpreter, value: Value) -> int:
+    position = interp.plain(index_of(interp, value))
+    if type(position) not in (int, bool) or not -sys.maxsize <= position <= sys.maxsize:
+        raise Unsupported("B019", f"TypeError: {describe(value)} as an index")
+    return int(position)
+
+
+def _insert(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    position = _position(interp, args[0])
+    interp.touch(receiver)
+    receiver.items.insert(position, args[1])
+    return _NONE
+
+
+def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    position = _position(interp, args[0]) if args else -1
+    if not -len(receiver.items) <= position < len(receiver.items):
+        raise Raised.of(IndexError("pop index out of range" if receiver.items else "pop from empty list"))
+    if position in (-1, len(receiver.items) - 1):
+        interp.touch_last(receiver)
+    else:
+        interp.touch(receiver)
+    return interp.outside.force(receiver.items.pop(position))
+
+
+def _remove(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    for place, item in enumerate(interp.outside.items(receiver)):
+        if is_same(interp, item, args[0]):
+            interp.touch(receiver)
+            del receiver.items[place]
+            return _NONE
+    raise Raised.of(ValueError("list.remove(x): x not in list"))
+
+
+def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
+    if isinstance(receiver, Mapping):
+        interp.outside.complete(receiver)
+    interp.touch(receiver)
+    receiver.items.clear()
+    return _NONE
+
+
+def _reverse(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    interp.touch(receiver)
+    receiver.items.reverse()
+    return _NONE
+
+
+def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    return Sequence(list, list(interp.outside.items(receiver)))
+
+
+def _getitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return subscript(interp, receiver, args[0])
+
+
+def _setitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    store_subscript(interp, receiver, args[0], args[1])
+    return _NONE
+
+
+def _delitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    delete_subscript(interp, receiver, args[0])
+    return _NONE
+
+
+def _contains(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return Constant(contains(interp, receiver, args[0]))
+
+
+def _iter(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return iterator(interp, receiver)
+
+
+def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
+    return Constant(length(interp, receiver))
+
+
+def _elements(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
+    """`torch.Size.numel`, of sizes that may vary."""
+    total: Value = Constant(1)
+    for size in interp.outside.items(receiver):
+        total = binary(interp, "*", total, size)
+    return total
+
+
+def _get(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if interp.outside.present(receiver, key):
+        return interp.outside.force(receiver.items[key])
+    return args[1] if len(args) > 1 else _NONE
+
+
+def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if not interp.outside.removable(receiver, key):
+        if len(args) > 1:
+            return args[1]
+        raise Raised.of(KeyError(key))
+    interp.touch(receiver)
+    return interp.outside.force(receiver.items.pop(key))
+
+
+def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if interp.outside.present(receiver, key):
+        return interp.outside.force(receiver.items[key])
+    interp.touch_item(receiver, key)
+    receiver.items[key] = args[1] if len(args) > 1 else _NONE
+    return interp.outside.force(receiver.items[key])
+
+
+def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    interp.touch(receiver)
+    unpack_into(interp, receiver.items, args, kwargs)
+    return _NONE
+
+
+def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    if receiver.kind is OrderedDict and (receiver.owner is not None or receiver.inside):
+        raise Unsupported("B002", "OrderedDict.copy of a subclass")  # which calls that class
+    interp.outside.complete(receiver)
+    return Mapping(dict(receiver.items), receiver.kind, factory=receiver.factory)
+
+
+def _view(part: str) -> Method:
+    return lambda interp, receiver, args: DictView(receiver, part)
+
+
+def _by_set(does: Callable[..., Value], name: str) -> Method:
+    return lambda interp, receiver, args: does(interp, name, receiver, args)
+
+
+def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value:
+    if item_key(interp, args[0]) not in receiver.items:
+        raise Unsupported("B019", f"KeyError: {describe(args[0])}")
+    return change_item(interp, "remove", receiver, args[0])
+
+
+def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    key = hashable(interp, args[0])
+    if receiver.kind is not OrderedDict or not interp.outside.removable(receiver, key):
+        raise Unsupported("B002", "OrderedDict.move_to_end")
+    last = len(args) < 2 or bool(interp.plain(args[1]))
+    interp.touch(receiver)
+    item = receiver.items.pop(key)
+    receiver.items = {**receiver.items, key: item} if last else {key: item, **receiver.items}
+    return _NONE
+
+
+def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
+    interp.outside.complete(receiver)
+    if not receiver.items or (args and receiver.kind is not OrderedDict):
+        raise Unsupported("B002", "dict.popitem")
+    last = not args or bool(interp.plain(args[0]))
+    if last:
+        interp.touch_last(receiver)
+    else:
+        interp.touch(receiver)
+    key = next(reversed(receiver.items) if last else iter(receiver.items))
+    item = receiver.items.pop(key)
+    return Sequence(tuple, [interp.outside.fixed(key), interp.outside.force(item)])
+
+
+_METHOD = dict[str, tuple[Takes, Method]]
+
+TUPLE: _METHOD = {
+    "__getitem__": (takes(1), _getitem),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
+    "numel": (takes(0), _elements),
+}
+LIST: _METHOD = TUPLE | {
+    "append": (takes(1), _append),
+    "extend": (takes(1), _extend),
+    "insert": (takes(2), _insert),
+    "pop": (takes(0, 1), _pop),
+    "remove": (takes(1), _remove),
+    "clear": (takes(0), _clear),
+    "reverse": (takes(0), _reverse),
+    "copy": (takes(0), _copy_list),
+    "__setitem__": (takes(2), _setitem),
+    "__delitem__": (takes(1), _delitem),
+}
+DICT: _METHOD = {
+    "get": (takes(1, 2), _get),
+    "pop": (takes(1, 2), _pop_key),
+    "setdefault": (takes(1, 2), _setdefault),
+    "copy": (takes(0), _copy_dict),
+    "clear": (takes(0), _clear),
+    "popitem": (takes(0, 1), _popitem),
+    "move_to_end": (takes(1, 2), _move_to_end),
+    "keys": (takes(0), _view("keys")),
+    "values": (takes(0), _view("values")),
+    "items": (takes(0), _view("items")),
+    "__getitem__": (takes(1), _getitem),
+    "__setitem__": (takes(2), _setitem),
+    "__delitem__": (takes(1), _delitem),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
+}
+SET: _METHOD = {
+    "add": (takes(1), lambda interp, receiver, args: change_item(interp, "add", receiver, args[0])),
+    "discard": (takes(1), lambda interp, receiver, args: change_item(interp, "discard", receiver, args[0])),
+    "remove": (takes(1), _remove_item),
+    "clear": (takes(0), _by_set(change, "clear")),
+    **{name: (takes(0, ANY), _by_set(change, name)) for name in ("update", "difference_update", "intersection_update")},
+    "symmetric_difference_update": (takes(1), _by_set(change, "symmetric_difference_update")),
+    "copy": (takes(0), _by_set(derived, "copy")),
+    **{name: (takes(0, ANY), _by_set(derived, name)) for name in ("union", "intersection", "difference")},
+    "symmetric_difference": (takes(1), _by_set(derived, "symmetric_difference")),
+    "__contains__": (takes(1), _contains),
+    "__len__": (takes(0), _length),
+    "__iter__": (takes(0), _iter),
+}

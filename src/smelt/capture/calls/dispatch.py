@@ -1,0 +1,566 @@
+"""Calling values: what each kind of callable means.
+
+Function, method, user class   →  a frame is pushed, `PUSHED` comes back
+torch function                 →  a node of the graph
+builtin on known values        →  computed now
+anything else                  →  Unsupported
+"""
+
+import functools
+import operator
+import types
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from smelt.base.torch_originals import BASE
+from smelt.capture.calls import nn_module
+from smelt.capture.calls.arity import refuse_arguments
+from smelt.capture.calls.autograd_function import FUNCTION_CALLS, ONCE
+from smelt.capture.calls.builtins import BUILTIN_CALLS, PURE, Builtin
+from smelt.capture.calls.checkpoint import CHECKPOINTS
+from smelt.capture.calls.classes import GETTERS, call_class, make_object
+from smelt.capture.calls.containers import container_method
+from smelt.capture.calls.copy import COPIES
+from smelt.capture.calls.deque import deque_method
+from smelt.capture.calls.grad_and_autocast import AMBIENT_CALLS, BLOCKS
+from smelt.capture.calls.interpolate import resized
+from smelt.capture.calls.lru_cache import WRAPPER, call_cached
+from smelt.capture.calls.numbers import number_call, tensor_of
+from smelt.capture.guards.name_lookups import rely_on_names
+from smelt.capture.interpreter.attributes import attribute_now
+from smelt.capture.interpreter.backward import BACKWARD_CALLS
+from smelt.capture.interpreter.deferred_scalars import item_of_tensor
+from smelt.capture.interpreter.exceptions import method_of
+from smelt.capture.interpreter.interpreter import Frame, Interpreter
+from smelt.capture.interpreter.iterators import generator_method
+from smelt.capture.interpreter.leaf_state import store_requires_grad
+from smelt.capture.interpreter.operators import contains, is_computed, subscript
+from smelt.capture.interpreter.replaced_methods import rely_on_own_in
+from smelt.capture.interpreter.special_methods import refused, special
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.bytecode import CodeInfo, decode
+from smelt.capture.model.marks import (
+    DISABLED,
+    afterwards,
+    entered_by,
+    graph_break,
+    is_compiling,
+    left_to_python,
+    nothing_waits,
+)
+from smelt.capture.model.policy import (
+    ANSWERED_FALSE,
+    ANSWERED_TRUE,
+    EVALUATED,
+    IDENTITIES,
+    IGNORED,
+    OF_THE_MACHINE,
+    TENSOR_BREAKS,
+    Treatment,
+    acts_as_in_eager,
+    is_library,
+    is_polyfill,
+    is_torch_leaf,
+    is_transform,
+    known_name,
+    optimizer_behind,
+    treatment_of_code,
+)
+from smelt.capture.model.static import ABSENT, is_a, static_lookup
+from smelt.capture.model.values import (
+    Cell,
+    Constant,
+    Deque,
+    ExceptionValue,
+    Function,
+    Generator,
+    Globals,
+    Instance,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Tensor,
+    Value,
+    describe,
+    python_type,
+)
+from smelt.capture.polyfills.library import KINDS, MAKERS, POLYFILLS
+from smelt.capture.polyfills.optimizers import STEPPING, averaging_batch_norm
+from smelt.meta.effects import is_pointwise
+
+CONTEXT_CALLS = {**BLOCKS, **BACKWARD_CALLS, **FUNCTION_CALLS, **CHECKPOINTS, **nn_module.MODULE_CALLS}
+_GENERATOR = 0x20
+_DISPATCHING = functools.singledispatch(lambda first: first).__code__  # type: ignore[attr-defined]
+_SCRIPTED = "_torchdynamo_inline"  # where TorchScript keeps the function that was scripted
+_COROUTINE = 0x80 | 0x100 | 0x200
+
+
+def call(interp: Interpreter, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call `function`; the one entry for every kind of callable."""
+    if isinstance(function, Method):
+        return call(interp, function.function, [function.receiver, *args], kwargs)
+    if isinstance(function, Function):
+        return _enter_function(interp, function, args, kwargs)
+    if isinstance(function, Partial):
+        return call(interp, function.function, [*function.args, *args], {**function.keywords, **kwargs})
+    if isinstance(function, Object):
+        return _call_object(interp, function, args, kwargs)
+    if isinstance(function, Instance):
+        method = special(interp, function, "__call__")
+        if method is None:
+            raise refused(function, "__call__")
+        return call(interp, method, args, kwargs)
+    raise Unsupported("B002", describe(function))
+
+
+def _call_object(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    if real is graph_break:
+        raise Unsupported("B001")
+    if real is afterwards and isinstance(args[0], Object):
+        interp.outside.later.append((interp.outside.pin(args[0]), args[1:]))
+        return Constant(None)
+    if real is nothing_waits:
+        return Constant(all(args[0] is not each for _, given in interp.outside.later for each in given))
+    if real is left_to_python:
+        raise Unsupported("B002", str(interp.plain(args[0])))
+    entered = entered_by(real) if is_a(real, types.FunctionType) else None
+    if entered is not None and interp.outside.follows(entered):
+        interp.outside.pin(function)
+        if not entered.of_method:
+            return call(interp, _bound(interp, entered.function), args, kwargs)
+        model = entered.function(interp.outside.pin(args[0])) if isinstance(args[0], Object) else args[0]
+        if isinstance(args[0], Object) and model is not args[0].value:
+            return call(interp, attribute_now(interp, interp.outside.fixed(model), real.__name__), args[1:], kwargs)
+    if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
+        raise Unsupported("B010", real.__qualname__)
+    if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
+        return _weights_have_changed(interp, args[0])
+    name = known_name(real)
+    if name in ANSWERED_TRUE or real is is_compiling:
+        interp.outside.pin(function)
+        return Constant(not acts_as_in_eager(interp.frames[-1].info.code))
+    if name in ANSWERED_FALSE:
+        interp.outside.pin(function)
+        return Constant(False)
+    if name in IDENTITIES and args and not kwargs:
+        interp.outside.pin(function)
+        return args[-1]
+    ambient = _known(AMBIENT_CALLS, real)
+    if ambient is not None:
+        interp.outside.pin(function)
+        given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
+        return given
+    if name in IGNORED:
+        interp.outside.pin(function)
+        return Constant(None)
+    if name in EVALUATED:
+        interp.outside.pin(function)
+        answer = _evaluate(interp, real, args, kwargs)
+        if name in OF_THE_MACHINE:
+            interp.tree.rely_on_machine(real, None if args or kwargs else answer)
+        return answer
+    block: Builtin | None = _known(CONTEXT_CALLS, real)
+    if block is not None:
+        return block(interp, args, kwargs)
+    polyfill = _known(POLYFILLS, real)
+    if polyfill is not None:
+        interp.outside.pin(function)
+        refuse_arguments(real, args, kwargs)
+        return call(interp, interp.outside.fixed(polyfill), args, kwargs)
+    handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(COPIES, real)
+    if handler is not None:
+        interp.outside.pin(function)
+        rely_on_own_in(interp, real, args)
+        return handler(interp, args, kwargs)
+    if is_torch_leaf(real):
+        interp.outside.pin(function)
+        if is_a(real, types.FunctionType) and not rely_on_names(interp.tree, real):
+            return _follow(interp, function, args, kwargs)
+        _refuse_method(real)
+        made = resized(interp, real, args, kwargs) or tensor_of(interp, real, args, kwargs)
+        if made is not None:
+            return made
+        if real is torch.nn.functional.batch_norm and any(map(is_computed, (*args, *kwargs.values()))):
+            return call(interp, interp.outside.fixed(averaging_batch_norm), args, kwargs)
+        if is_a(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
+            return _follow(interp, function, args, kwargs)
+        return _call_torch(interp, real, args, kwargs)
+    if is_a(real, types.FunctionType) and real.__code__ is _DISPATCHING and args:
+        return _dispatch(interp, function, args, kwargs)
+    if is_a(real, types.FunctionType) and real.__code__ is ONCE:
+        interp.tape.once = True
+        return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)
+    if is_a(real, types.FunctionType) and real.__code__ in STEPPING:
+        inner = interp.outside.fixed(real.__wrapped__)
+        return call(interp, interp.outside.fixed(STEPPING[real.__code__]), [inner, *args], kwargs)
+    if is_a(real, types.FunctionType):
+        return _inline(interp, function, args, kwargs)
+    if is_a(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
+        return _call_descriptor(interp, function, args, kwargs)
+    if is_a(real, type):
+        return call_class(interp, function, args, kwargs)
+    if is_a(real, types.BuiltinFunctionType):
+        return _call_builtin(interp, function, args, kwargs)
+    return _call_instance(interp, function, args, kwargs)
+
+
+def _bound(interp: Interpreter, function: Any) -> Value:
+    if isinstance(function, types.MethodType):
+        return Method(interp.outside.fixed(function.__func__), interp.outside.fixed(function.__self__))
+    return interp.outside.fixed(function)
+
+
+def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`functools.singledispatch`: its register is asked now and at every call, through weak references."""
+    real, kind = function.value, python_type(args[0])
+    if kind is None or function.source is None:
+        raise Unsupported("B002", real.__qualname__)
+    chosen = real.dispatch(kind)
+
+    def chooses_it(asked: Any) -> bool:
+        return asked.dispatch(kind) is chosen
+
+    chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
+    function.source.check(("predicate", chooses_it))
+    return call(interp, interp.outside.fixed(chosen), args, kwargs)
+
+
+def _weights_have_changed(interp: Interpreter, module: Value) -> Value:
+    """Asked now and at every call: it follows weak references, which no guard can."""
+    if not isinstance(module, Object) or module.source is None or interp.outside.differs():
+        raise Unsupported("B002", "torch.nn.RNNBase._weights_have_changed")
+    changed = bool(module.value._weights_have_changed())
+    module.source.check(("predicate", _changed_weights if changed else _unchanged_weights))
+    return Constant(changed)
+
+
+def _changed_weights(module: Any) -> bool:
+    return bool(module._weights_have_changed())
+
+
+def _unchanged_weights(module: Any) -> bool:
+    return not module._weights_have_changed()
+
+
+def _known(table: dict[Any, Any], real: Any) -> Any:
+    """What a table of library functions says of a callable; None for one of the program's, which may stand in a
+    library function's place since before smelt was imported."""
+    if is_a(real, types.FunctionType):
+        return table.get(real) if is_library(real.__code__) else None
+    if not isinstance(static_lookup(type(real), "__hash__"), types.WrapperDescriptorType):
+        return None  # hashing it would run the program's code
+    return table.get(real)
+
+
+def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    plain = [interp.plain(value) for value in args]
+    named = {name: interp.plain(value) for name, value in kwargs.items()}
+    if real in (torch.finfo, torch.iinfo):
+        return Object(real(*plain, **named), pinned=True, source=interp.tree.fixed(real(*plain, **named), "finfo"))
+    return interp.compute(real, *plain, **named)
+
+
+def _refuse_method(real: Any) -> None:
+    """Refuse what is a method of tensors, and does more than its results show."""
+    if real.__module__ == "torch._tensor" and real.__name__ in TENSOR_BREAKS:
+        raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
+
+
+def _call_torch(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Object) and is_a(value.value, torch.Tensor):
+            raise Unsupported("B006", type(value.value).__qualname__)
+    if "out" in kwargs and not isinstance(kwargs["out"], Constant):
+        return _call_into(interp, real, args, kwargs)
+    return interp.tensor_call("call_function", real, args, kwargs)
+
+
+def _calls_back(value: Value) -> bool:
+    """Whether a value is Python to be called: a torch function that is given it is no operator, but leads to some."""
+    if isinstance(value, Object):
+        return is_a(value.value, types.FunctionType | torch.nn.Module)
+    return isinstance(value, Function | Method | Partial)
+
+
+def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`f(…, out=tensor)` where the tensor is as large as the result and of its type: f(…), written into it."""
+    out = kwargs["out"]
+    if not isinstance(out, Tensor):
+        raise Unsupported("B008", "out=")
+    rest = {name: value for name, value in kwargs.items() if name != "out"}
+    if interp.tape.is_given_twice(out, [*args, *rest.values()], is_pointwise(real)):
+        raise Unsupported("B008", "out= in memory that is read as well,")  # PyTorch may refuse, or read what it wrote
+    result = interp.tensor_call("call_function", real, args, rest)
+    if not isinstance(result, Tensor) or out.ghost.requires_grad or result.ghost.requires_grad:
+        raise Unsupported("B008", "out=")  # refused, or several results
+    if (result.ghost.shape, result.ghost.dtype) != (out.ghost.shape, out.ghost.dtype):
+        raise Unsupported("B008", "out=")  # resized, or rounded
+    interp.tape.only_apart = True
+    return interp.tensor_call("call_method", "copy_", [out, result])
+
+
+def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    if _known(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
+        interp.outside.pin(function)
+        in_symbols = number_call(interp, real, args, kwargs)
+        if in_symbols is not None:
+            return in_symbols
+        named = {name: interp.plain(value) for name, value in kwargs.items()}
+        return interp.compute(real, *[interp.plain(value) for value in args], **named)
+    raise Unsupported("B002", f"{real.__module__ or ''}.{real.__name__}".removeprefix("builtins."))
+
+
+def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A method of a C type, called with its receiver first."""
+    real, receiver = function.value, args[0] if args else None
+    if isinstance(receiver, Tensor):
+        if real.__objclass__ is not BASE and real.__name__ not in TENSOR_BREAKS:
+            raise Unsupported("B002", f"{real.__qualname__} of a tensor")
+        if real.__name__ == "requires_grad_":
+            store_requires_grad(interp, receiver, args[1:], kwargs)
+            return receiver
+        if real.__name__ == "item" and len(args) == 1 and not kwargs:
+            return item_of_tensor(interp, receiver)
+        if real.__name__ in TENSOR_BREAKS and not (real.__name__ == "cpu" and receiver.ghost.device.type == "cpu"):
+            raise Unsupported(TENSOR_BREAKS[real.__name__], f"Tensor.{real.__name__}")
+        if "out" in kwargs:
+            raise Unsupported("B008", "out=")
+        return interp.tensor_call("call_method", real.__name__, args, kwargs)
+    if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
+        receiver = receiver.contents
+    if isinstance(receiver, Object) and is_a(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
+        receiver = interp.outside.contents(receiver)
+    if isinstance(receiver, Mapping) and receiver is not args[0] and real.__name__ == "__getitem__" and len(args) == 2:
+        missing = interp.tree.class_attribute(_kind_of(args[0]), "__missing__")
+        if isinstance(missing, types.FunctionType) and not contains(interp, receiver, args[1]):
+            return call(interp, interp.outside.fixed(missing), args, kwargs)
+    if real is type.__call__ and isinstance(receiver, Object) and is_a(receiver.value, type):
+        return make_object(interp, interp.outside.pin(receiver), args[1:], kwargs)
+    if isinstance(receiver, ExceptionValue):
+        answer = method_of(interp, real, receiver, args[1:], kwargs)
+        if answer is not None:
+            return answer
+    if isinstance(receiver, Generator) and not kwargs:
+        return generator_method(interp, real.__name__, receiver, args[1:])
+    if isinstance(receiver, Deque) and not kwargs:
+        answer = deque_method(interp, real.__name__, receiver, args[1:])
+        if answer is not None:
+            return answer
+    if receiver is not None:
+        answer = container_method(interp, real, receiver, args[1:], kwargs)
+        if answer is not None:
+            return answer
+    raise Unsupported("B002", getattr(real, "__qualname__", str(real)))
+
+
+def _kind_of(value: Value) -> type:
+    kind = python_type(value)
+    assert kind is not None
+    return kind
+
+
+def _inline(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    real = function.value
+    receiver = args[0] if args else None
+    if real is torch.nn.Module._wrapped_call_impl and isinstance(receiver, Object | Instance):
+        forward = nn_module.forward_of(interp, receiver)
+        if forward is not None:
+            return call(interp, forward, args[1:], kwargs)
+    if treatment_of_code(real.__code__) is not Treatment.INLINE:
+        behind = optimizer_behind(real)
+        if behind is not None and function.source is not None:
+            return call(interp, _in_closure(interp, function, behind), args, kwargs)
+        raise Unsupported("B025" if is_transform(real.__code__) else "B002", f"{real.__module__}.{real.__qualname__}")
+    return _follow(interp, function, args, kwargs)
+
+
+def _in_closure(interp: Interpreter, function: Object, name: str) -> Value:
+    """What a function from outside, of just this code, has in its closure by a name."""
+    real, source = function.value, function.source
+    assert source is not None
+    source.attribute("__code__").check(("is", real.__code__))
+    index = real.__code__.co_freevars.index(name)
+    cell = _cell(interp, real.__closure__[index], source.child(("closure", index), name))
+    contents = interp.outside.cell_contents(cell)
+    assert contents is not None
+    return contents
+
+
+def _follow(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Enter a function from outside."""
+    real = function.value
+    source = function.source
+    if source is None:
+        raise Unsupported("B002", real.__qualname__)
+    if not is_polyfill(real.__code__):
+        source.attribute("__code__").check(("is", real.__code__))
+    info = decode(real.__code__)
+    defaults = keyword_defaults = None
+    if real.__defaults__:
+        defaults = interp.outside.value(real.__defaults__, source.attribute("__defaults__"))
+    if real.__kwdefaults__:
+        keyword_defaults = interp.outside.value(real.__kwdefaults__, source.attribute("__kwdefaults__"))
+    closure = tuple(
+        _cell(interp, cell, source.child(("closure", index), info.code.co_freevars[index]))
+        for index, cell in enumerate(real.__closure__ or ())
+    )
+    slots = bind(interp, info, args, kwargs, defaults, keyword_defaults)
+    return _enter(interp, info, function, interp.outside.globals_of(function), closure, slots)
+
+
+def _cell(interp: Interpreter, real: types.CellType, source: Any) -> Cell:
+    found = interp.outside.value(real, source)
+    assert isinstance(found, Cell)
+    return found
+
+
+def _enter_function(interp: Interpreter, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    slots = bind(interp, function.info, args, kwargs, function.defaults, function.keyword_defaults)
+    return _enter(interp, function.info, function, function.globals, function.closure, slots)
+
+
+def _enter(
+    interp: Interpreter,
+    info: CodeInfo,
+    function: Value,
+    names: Globals,
+    closure: tuple[Cell, ...],
+    slots: list[Value | None],
+) -> Value:
+    frame = Frame(info, function, names, closure, slots, [])
+    too_many = len(interp.made_generators) >= interp.generators
+    if info.code.co_flags & _COROUTINE or (too_many and (info.code.co_flags & _GENERATOR or info.code in MAKERS)):
+        raise Unsupported("B002", f"{info.code.co_qualname}, a generator or coroutine")
+    if info.code.co_flags & _GENERATOR:
+        frame.generator = Generator(frame, KINDS.get(info.code, types.GeneratorType))
+        interp.made_generators.append(frame.generator)
+        return frame.generator
+    return interp.enter(frame)
+
+
+def bind(
+    interp: Interpreter,
+    info: CodeInfo,
+    args: list[Value],
+    kwargs: dict[str, Value],
+    defaults: Value | None,
+    keyword_defaults: Value | None,
+) -> list[Value | None]:
+    """Arguments to slots, as Python binds them; what Python would reject, Python shall reject."""
+    code = info.code
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    slots: list[Value | None] = [None] * info.slot_count
+    slots[: min(len(args), positional)] = args[:positional]
+    rest = args[positional:]
+    named = dict(kwargs)
+    for slot in range(code.co_posonlyargcount, positional + keyword_only):
+        name = code.co_varnames[slot]
+        if name in named:
+            if slots[slot] is not None:
+                raise _wrong_call(code)
+            slots[slot] = named.pop(name)
+    following = positional + keyword_only
+    if code.co_flags & 0x04:
+        slots[following] = Sequence(tuple, list(rest))
+        following += 1
+    elif rest:
+        raise _wrong_call(code)
+    if code.co_flags & 0x08:
+        slots[following] = Mapping(dict(named))
+    elif named:
+        raise _wrong_call(code)
+    _fill_defaults(interp, info, slots, defaults, keyword_defaults)
+    return slots
+
+
+def _fill_defaults(
+    interp: Interpreter,
+    info: CodeInfo,
+    slots: list[Value | None],
+    defaults: Value | None,
+    keyword_defaults: Value | None,
+) -> None:
+    code = info.code
+    items = defaults.items if isinstance(defaults, Sequence) else []
+    first = code.co_argcount - len(items)
+    for slot in range(code.co_argcount):
+        if slots[slot] is None:
+            if slot < first:
+                raise _wrong_call(code)
+            slots[slot] = interp.outside.force(items[slot - first])
+    for slot in range(code.co_argcount, code.co_argcount + code.co_kwonlyargcount):
+        if slots[slot] is None:
+            name = code.co_varnames[slot]
+            if not isinstance(keyword_defaults, Mapping) or not interp.outside.present(keyword_defaults, name):
+                raise _wrong_call(code)
+            slots[slot] = interp.outside.force(keyword_defaults.items[name])
+
+
+def _wrong_call(code: types.CodeType) -> Unsupported:
+    return Unsupported("B019", f"TypeError: arguments do not fit {code.co_qualname}()")
+
+
+def _refer(interp: Interpreter, function: Object) -> Value:
+    """What a weak reference leads to: an object that is known already, or one that stays."""
+    target = function.value()
+    found = None if target is None else interp.outside.known(target)
+    if found is None or function.source is None:
+        raise Unsupported("B002", "a weak reference to what is not known otherwise")
+    reference = weakref.ref(target)
+
+    def is_same(asked: Any) -> bool:
+        return asked() is reference()
+
+    is_same.__qualname__ = "leading to the same object"
+    function.source.check(("predicate", is_same))
+    interp.outside.pin(found)
+    return found
+
+
+def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """An object whose class defines `__call__`."""
+    real = function.value
+    if is_a(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
+        interp.outside.pin(function)
+        return call(interp, interp.outside.fixed(getattr(real, _SCRIPTED)), args, kwargs)
+    if type(real) is functools.partial and function.source is not None:
+        source = function.source
+        inner = interp.outside.value(real.func, source.attribute("func"))
+        before = interp.outside.value(real.args, source.attribute("args"))
+        named = interp.outside.value(real.keywords, source.attribute("keywords"))
+        assert isinstance(before, Sequence) and isinstance(named, Mapping)
+        interp.outside.complete(named)
+        merged = {name: interp.outside.force(item) for name, item in named.items.items()} | kwargs
+        return call(interp, inner, [*interp.outside.items(before), *args], merged)
+    if type(real) is weakref.ref and not args and not kwargs:
+        return _refer(interp, function)
+    if is_a(real, WRAPPER):
+        return call_cached(interp, function, args, kwargs)
+    if type(real) in GETTERS and len(args) == 1 and not kwargs:
+        return _get(interp, interp.outside.pin(function), args[0])
+    found = interp.tree.class_attribute(type(real), "__call__")
+    if found is ABSENT or not isinstance(found, types.FunctionType):
+        raise Unsupported("B002", describe(function))
+    return call(interp, interp.outside.fixed(found), [function, *args], kwargs)
+
+
+def _get(interp: Interpreter, getter: Any, value: Value) -> Value:
+    """What `operator.itemgetter`, `attrgetter` and `methodcaller` take from a value."""
+    kind, args = getter.__reduce__()[:2]
+    if isinstance(getter, operator.itemgetter):
+        found = [interp.now(subscript(interp, value, interp.wrap_plain(key))) for key in args]
+        return found[0] if len(found) == 1 else Sequence(tuple, found)
+    if isinstance(getter, operator.attrgetter):
+        found = [functools.reduce(functools.partial(attribute_now, interp), path.split("."), value) for path in args]
+        return found[0] if len(found) == 1 else Sequence(tuple, found)
+    if kind is not operator.methodcaller:
+        raise Unsupported("B002", "operator.methodcaller with keywords")
+    method = attribute_now(interp, value, args[0])
+    return call(interp, method, [interp.wrap_plain(each) for each in args[1:]], {})

@@ -1,0 +1,183 @@
+"""Calls that read or set the state operators heed: grad mode, autocast, inference mode, default device.
+
+torch.set_autocast_enabled("cpu", True)   →   the tape's `Ambient` changes; nodes say so where the next operator is
+
+What is read is guarded as it was when the graph began.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.values import Constant, Instance, Value
+from smelt.ir.nodes.ambient import AUTOCAST_DEVICES, Ambient, autocast_nesting
+
+AmbientCall = Callable[[Interpreter, list[Any]], Value]
+
+
+def _device(given: Any, call: str) -> int:
+    if given not in AUTOCAST_DEVICES:
+        raise Unsupported("B002", f"{call}({given!r})")
+    return AUTOCAST_DEVICES.index(given)
+
+
+def _is_enabled(interp: Interpreter, args: list[Any]) -> Value:
+    device = _device(args[0] if args else "cuda", "torch.is_autocast_enabled")
+    return Constant(_casts(interp)[device][1])
+
+
+def _dtype(interp: Interpreter, args: list[Any]) -> Value:
+    return Constant(_casts(interp)[_device(args[0], "torch.get_autocast_dtype")][2])
+
+
+def _any_enabled(interp: Interpreter, args: list[Any]) -> Value:
+    return Constant(any(enabled for _, enabled, _ in _casts(interp)))
+
+
+def _is_cached(interp: Interpreter, args: list[Any]) -> Value:
+    _casts(interp)
+    return Constant(interp.tape.ambient.cached)
+
+
+def _casts(interp: Interpreter) -> Any:
+    """The settings of autocast, relied on."""
+    interp.tree.rely_on_autocast()
+    return interp.tape.ambient.casts
+
+
+def _change(interp: Interpreter, given: Any, position: int, value: Any) -> Value:
+    casts, device = list(_casts(interp)), _device(given, "torch.set_autocast")
+    cast = list(casts[device])
+    cast[position] = value
+    casts[device] = tuple(cast)
+    interp.tape.become(replace(interp.tape.ambient, casts=tuple(casts)))
+    return Constant(None)
+
+
+def _set_enabled(interp: Interpreter, args: list[Any]) -> Value:
+    if len(args) != 2:
+        raise Unsupported("B002", "torch.set_autocast_enabled without a device")
+    return _change(interp, args[0], 1, args[1])
+
+
+def _set_dtype(interp: Interpreter, args: list[Any]) -> Value:
+    return _change(interp, args[0], 2, args[1])
+
+
+def _set_cached(interp: Interpreter, args: list[Any]) -> Value:
+    _casts(interp)
+    interp.tape.become(replace(interp.tape.ambient, cached=args[0]))
+    return Constant(None)
+
+
+def _increment(interp: Interpreter, args: list[Any]) -> Value:
+    return _nest(interp, 1)
+
+
+def _decrement(interp: Interpreter, args: list[Any]) -> Value:
+    return _nest(interp, -1)
+
+
+def _nest(interp: Interpreter, change: int) -> Value:
+    interp.tree.process("autocast nesting", autocast_nesting, interp.tree.nesting)
+    inside = interp.tape.ambient.nesting + change
+    interp.tape.become(replace(interp.tape.ambient, nesting=inside))
+    return Constant(inside)
+
+
+def _forget_casts(interp: Interpreter, args: list[Any]) -> Value:
+    interp.tape.forget_casts()
+    return Constant(None)
+
+
+def _set_grad_mode(interp: Interpreter, args: list[Any]) -> Value:
+    interp.tape.become(replace(interp.tape.ambient, grad=bool(args[0])))
+    return Constant(None)
+
+
+def _grad_mode(interp: Interpreter, args: list[Any]) -> Value:
+    interp.tape.rely_on_grad_mode()
+    return Constant(interp.tape.ambient.grad)
+
+
+def _is_inference(interp: Interpreter, args: list[Any]) -> Value:
+    return Constant(interp.tape.ambient.inference)  # capture itself runs outside that mode
+
+
+AMBIENT_CALLS: dict[Any, AmbientCall] = {
+    torch.is_autocast_enabled: _is_enabled,
+    torch.get_autocast_dtype: _dtype,
+    torch._C._is_any_autocast_enabled: _any_enabled,
+    torch.is_autocast_cache_enabled: _is_cached,
+    torch.set_autocast_enabled: _set_enabled,
+    torch.set_autocast_dtype: _set_dtype,
+    torch.set_autocast_cache_enabled: _set_cached,
+    torch.autocast_increment_nesting: _increment,
+    torch.autocast_decrement_nesting: _decrement,
+    torch.clear_autocast_cache: _forget_casts,
+    torch._C._set_grad_enabled: _set_grad_mode,
+    torch.is_grad_enabled: _grad_mode,
+    torch.is_inference_mode_enabled: _is_inference,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Before(Value):
+    """What an inference mode will put back. No object stands for it: the graph cannot end inside such a block."""
+
+    ambient: Ambient
+
+
+def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    manager = args[0]
+    mode = manager.attributes["mode"] if isinstance(manager, Instance) else None
+    entry = interp.tree.inference_mode
+    if not interp.generators or not isinstance(mode, Constant) or type(mode.value) is not bool:
+        raise Unsupported("B013", "torch.inference_mode")
+    if entry and not mode.value:
+        raise Unsupported("B013", "torch.inference_mode(False) in inference mode")
+    assert isinstance(manager, Instance)
+    interp.entered_inference = True
+    interp.touch(manager)
+    manager.attributes[_CONTEXT] = Before(interp.tape.ambient)
+    interp.tape.become(replace(interp.tape.ambient, inference=mode.value, grad=not mode.value))
+    return Constant(None)
+
+
+def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    manager = args[0]
+    before = manager.attributes.get(_CONTEXT) if isinstance(manager, Instance) else None
+    if not isinstance(before, Before):
+        raise Unsupported("B013", "torch.inference_mode")
+    interp.tape.become(replace(interp.tape.ambient, inference=before.ambient.inference, grad=before.ambient.grad))
+    return Constant(None)
+
+
+def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    devices = interp.tape.ambient.devices
+    if not devices or not isinstance(args[0], Constant) or args[0].value != devices[-1]:
+        raise Unsupported("B013", "torch.device")
+    interp.tape.become(replace(interp.tape.ambient, devices=devices[:-1]))
+    return Constant(None)
+
+
+def _default_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    devices = interp.tape.ambient.devices
+    if devices and devices[-1].index is None and devices[-1].type not in ("cpu", "meta"):
+        raise Unsupported("B002", "torch.get_default_device")  # which one of them, only PyTorch knows
+    return Constant(devices[-1] if devices else torch.device("cpu"))
+
+
+_CONTEXT = "_inference_mode_context"
+
+BLOCKS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
+    torch.inference_mode.__enter__: _enter_inference,
+    torch.inference_mode.__exit__: _leave_inference,
+    torch.device.__exit__: _leave_device,
+    torch.get_default_device: _default_device,
+}

@@ -1,0 +1,89 @@
+"""Functions under `functools.lru_cache`: called while their caller is captured, and relied on for the same answer.
+
+    flag("sdpa")   →   the answer; guard: the function still has this very answer for "sdpa"
+
+It is called as it is called once for the same arguments. What it would see must be real: no write of the captured code
+may be outstanding. Another process, which has other answers, asks again in the same order (`recalling`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from smelt import _native
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.interpreter.dict_keys import hashable
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.values import Object, Value
+from smelt.ir.nodes.ambient import Ambient
+
+WRAPPER: Any = functools._lru_cache_wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """One such call, and the guard that asks for its answer."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    answer: Any
+    guard: "functools.partial[bool]"
+
+    @classmethod
+    def of(cls, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> "Remembered":
+        """The call that has just been made."""
+        guard = functools.partial(is_remembered, answer, function.cache_info().misses, args, kwargs)
+        guard.__qualname__ = "the answer remembered"  # type: ignore[attr-defined]
+        return cls(function, args, kwargs, answer, guard)
+
+
+def is_remembered(answer: Any, misses: int, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) -> bool:
+    """Whether a cached function still has this very answer: its cache may have been cleared, and filled by others.
+
+    Where it was cleared, it is the program's to call it: the arguments may be others by now.
+    """
+    try:
+        if function.cache_info().misses < misses:
+            return False
+        return _native.suspended(function, *args, **kwargs) is answer
+    except Exception:
+        return False  # for the program to see, where it calls it
+
+
+@contextlib.contextmanager
+def _as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
+    """The state that the program is in, and none of capture's: what the function yields is the program's to keep."""
+    device = ambient.devices[-1] if ambient.devices else contextlib.nullcontext()
+    with _disable_current_modes(), torch._C._EnableTorchFunction(), torch._C._InferenceMode(ambient.inference), device:
+        torch._C._set_grad_enabled(ambient.grad)
+        yield
+
+
+def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """The answer of such a function, relied on."""
+    real, tree = function.value, interp.tree
+    if interp.outside.differs():
+        raise Unsupported("B002", f"{real.__qualname__}, which is cached, between writes")
+    plain = tuple(hashable(interp, value) for value in args)
+    named = {name: hashable(interp, value) for name, value in kwargs.items()}
+    interp.outside.pin(function)
+    key = (id(real), *map(id, plain), *((name, id(each)) for name, each in named.items()))
+    known: Remembered | None = tree.remembered.get(key)
+    if known is None:
+        try:
+            with _as_the_program_has_it(interp.tape.ambient):
+                answer = real(*plain, **named)
+        except Exception as error:
+            raise Unsupported("B002", f"{real.__qualname__}, which raised {type(error).__name__}") from error
+        known = tree.remembered[key] = Remembered.of(real, plain, named, answer)
+        if function.source is not None:
+            function.source.check(("predicate", known.guard))
+        if not interp.tape.is_as_at_first():
+            tree.transient = f"{real.__qualname__}, which is cached and called inside a block"
+    return interp.outside.value(known.answer, tree.fixed(known.answer, f"{real.__qualname__}()"))

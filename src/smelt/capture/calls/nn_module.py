@@ -1,0 +1,110 @@
+"""Calling an `nn.Module`: straight to its `forward` when no hook could notice the difference.
+
+`torch.func.functional_call` is such a call between putting tensors in and putting the old ones back.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from smelt.capture.interpreter.attributes import attribute_now
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.static import is_a
+from smelt.capture.model.values import Constant, Instance, LazyItem, Mapping, Object, Sequence, Value
+from smelt.capture.polyfills.library import functional_call
+
+_INSTANCE_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)
+
+
+def forward_of(interp: Interpreter, value: Object | Instance) -> Value | None:
+    """The bound `forward` that a call of the module amounts to, or None if hooks want the whole protocol.
+
+    What `Module.__call__` looks at is guarded: its hook registries are empty, no global hook is set.
+    """
+    if isinstance(value, Instance):
+        return _forward_of_new(interp, value)
+    module, source = value.value, value.source
+    if not isinstance(module, torch.nn.Module) or source is None:
+        return None
+    members = module.__dict__
+    if members.get("_compiled_call_impl") is not None or any(members.get(name) for name in _INSTANCE_HOOKS):
+        return None
+    written = interp.outside.shared(members)
+    if written is not None and not all(isinstance(written.items.get(name), LazyItem) for name in _INSTANCE_HOOKS):
+        return None
+    if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return None
+    if interp.tree.class_attribute(type(module), "_call_impl") is not torch.nn.Module._call_impl:
+        return None
+    if "_compiled_call_impl" in members:
+        source.member("_compiled_call_impl").check(("is", None))
+    else:
+        source.instance_dict().check(("lacks", "_compiled_call_impl"))
+    for name in _INSTANCE_HOOKS:
+        source.member(name).check(("length", 0))
+    _no_global_hooks(interp)
+    return attribute_now(interp, value, "forward")
+
+
+def _no_global_hooks(interp: Interpreter) -> None:
+    names = interp.tree.fixed(vars(torch_module), "globals of torch.nn.modules.module")
+    for name in _GLOBAL_HOOKS:
+        names.child(("key", name), name).check(("length", 0))
+
+
+def _forward_of_new(interp: Interpreter, value: Instance) -> Value | None:
+    """The same for a module that the captured code has made."""
+    hooks = [value.attributes.get(name) for name in _INSTANCE_HOOKS]
+    if not all(isinstance(each, Mapping) and not each.items for each in hooks):
+        return None
+    if "_compiled_call_impl" in value.attributes or any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return None
+    if interp.tree.class_attribute(value.kind, "_call_impl") is not torch.nn.Module._call_impl:
+        return None
+    _no_global_hooks(interp)
+    return attribute_now(interp, value, "forward")
+
+
+def _functional_call(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Followed for tensors that the module has by that name, none of which is two of its tensors."""
+    module, state = args[0], args[1] if len(args) > 1 else kwargs.get("parameter_and_buffer_dicts")
+    strict = kwargs.get("strict", Constant(False))
+    plain = isinstance(strict, Constant) and strict.value is False and "parameter_and_buffer_dicts" not in kwargs
+    if not plain or not isinstance(module, Object) or not is_a(module.value, torch.nn.Module):
+        raise Unsupported("B025", "torch.func.functional_call")
+    dicts = interp.outside.items(state) if isinstance(state, Sequence) else [state]
+    if module.source is None or not all(isinstance(each, Mapping) for each in dicts) or not _are_apart(module.value):
+        raise Unsupported("B025", "torch.func.functional_call")
+    names = [name for each in dicts if isinstance(each, Mapping) for name in each.items]
+    if len(set(names)) < len(names) or not set(names) <= _names(module.value).keys():
+        raise Unsupported("B025", "torch.func.functional_call")
+    module.source.check(("predicate", _are_apart))
+    return interp.call(interp.outside.fixed(functional_call), args, kwargs)
+
+
+def _names(module: Any) -> dict[str, torch.Tensor]:
+    """Every tensor of a module by every name it has."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _are_apart(module: Any) -> bool:
+    """Whether each tensor of a module has one name."""
+    tensors = _names(module).values()
+    return len({id(tensor) for tensor in tensors}) == len(tensors)
+
+
+MODULE_CALLS: dict[Any, Callable[[Interpreter, list[Value], dict[str, Value]], Value]] = {
+    torch.func.functional_call: _functional_call
+}

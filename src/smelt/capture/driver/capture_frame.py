@@ -1,0 +1,626 @@
+"""Capture of one state: interpret it, close the graph, compile it, and plan how to go on.
+
+capture([LiveFrame of f at its start], compile_graph)  →  Captured(guards, Return | Stop)
+"""
+
+import inspect
+import operator
+import sys
+from collections.abc import Hashable
+from types import CodeType
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import fx
+
+from smelt import _native
+from smelt.base.errors import GraphBreakError
+from smelt.base.events import count, emit, wanted
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.options import config
+from smelt.capture.calls.dispatch import call
+from smelt.capture.driver.eager_step import STEPS
+from smelt.capture.guards.dynamic_sizes import History, Sizes
+from smelt.capture.guards.tree import GuardTree, format_guards
+from smelt.capture.interpreter.externals import Externals, is_gradient, may_pin, pin_tensor
+from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
+from smelt.capture.interpreter.iterators import ends_quietly
+from smelt.capture.interpreter.opcode_table import HANDLERS
+from smelt.capture.model.breaks import COMPILED_LATER, Abandoned, Unsupported
+from smelt.capture.model.bytecode import columns_of
+from smelt.capture.model.policy import is_polyfill
+from smelt.capture.model.records import BreakRecord, GraphRecord
+from smelt.capture.model.source import Source
+from smelt.capture.model.state import LiveFrame, flat
+from smelt.capture.model.static import ABSENT, static_lookup
+from smelt.capture.model.user_names import user_names
+from smelt.capture.model.values import (
+    NULL,
+    Cell,
+    Globals,
+    Iterator,
+    LazyItem,
+    Mapping,
+    Object,
+    Tensor,
+    Value,
+    ZippedIterator,
+)
+from smelt.capture.opcodes import exceptions, match, opcodes
+from smelt.capture.persist.store import Keep
+from smelt.capture.replay.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop, lie_apart
+from smelt.capture.replay.reconstruct import Operand, Rebuilder
+from smelt.capture.replay.rollback import WritePolicy
+from smelt.capture.replay.side_effects import given_up, replay
+from smelt.capture.tape.generators import with_generators
+from smelt.capture.tape.tape import EffectRecorder, Tape, is_otherwise
+from smelt.ir.graph import GraphCompiler, GraphLevel, Traced, format_graph, placeholders
+from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
+from smelt.ir.tensorspec import tensor_spec
+from smelt.meta.ghost import without_caller_hooks
+
+SEMANTICS = (opcodes, exceptions, match)  # importing them fills the table
+
+# Breaks where Python is expected to raise: under fullgraph=True the user gets that error, not ours.
+EXPECTED_TO_RAISE = frozenset({"B011", "B018", "B019"})
+
+# Builtins that look at the frame that calls them: only a real frame will do.
+_ATTEMPTS = 4  # at a state whose graph ends inside generators
+_NEEDS_FRAME: frozenset[Any] = frozenset({locals, vars, dir, eval, exec, super, breakpoint, sys._getframe})
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One compiled version of a state."""
+
+    guards: "_native.Guards"
+    plan: Plan
+    entrance: Entrance
+    saw_tensors: bool
+
+
+def capture(
+    frames: list[LiveFrame],
+    compile_graph: GraphCompiler,
+    *,
+    fullgraph: bool,
+    dynamic: bool | None = False,
+    history: History | None = None,
+    follow_loops: bool = True,
+    settings: Hashable = None,
+    keep: Keep | None = None,
+) -> Captured:
+    """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython.
+
+    `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
+    are compiled with the same are followed. `keep` is told what can be used by later processes.
+    """
+    manner = follow_loops, settings, keep
+    history = history or History()
+    generators, attempts = sys.maxsize, 0
+    while True:
+        try:
+            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), manner)
+        except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
+            if not generators:
+                raise
+            attempts += 1
+            generators = unfinished.finished if attempts < _ATTEMPTS else 0
+
+
+class _Unfinished(Exception):
+    """The graph ended while a generator was suspended, in inference mode, or with tensors of both modes.
+
+    `finished`: how many generators were made before the first that was suspended.
+    """
+
+    def __init__(self, finished: int = 0) -> None:
+        self.finished = finished
+
+
+def _capture_in_mode(
+    frames: list[LiveFrame],
+    compile_graph: GraphCompiler,
+    fullgraph: bool,
+    generators: int,
+    sizes: Sizes,
+    manner: tuple[bool, Hashable, Keep | None],
+) -> Captured:
+    entry = Ambient.now()
+    tree, tape = GuardTree(), Tape(entry)
+    # Inference tensors keep no version by which writes are noticed.
+    with torch._C._InferenceMode(False), without_caller_hooks():
+        torch._C._set_grad_enabled(entry.records)
+        outside = Externals(tree, tape, sizes)
+        outside.follow_loops, outside.settings, keep = manner
+        outside.fullgraph = fullgraph
+        try:
+            return _capture(frames, outside, compile_graph, fullgraph, entry, generators, keep)
+        finally:
+            tree.release()
+            tape.release()
+            outside.release()
+
+
+def _capture(
+    frames: list[LiveFrame],
+    outside: Externals,
+    compile_graph: GraphCompiler,
+    fullgraph: bool,
+    entry: Ambient,
+    generators: int,
+    keep: Keep | None,
+) -> Captured:
+    try:
+        with (
+            restored(),
+            without_default_devices(),
+            torch._C.DisableTorchFunctionSubclass(),
+            EffectRecorder(outside.tape),
+        ):
+            virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
+            interp = Interpreter(virtual, outside, HANDLERS, call, generators)
+            ending = interp.run()
+    except Unsupported as unreadable:
+        raise Abandoned(unreadable.reason) from unreadable.bare()
+    return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep)
+
+
+def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
+    found, base = [], 0
+    for frame in frames:
+        found.append((frame, base))
+        base += len(frame.slots) + len(frame.stack) + 1 + (frame.handled is not None)
+    return found
+
+
+def _virtual(outside: Externals, frame: LiveFrame, base: int) -> Frame:
+    """A frame of values over a frame of objects; locals are looked at when they are read."""
+    tree, info = outside.tree, frame.info
+    function_slot = base + len(frame.slots) + len(frame.stack)
+    function = outside.value(frame.function, tree.slot(function_slot, info.code.co_name))
+    assert isinstance(function, Object) and function.source is not None
+    names: Globals = outside.globals_of(function)
+    slots: list[Any] = []
+    for number, real in enumerate(frame.slots):
+        source = tree.slot(base + number, info.slot_names[number])
+        if real is _native.NULL:
+            if info.is_live(frame.index, number):
+                source.check(("unbound",))
+            slots.append(None)
+        elif frame.index == 0 and number == _keywords_slot(info.code) and type(real) is dict:
+            slots.append(_new_keywords(real, source))
+        elif frame.index and type(real).__name__ == "cell" and info.slot_names[number] in _cell_names(info.code):
+            slots.append(outside.value(real, source))
+        else:
+            slots.append(LazyItem(real, source))
+    stack = [
+        outside.value(real, tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
+        if real is not _native.NULL
+        else _null(tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
+        for number, real in enumerate(frame.stack)
+    ]
+    closure: tuple[Cell, ...] = ()
+    if frame.index == 0:
+        closure = tuple(_closure_cells(outside, function))
+    made = Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
+    if frame.handled is not None:
+        made.handled = outside.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
+    return made
+
+
+def _keywords_slot(code: CodeType) -> int:
+    """The slot of `**kwargs`, or -1."""
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return -1
+    return code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+
+
+def _new_keywords(real: dict[str, Any], source: Source) -> Mapping:
+    """`**kwargs` at the start of its frame: Python has just made it, so writing to it is nobody else's concern."""
+    source.check(("type", dict))
+    source.check(("keys", tuple(real)))
+    return Mapping({key: LazyItem(item, source.key(key)) for key, item in real.items()})
+
+
+def _null(source: Source) -> Value:
+    source.check(("unbound",))
+    return NULL
+
+
+def _cell_names(code: Any) -> frozenset[str]:
+    return frozenset((*code.co_cellvars, *code.co_freevars))
+
+
+def _closure_cells(outside: Externals, function: Object) -> list[Cell]:
+    cells: list[Cell] = []
+    assert function.source is not None
+    for number, real in enumerate(function.value.__closure__ or ()):
+        name = function.value.__code__.co_freevars[number]
+        found = outside.value(real, function.source.child(("closure", number), name))
+        assert isinstance(found, Cell)
+        cells.append(found)
+    return cells
+
+
+class _Closing:
+    """From the interpreter's ending to a plan: outputs chosen, unused inputs dropped, guards sealed, graph compiled."""
+
+    def __init__(
+        self,
+        frames: list[LiveFrame],
+        interp: Interpreter,
+        ending: Ending,
+        compile_graph: GraphCompiler,
+        fullgraph: bool,
+        entry: Ambient,
+    ) -> None:
+        self.frames = frames
+        self.interp = interp
+        self.tape = interp.tape
+        self.ending = ending
+        self.compile_graph = compile_graph
+        self.fullgraph = fullgraph
+        self.entry = entry
+        self.final = interp.tape.ambient
+        self.compiled: tuple[Traced, WritePolicy] | None = None  # what the compiler was given, and what surrounds it
+        self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
+        self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
+        begin = WeakMethod(self._begin)  # in a circle, the program's objects would outlive the capture
+        home, spent, slots = interp.tape.home, interp.tape.spent, interp.tape.gradient_slots
+        self.build = Rebuilder(home, spent, slots, lambda value: begin()(value))  # type: ignore[misc]
+
+    def captured(self, keep: Keep | None = None) -> Captured:
+        stop = self.ending.stop if isinstance(self.ending, Broken) else None
+        record = self._record(stop) if stop is not None else None
+        forbidden = self._forbidden(record) if record is not None else None
+        saw_tensors, made = bool(self.tape.inputs), self.interp.made_generators
+        for number, generator in enumerate(made):
+            if not ends_quietly(self.interp, generator):
+                raise _Unfinished(number)
+        try:
+            operands = self._operands()
+        except Abandoned:
+            if self.interp.entered_inference:
+                raise _Unfinished from None
+            if made:
+                raise _Unfinished(next((number for number, each in enumerate(made) if not each.done), 0)) from None
+            raise
+        inferred = self.tape.inferred.intersection(self.build.outputs)
+        if inferred and len(inferred) < len(self.build.outputs):
+            raise _Unfinished
+        self.inference = bool(inferred)
+        self._close_graph()
+        self._collect_entrance()
+        for kind, name in sorted(self.tape.methods, key=_place_of_method):
+            self.interp.tree.class_attribute(kind, name)
+        _, collected = self.interp.tree.build()
+        arguments = self._order_inputs(len(collected))
+        computation = self._computation(arguments, len(collected))
+        sizes = self.interp.outside.sizes  # compiling may have decided something about them
+        sizes.settle_given()
+        roots, _ = self.interp.tree.build()
+        facts = sizes.facts()
+        guards = _native.Guards(roots, False, facts)
+        self._check_guards(guards)
+        if wanted("guards"):
+            emit("guards", format_guards(roots, facts), roots)
+        if record is not None:
+            count("graph_breaks")
+            emit("breaks", str(record), record)
+        plan, entrance = self._plan(computation, operands, record, forbidden), self._entrance(len(collected))
+        if keep is not None:
+            reason = self._why_not_kept(plan, entrance, facts)
+            if reason is None:
+                keep(roots, plan, entrance, self.compiled, self.interp.tree)
+            else:
+                emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
+        return Captured(guards, plan, entrance, saw_tensors)
+
+    def _why_not_kept(self, plan: Plan, entrance: Entrance, facts: Any) -> str | None:
+        """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""
+        computation = plan.computation
+        if isinstance(plan, Stop) or len(self.frames) > 1 or self.frames[0].index:
+            return "it does not go from the start of a function to its end"
+        if facts is not None or entrance.computed:
+            return "sizes or numbers in it are symbols"
+        if self.compiled is None:
+            return "PyTorch runs its graph, or there is none"
+        if computation.final is not None or computation.begun or computation.given_up:
+            return "it leaves the state of the process, or of an optimizer, another"
+        return f"it relies on {self.interp.tree.transient}" if self.interp.tree.transient else None
+
+    def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any], Any]]:
+        """Per frame of the state at the start: sources of function, slots, stack and exception, None if empty."""
+        found = []
+        slot = self.interp.tree.slot
+        for frame, base in _with_bases(self.frames):
+            stack_base = base + len(frame.slots)
+            slots = [
+                slot(base + number, frame.info.slot_names[number])
+                if real is not _native.NULL and frame.info.is_live(frame.index, number)
+                else None
+                for number, real in enumerate(frame.slots)
+            ]
+            stack = [
+                slot(stack_base + number, f"stack[{number}]") if real is not _native.NULL else None
+                for number, real in enumerate(frame.stack)
+            ]
+            place = stack_base + len(frame.stack)
+            handled = slot(place + 1, "the exception being handled") if frame.handled is not None else None
+            found.append((frame, slot(place, frame.info.code.co_name), slots, stack, handled))
+        return found
+
+    def _collect_entrance(self) -> None:
+        for _, function, slots, stack, handled in self._entry_slots():
+            for source in (function, *slots, *stack, handled):
+                if source is not None:
+                    source.collect()
+
+    def _entrance(self, null: int) -> Entrance:
+        frames = tuple(
+            FrameRecipe(
+                frame.info,
+                frame.index,
+                frame.discard,
+                function.index,
+                tuple(null if source is None else source.index for source in slots),
+                tuple(null if source is None else source.index for source in stack),
+                None if handled is None else handled.index,
+            )
+            for frame, function, slots, stack, handled in self._entry_slots()
+        )
+        relations = tuple((one.index, other.index, same) for one, other, same in self.interp.tree.relations)
+        return Entrance(relations, tuple(self.interp.outside.sizes.computed()), frames)
+
+    def _check_guards(self, guards: "_native.Guards") -> None:
+        state = flat(self.frames)
+        with torch._C._InferenceMode(self.interp.tree.inference_mode):
+            torch._C._set_grad_enabled(self.entry.grad)
+            if guards.check(state) is None:
+                raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
+
+    def _record(self, stop: Unsupported) -> BreakRecord:
+        stack: list[str] = []
+        file, line, columns = "", 0, None
+        for frame in self.interp.frames:
+            code = frame.info.code
+            if stack and is_polyfill(code):
+                continue  # no line of the program
+            instruction = frame.info.instructions[frame.index if frame is self.interp.frames[-1] else frame.index - 1]
+            file, line, columns = code.co_filename, instruction.line, columns_of(code, instruction)
+            stack.append(f"{file}:{line} in {code.co_qualname}")
+        return BreakRecord(stop.code, stop.reason, stop.hint, file, line, tuple(stack), columns)
+
+    def _forbidden(self, record: BreakRecord) -> GraphBreakError | None:
+        if not self.fullgraph or (record.code == COMPILED_LATER and config.compiled_autograd):
+            return None
+        error = GraphBreakError(
+            "SM010",
+            f"graph break under fullgraph=True: {record.code}: {record.reason}",
+            where=record.where,
+            hint=record.hint,
+        )
+        if record.code not in EXPECTED_TO_RAISE:
+            raise error
+        return error
+
+    def _operands(self) -> Any:
+        """What must be rebuilt, as operands still to be numbered; writes come first."""
+        self.interp.outside.guard_distinct()
+        replay(self.build, self.interp.outside.written.values(), self.interp.outside.later)
+        if isinstance(self.ending, Returned):
+            return self.build.operand(self.ending.value)
+        null = self.build.constant(_native.NULL)
+        frames = self.interp.frames
+        for frame in frames:  # first all that the program itself may hold
+            for number, value in enumerate(frame.slots):
+                if value is not None and frame.info.is_live(frame.index, number) and not _is_own(frame, number):
+                    self.build.operand(value)
+            for value in frame.stack:
+                if not isinstance(value, Iterator | ZippedIterator) or frame.stack.count(value) > 1:
+                    self.build.operand(value)
+        found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
+        for frame in frames:
+            slots = [
+                self.build.paused(value) if value is not None and frame.info.is_live(frame.index, number) else null
+                for number, value in enumerate(frame.slots)
+            ]
+            stack = [self.build.paused(value) for value in frame.stack]
+            handled = None if frame.handled is None else self.build.operand(frame.handled)
+            found.append((frame, self.build.operand(frame.function), slots, stack, handled))
+        return found
+
+    def _close_graph(self) -> None:
+        self.tape.heed(self.entry)
+        if self.interp.outside.singled_out:
+            self.build.sort_outputs({node: place for place, node in enumerate(self.tape.graph.nodes)})
+        self.tape.graph.output(tuple(self.build.outputs))
+        self.tape.close_regions()
+        _drop_unused_parts(self.tape.graph)
+        self._join_inputs()
+        for node, source in list(self.tape.inputs.items()):
+            if node.users:
+                source.collect()
+            else:
+                self.tape.graph.erase_node(node)
+                del self.tape.inputs[node]
+
+    def _join_inputs(self) -> None:
+        """One input for a tensor that was met in several places, where it matters that it is one: it is written, or its
+        gradient is taken. Inputs that gradients may flow to are told apart from those."""
+        singled_out = self.interp.outside.singled_out
+        for places in self.tape.met_again():
+            (first, value), *others = places
+            written = any(each.ghost._version for _, each in places) and all(may_pin(each) for _, each in places)
+            if id(value.real) in singled_out or (others and written):
+                self._join(first, value, others)
+            elif singled_out and value.ghost.requires_grad and (is_gradient(value) or not pin_tensor(value)):
+                for each in singled_out.values():
+                    self.interp.outside.relate(each.source, value.source, False)
+        self._keep_apart()
+
+    def _keep_apart(self) -> None:
+        """No other input is a view of what one is that came to require grad, or to have another shape: it would have
+        come to so with it, and what was decided by it would be otherwise."""
+        inputs = [(node, value) for places in self.tape.met_again() for node, value in places]
+        for node, value in inputs:
+            if value.real is None or not is_otherwise(node, value.ghost):
+                continue
+            for _, other in inputs:
+                if other.real is None or other.real is value.real:
+                    continue
+                if not lie_apart(value.real, other.real):
+                    raise Abandoned("an input comes to require grad that another is a view of")
+                self.interp.outside.relate(value.source, other.source, None)
+
+    def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:
+        pinned = pin_tensor(value)
+        for node, each in others:
+            if not (pin_tensor(each) and pinned):
+                self.interp.outside.relate(value.source, each.source, True)
+            self.interp.outside.sizes.equate(tensor_spec(first), tensor_spec(node))
+            node.replace_all_uses_with(first)
+            self.joined[node] = first
+
+    def _begin(self, value: Tensor) -> int | None:
+        """The number of a tensor among those that are made before the graph runs; None for one that cannot be."""
+        found = self.tape.begin_with(value)
+        if found is None:
+            return None
+        node, function, args, kwargs = found
+
+        def given(argument: Any) -> Any:
+            return self.tape.inputs[argument].collect() if isinstance(argument, fx.Node) else argument
+
+        named = {name: given(argument) for name, argument in kwargs.items()}
+        self.begun[node] = Begun(function, tuple(map(given, args)), named)
+        return len(self.begun) - 1
+
+    def _order_inputs(self, collected: int) -> tuple[int, ...]:
+        """Placeholders in the order their values are collected; returns which of the collected they are.
+
+        Those of a whole step come in the order they are used, and its outputs in the order they are made: so it is the
+        same graph whether it makes the optimizer's state or finds it.
+        """
+        places = {node: source.index for node, source in self.tape.inputs.items()}
+        places |= {node: collected + number for number, node in enumerate(self.begun)}
+        ordered = sorted(places, key=places.__getitem__)
+        if self.interp.outside.singled_out:
+            used = [each for node in self.tape.graph.nodes for each in node.all_input_nodes if each in places]
+            ordered = list(dict.fromkeys(used))
+        previous: fx.Node | None = None
+        for node in ordered:
+            if previous is not None:
+                previous.append(node)
+            previous = node
+        return tuple(places[node] for node in ordered)
+
+    def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
+        recipe, self.number = self.build.seal(collected, len(self.begun))
+        run = None
+        if self.build.outputs or self.tape.acts:
+            care = self._care(len(arguments) > 1)
+            traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=care.undoing(), again=bool(self.begun))
+            count("graphs")
+            if wanted("graph"):
+                self._report(traced)
+            with without_default_devices():
+                by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
+                run = traced.plainly() if by_nodes else self.compile_graph(traced)
+            run = care.around(run, lambda: traced)
+            lent = self.interp.outside.lent.values()
+            if lent:
+                run = with_generators(run, tuple(each.own for each in lent))
+                arguments = (*arguments, *[each.source.index for each in lent])
+            self.compiled = None if by_nodes else (traced, care)
+        final = self.final if self.final != self.entry else None
+        dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
+        begun = tuple(self.begun.values())
+        count_all, writes = collected + len(begun), self.tape.writes_inputs
+        return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, begun)
+
+    def _report(self, traced: Traced) -> None:
+        frame = self.frames[-1]
+        names, callers = user_names(frame), self.tape.called_from
+        lines = frozenset(place for node in traced.graph.nodes for place in callers.get(node, ()))
+        record = GraphRecord(traced, names, *names.place(frame), lines)
+        emit("graph", format_graph(traced.graph, f"graph of {names.function}"), record)
+
+    def _care(self, several: bool) -> WritePolicy:
+        found = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+        kinds = [{self.joined.get(node, node) for node in kind} for kind in found]
+        inputs = list(enumerate(placeholders(self.tape.graph)))
+        written, rebased, at_risk = (tuple(place for place, node in inputs if node in kind) for kind in kinds)
+        restores_rng, devices = self.tape.draws and self.tape.raises, bool(self.entry.devices)
+        writes, only_apart = self.tape.writes_inputs, self.tape.only_apart
+        return WritePolicy(
+            written, rebased, at_risk, writes, several, restores_rng, self.inference, devices, only_apart
+        )
+
+    def _ends_where_nodes_matter(self) -> bool:
+        """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be
+        written in place, which PyTorch tells by the node (one of several views, say). So PyTorch makes the nodes."""
+        stop = self.ending.stop if isinstance(self.ending, Broken) else None
+        if stop is None:
+            return False
+        if stop.code == "B015":
+            return stop.reason.startswith("Tensor.grad_fn ")
+        return stop.code == "B011" and ("inplace" in stop.reason or "in-place" in stop.reason)
+
+    def _plan(
+        self, computation: Computation, operands: Any, record: BreakRecord | None, forbidden: GraphBreakError | None
+    ) -> Plan:
+        if record is None:
+            return Return(computation, self.number(operands))
+        frames = tuple(
+            FrameRecipe(
+                frame.info,
+                frame.index,
+                frame.discard,
+                self.number(function),
+                tuple(map(self.number, slots)),
+                tuple(map(self.number, stack)),
+                None if handled is None else self.number(handled),
+            )
+            for frame, function, slots, stack, handled in operands
+        )
+        return Stop(computation, frames, self._needs_cpython(), record, forbidden, self._bound())
+
+    def _bound(self) -> tuple[int, ...]:
+        held = [getattr(value, "source", None) for frame in self.interp.frames for value in frame.slots]
+        return tuple(sorted({source.index for source in held if source is not None and source.collected}))
+
+    def _needs_cpython(self) -> bool:
+        frame = self.interp.frames[-1]
+        if frame.instruction.name not in STEPS:
+            return True
+        called = [value.value for value in frame.stack if isinstance(value, Object)]
+        return any(_among(each, _NEEDS_FRAME) or _makes_droppable(each) for each in called)
+
+
+def _is_own(frame: Frame, slot: int) -> bool:
+    """Whether a slot is no variable of the program: the iterator that a comprehension is given."""
+    return frame.info.slot_names[slot] == ".0"
+
+
+def _makes_droppable(value: Any) -> bool:
+    """Whether this is a class with a `__del__`: where an object of it is dropped only Python knows."""
+    return issubclass(type(value), type) and static_lookup(value, "__del__") is not ABSENT
+
+
+def _among(value: Any, known: frozenset[Any]) -> bool:
+    return any(value is each for each in known)  # by identity: hashing might run the program's code
+
+
+def _drop_unused_parts(graph: fx.Graph) -> None:
+    """Erase items of tuples that nobody took; not what is taken from a tensor, as its index may be out of range."""
+    for node in reversed(list(graph.nodes)):
+        if node.target is operator.getitem and not node.users and type(node.args[1]) is int:
+            graph.erase_node(node)
+
+
+def _place_of_method(method: tuple[type, str]) -> tuple[str, str]:
+    kind, name = method
+    return kind.__name__, name

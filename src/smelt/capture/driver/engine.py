@@ -1,0 +1,338 @@
+"""The engine behind a `CompiledRegion`: all that was compiled for it, and the decisions around capture.
+
+Frames that no entry fits come to `_missed`; states after a break come to `plan_for`. Both look among what is known,
+then capture, within `cache_size_limit` and under one lock, so that each version is built once.
+"""
+
+import traceback
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base import locks
+from smelt.base.coexist import opaque
+from smelt.base.errors import GraphBreakError, NoRoom, warn
+from smelt.base.events import count, counters, emit, timed
+from smelt.base.headroom import why_not_compile
+from smelt.base.options import config
+from smelt.base.torch_originals import replaced_underneath
+from smelt.capture.driver.capture_frame import EXPECTED_TO_RAISE, Captured, capture
+from smelt.capture.driver.debuggers import tell_of_monitoring, watch
+from smelt.capture.driver.run_plan import drive, recover, run_eagerly
+from smelt.capture.driver.tracebacks import without_smelt
+from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.guards.recompiles import RecompileRecord
+from smelt.capture.model.breaks import Abandoned
+from smelt.capture.model.bytecode import decode
+from smelt.capture.model.marks import DISABLED, mark_entered
+from smelt.capture.model.paused_iterators import PLACE
+from smelt.capture.model.policy import frame_is_worth_capturing, frame_runs_alone
+from smelt.capture.model.state import LiveFrame, StateKey, flat, key_of
+from smelt.capture.model.user_names import user_names
+from smelt.capture.persist.store import CaptureStore
+from smelt.capture.replay.plan import GraphFailed, Plan, Return, Stop, what_is_returned
+from smelt.ir.graph import GraphCompiler, Recaller
+from smelt.ir.nodes.ambient import default_devices
+from smelt.runtime import shelter  # noqa: F401  (says what `sheltered` puts back)
+from smelt.torch_abi.tensor_layout import install_tensor_layout
+
+_ENOUGH_IDLE = 3
+_MODE_HANDLERS = ("__torch_dispatch__", "__torch_function__")  # they run below what graphs take for granted
+
+
+class Engine:
+    """One per `smelt.compile`. `call(function, …)` runs the function with its frames captured."""
+
+    def __init__(
+        self,
+        compile_graph: GraphCompiler,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        fallback: bool = True,
+        settings: Hashable = None,
+    ) -> None:
+        self.compile_graph = compile_graph
+        self.settings = settings
+        self.fullgraph = fullgraph
+        self.fallback = fallback
+        self.dynamic = dynamic
+        install_tensor_layout()
+        watch()
+        self.native = _native.Region(self._missed)
+        manner = (fullgraph, dynamic)
+        self.shelf = CaptureStore(compile_graph, manner) if isinstance(compile_graph, Recaller) else None
+        self._lock = locks.lock()
+        self._resumed: dict[StateKey, list[Captured]] = {}
+        self._settled: set[Any] = set()
+        self._idle: dict[Any, int] = {}
+        self._raised: dict[Any, int] = {}
+        self._histories: dict[Any, History] = {}
+        self._no_room = False  # too little memory was left to compile, and that was said
+        self._cramped = False  # a thread had too little stack, and that was said
+        self._loose = False  # something was given up, and said so: what is called there may break
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` with this region active."""
+        return self.entering(function)(*args, **kwargs)
+
+    def entering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that calls `function` with this region active: one layer, as every call goes through it."""
+        enter = self.native.enter
+        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+        transforms = torch._C._are_functorch_transforms_active
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            counters["calls"] += 1
+            try:
+                if dispatch_modes() or (function_modes() and _watched()) or transforms():
+                    return _under_modes(function, args, kwargs)
+                return enter(function, args, kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_smelt(error.__traceback__)
+                raise
+
+        mark_entered(compiled, function, self.settings, self.fullgraph)
+        return opaque(compiled)
+
+    def reset(self) -> None:
+        """Forget everything compiled."""
+        with _native.Held(self._lock):
+            self.native.clear()
+            self._resumed.clear()
+            self._settled.clear()
+            self._idle.clear()
+            self._raised.clear()
+            self._histories.clear()
+            self._loose = self._no_room = self._cramped = False
+
+    def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
+        """A frame that no entry fits: an entry for it, or None to let CPython run it."""
+        code = function.__code__
+        if code in self._settled or self._no_room or _watched():
+            return None
+        if frame_runs_alone(code):
+            self.native.alone(code)
+            return None
+        if code.co_name in _MODE_HANDLERS or not frame_is_worth_capturing(code) or DISABLED in function.__dict__:
+            self.native.never(code)
+            return None
+        if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
+            return None
+        found: _native.Entry | None = _native.sheltered(self._made_for, function, slots)
+        return found
+
+    def _made_for(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
+        code = function.__code__
+        frames = [LiveFrame(function, decode(code), 0, list(slots), [])]
+        tell_of_monitoring(code.co_qualname)
+        with _native.Held(self._lock):
+            known = self.native.entries(code)
+            state = flat(frames)
+            for entry in known:
+                if entry.guards.check(state) is not None:
+                    return entry
+            captured = None if known else self._recall(frames[0])
+            captured = captured or self._capture(frames, code, [entry.guards for entry in known])
+            if captured is None:
+                return None
+            made = self._entry(captured)
+            self.native.add(code, made)  # before another thread looks
+            return made
+
+    def _has_stack(self, name: str) -> bool:
+        """Whether this thread's stack is large enough to compile on; says so, once, if it is not."""
+        reason = why_not_compile(_native.stack_left())
+        if reason is not None and not self._cramped:
+            self._cramped = True
+            warn(f"SM020: a graph of {name} could not be compiled and runs in Python. {reason}.")
+        return reason is None
+
+    def _recall(self, frame: LiveFrame) -> Captured | None:
+        """What an earlier process made of a function that is called for the first time."""
+        code = frame.info.code
+        if self.shelf is None or code in self._histories:
+            return None
+        with _native.Paused(), timed("recall", code.co_qualname):
+            history = History()
+            found = self.shelf.recall(frame, history)
+        if found is None:
+            return None
+        self._histories[code] = history
+        return Captured(found.guards, found.plan, found.entrance, True)
+
+    def _entry(self, captured: Captured) -> "_native.Entry":
+        """Where nothing is to be done but to run the graph, C does it."""
+        plan, entrance = captured.plan, captured.entrance
+        computation = plan.computation
+        result = what_is_returned(plan) if isinstance(plan, Return) and entrance.open else None
+        if result is None or computation.run is None:
+            return _native.Entry(captured.guards, self._runner(captured))
+
+        def failed(error: Exception, *collected: Any) -> Any:
+            return recover(self, entrance, computation.failed(error), collected)
+
+        settle = computation.settle
+        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, settle)
+
+    def _runner(self, captured: Captured) -> Callable[..., Any]:
+        plan, entrance = captured.plan, captured.entrance
+
+        def run(*collected: Any) -> Any:
+            if isinstance(plan, Stop):
+                return drive(self, plan, collected, entrance)
+            try:
+                return plan.finish(collected)
+            except GraphFailed as raised:
+                failure = raised.with_traceback(None)
+            return recover(self, entrance, failure, collected)
+
+        if entrance.open:
+            return run
+        return lambda *collected: (
+            run(*collected) if entrance.holds(collected) else run_eagerly(self, entrance.state(collected))
+        )
+
+    def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
+        """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
+        if self._no_room or _watched() or _native.Region.held() or replaced_underneath() is not None:
+            return None
+        key, state = key_of(frames), flat(frames)
+        found = self._find(key, state)
+        if found is not None or key in self._settled or not self._has_stack(frames[-1].info.code.co_qualname):
+            return found
+        made: tuple[Plan, tuple[Any, ...]] | None = _native.sheltered(self._planned, frames, key, state)
+        return made
+
+    def _planned(
+        self, frames: list[LiveFrame], key: StateKey, state: list[Any]
+    ) -> tuple[Plan, tuple[Any, ...]] | None:
+        with _native.Held(self._lock):
+            found = self._find(key, state)
+            if found is not None or key in self._settled:
+                return found
+            known = self._resumed.setdefault(key, [])
+            captured = self._capture(frames, key, [each.guards for each in known])
+            if captured is None:
+                return None
+            known.append(captured)
+        collected = captured.guards.check(state)
+        return None if collected is None else (captured.plan, collected)
+
+    def _find(self, key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
+        for captured in self._resumed.get(key, ()):
+            collected = captured.guards.check(state)
+            if collected is not None and captured.entrance.holds(collected):
+                return captured.plan, collected
+        return None
+
+    def _capture(self, frames: list[LiveFrame], key: Any, known: "list[_native.Guards]") -> Captured | None:
+        names = user_names(frames[-1])
+        name, follow_loops = names.function, True
+        if known:
+            reason = known[-1].explain(flat(frames)) or "none of the earlier versions fits"
+            follow_loops = PLACE not in reason and len(known) < 2
+            reason = names.translated(reason)
+            count("recompiles")
+            frame = frames[-1]
+            resumed = len(frames) > 1 or frame.index != 0
+            record = RecompileRecord(name, reason, *names.place(frame), len(known) + 1, resumed)
+            emit("recompiles", str(record), record)
+            if len(known) >= config.cache_size_limit:
+                self._give_up(
+                    key,
+                    f"SM011: {name} was compiled {len(known)} times (cache_size_limit); where no version fits it runs "
+                    f"in Python from now on. What keeps changing: {reason}. Hint: {record.hint}.",
+                )
+                return None
+        try:
+            with _native.Paused(), timed("capture and compile", name):
+                history = self._histories.setdefault(key, History())
+                keep = None if self.shelf is None or known else self.shelf.keeper(frames[0], history)
+                captured = capture(
+                    frames,
+                    self.compile_graph,
+                    fullgraph=self.fullgraph and not self._loose,
+                    dynamic=self.dynamic,
+                    settings=self.settings,
+                    history=history,
+                    follow_loops=follow_loops,
+                    keep=keep,
+                )
+        except Abandoned as reason:
+            self._settled.add(key)
+            count("frames_skipped")
+            emit("breaks", f"{name} is left to Python: {reason}", reason)
+            return None
+        except GraphBreakError:
+            raise
+        except Exception as error:
+            self._failed(error, key, name)
+            self._no_room = isinstance(error, NoRoom | MemoryError)  # what is called there would fare no better
+            return None
+        return None if self._is_idle(captured, frames, key) else captured
+
+    def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:
+        """Whether CPython does better with this state; after a few such answers it is not asked about again."""
+        plan = captured.plan
+        if plan.computation.run is not None:
+            return False
+        if isinstance(plan, Return):
+            idle, again = False, True
+        elif plan.record.code in EXPECTED_TO_RAISE:
+            self._raised[key] = self._raised.get(key, 0) + 1
+            if self._raised[key] >= config.cache_size_limit:
+                self._settled.add(key)  # what was compiled for calls that do not raise stays
+            return True
+        else:
+            idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
+        if again:
+            self._idle[key] = self._idle.get(key, 0) + 1
+            if self._idle[key] >= _ENOUGH_IDLE:
+                self._settled.add(key)
+                if len(frames) == 1 and frames[0].index == 0:
+                    self.native.never(frames[0].info.code)
+        if idle:
+            count("frames_skipped")
+        return idle
+
+    def _failed(self, error: Exception, key: Any, name: str) -> None:
+        """Capture never runs user code, so this is the compiler's own fault, not the program's."""
+        if not (config.suppress_errors and self.fallback):
+            raise error
+        detail = "".join(traceback.format_exception(error)) if config.verbose else f"{type(error).__name__}: {error}"
+        self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python. {detail}")
+
+    def _give_up(self, key: Any, text: str) -> None:
+        self._settled.add(key)
+        self._loose = True
+        warn(text)
+
+
+def _under_modes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call in plain Python, and say so: `torch.set_default_device` is such a mode, and lasts."""
+    count("calls_under_modes")
+    name = getattr(function, "__qualname__", repr(function))
+    what = "a torch function or dispatch mode, or a transform of torch.func, is active"
+    emit("breaks", f"{name} runs in Python: {what} (hint: compile outside it)")
+    return _native.suspended(function, *args, **kwargs)
+
+
+def _watched() -> bool:
+    """Whether a mode, a transform or a JIT tracer is to see, and may change, every operator: kernels would go past it.
+
+    A default device is a mode too, but one that capture knows.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        return True
+    return torch._C._len_torch_function_stack() > 0 and default_devices() is None
+
+
+def _may_compute(frame: LiveFrame) -> bool:
+    """Whether tensors or modules are within the frame's reach at first sight."""
+    held = [item for value in frame.slots for item in (value if type(value) in (tuple, list) else (value,))]
+    held += [item for value in frame.slots if type(value) is dict for item in value.values()]
+    return any(issubclass(type(value), torch.Tensor | torch.nn.Module) for value in held)

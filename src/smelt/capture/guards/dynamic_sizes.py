@@ -1,0 +1,272 @@
+"""Sizes and numbers that differ from call to call: which of them become symbols, and what guards must say of them.
+
+Everything is compiled for the sizes it is called with at first. A size that is another at the next capture of the same
+code is compiled as a symbol from then on, so that code for `x.shape[0] == 32` and code for any `x.shape[0]` is all that
+is ever made; 0 and 1 stay apart. `mark_dynamic` and `dynamic=True` skip the first step, `dynamic=False` the second.
+
+    x: f32[7, 4], last time f32[5, 4]   →   ghost f32[s0, 4], guarded as f32[any, 4] with x.shape[0] >= 2
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt.base.errors import warn
+from smelt.capture.model.marks import DYNAMIC
+from smelt.capture.model.source import Source
+from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.expressions import SMALLEST, Atom, Expression, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.symnode import Formula, as_number, is_symbolic, meaning
+
+if TYPE_CHECKING:
+    from smelt._native import Polynomial, SizeFacts
+
+
+class History:
+    """What the captures of one piece of code have seen, and what changed between them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+        self._changing: set[tuple[str, int]] = set()
+
+    def seen(self) -> dict[str, Any]:
+        """What the last capture saw, for another process."""
+        return dict(self._seen)
+
+    def restore(self, seen: dict[str, Any]) -> None:
+        """What a capture of another process saw, as if it had been of this one."""
+        self._seen.update(seen)
+
+    def sizes(self, text: str, shape: tuple[int, ...]) -> frozenset[int]:
+        """The dimensions that are known to change, this time included."""
+        before = self._seen.get(text)
+        if isinstance(before, tuple) and len(before) == len(shape):
+            self._changing |= {(text, dim) for dim, size in enumerate(shape) if before[dim] != size}
+        self._seen[text] = shape
+        return frozenset(dim for dim in range(len(shape)) if (text, dim) in self._changing)
+
+    def strides(self, text: str, stride: tuple[int, ...]) -> frozenset[int]:
+        """The dimensions whose strides are known to change."""
+        return self.sizes(f"{text}.stride()", stride)
+
+    def number(self, text: str, number: float) -> bool:
+        """Whether the number is known to change."""
+        before = self._seen.get(text)
+        if type(before) is type(number) and repr(before) != repr(number):
+            self._changing.add((text, 0))
+        self._seen[text] = number
+        return (text, 0) in self._changing
+
+
+class Sizes:
+    """The symbols of one capture. `dynamic` is what `smelt.compile` was told; `history` what is known of the code."""
+
+    def __init__(self, dynamic: bool | None, history: History) -> None:
+        self.world = ShapeEnv()
+        self._dynamic = dynamic
+        self._history = history
+        self._strides: list[tuple[Symbol, Expression]] = []
+        self._marked: list[Symbol] = []
+
+    def layout(self, tensor: torch.Tensor, source: Source) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Shape and strides of a tensor from outside, symbols where sizes differ from call to call."""
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        changing = self._changing(tensor, shape, source)
+        moving = self._history.strides(source.place, stride) if self._dynamic is None else frozenset()
+        if self._dynamic and changing:
+            moving = frozenset(range(len(stride)))
+        if not changing and not moving:
+            return shape, stride
+        source.collect()
+        symbols = {
+            dim: self.world.symbol(f"{source.text}.shape[{dim}]", shape[dim], (source, "size", dim))
+            for dim in sorted(changing)
+        }
+        self._marked += [symbols[dim] for dim in tensor.__dict__.get(DYNAMIC, ()) if dim in symbols]
+        sizes = [Expression.of(symbols.get(dim, size)) for dim, size in enumerate(shape)]
+        strides = self._steps(sizes, stride, moving, source)
+        return tuple(self._number(each) for each in sizes), tuple(self._number(each) for each in strides)
+
+    def _changing(self, tensor: torch.Tensor, shape: tuple[int, ...], source: Source) -> set[int]:
+        marked: Iterable[int] = tensor.__dict__.get(DYNAMIC, ())
+        changing = set(marked) if self._dynamic is not False else set()
+        if self._dynamic is None:
+            changing |= self._history.sizes(source.place, shape)
+        elif self._dynamic and type(tensor) is torch.Tensor and not _belongs_to_module(source):
+            changing |= set(range(len(shape)))
+        return {dim for dim in changing if dim < len(shape) and shape[dim] >= SMALLEST}
+
+    def number(self, number: float, source: Source) -> Any:
+        """A number from outside as a symbol if it differs from call to call, else None."""
+        if self._dynamic is None:
+            changes = self._history.number(source.place, number)
+        else:
+            changes = self._dynamic and type(number) is int and not _belongs_to_module(source)
+        if type(number) is float and self._dynamic is not False and _is_learning_rate(source):
+            changes = True
+        if not changes or (type(number) is int and not SMALLEST <= number < 2**62):
+            return None
+        source.collect()
+        origin = (source, "number", 0)
+        if type(number) is int:
+            return self._number(Expression.of(self.world.symbol(source.text, number, origin)))
+        return as_number(self.world, Formula(None, (), number, source.text, origin))
+
+    def _number(self, what: Expression) -> Any:
+        return as_number(self.world, what)
+
+    def _steps(
+        self, sizes: list[Expression], stride: tuple[int, ...], moving: frozenset[int], source: Source
+    ) -> list[Expression]:
+        """Strides in terms of the sizes they are products of; of the others, those that change are symbols."""
+        found: list[Expression | None] = [None] * len(stride)
+        order = sorted(range(len(stride)), key=lambda dim: (stride[dim], -dim))
+        for dim in order:
+            inner = [other for other in order if found[other] is not None]
+            inner.sort(key=lambda other: abs(other - dim - 1))  # the next dimension first: row-major order
+            steps = [found[other] * sizes[other] for other in inner]  # type: ignore[operator]
+            steps = [step for step in steps if self.world.example(step) == stride[dim]]
+            text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
+            step = next((step for step in steps if step.constant is None), None)
+            if step is not None:
+                self._strides.append((self.world.reading(text, stride[dim], origin), step))
+            elif dim in moving and not steps and stride[dim] >= SMALLEST:
+                step = Expression.of(self.world.symbol(text, stride[dim], origin))
+            found[dim] = step if step is not None else Expression.of(stride[dim])
+        return [each for each in found if each is not None]
+
+    def equate(self, one: TensorSpec, other: TensorSpec) -> None:
+        """Two tensors from outside turned out to be one: its sizes have two names."""
+        pairs = zip((*one.shape, *one.stride), (*other.shape, *other.stride), strict=True)
+        for pair in pairs:
+            left, right = (Expression.of(meaning(size)) for size in pair)
+            self.world.decide("==", left, right)
+
+    def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
+        """Functions that must not raise, and which of the collected values each takes."""
+        found = []
+        for formula in self.world.computed:
+            compute, origins = computed_from(formula)
+            readers = [read_size(origin) for origin in origins]
+            found.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
+        return found
+
+    def settle_given(self) -> None:
+        """Floats that were relied on are guarded where they come from."""
+        for given in self.world.fixed:
+            given.origin[0].check(("equals", given.example))
+
+    def facts(self) -> "SizeFacts | None":
+        """What was decided about sizes, for the guards; their sources are numbered by now. Nothing may follow."""
+        self.world.closed = True
+        if not self.world.symbols:
+            return None
+        for symbol in self._marked:
+            settled = self.world.simplest(Expression.of(symbol)).constant
+            if settled is not None:
+                text = f"SM013: {symbol.text} is marked dynamic, but the code relies on its being {settled}"
+                warn(text)
+        one = Expression.of(1)
+        facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.world.symbols]
+        facts += [SizeGuard("==", Expression.of(stride) - step) for stride, step in self._strides]
+        return _Registers([*facts, *self.world.facts]).built()
+
+
+def _belongs_to_module(source: Source | None) -> bool:
+    """Whether something is part of a module: its parameters, buffers and settings are compiled as they are."""
+    while source is not None:
+        value = getattr(source.value, "value", None)
+        if isinstance(value, torch.nn.Module) or source.accessor[0] in ("value", "globals", "closure"):
+            return True
+        source = source.parent
+    return False
+
+
+def _is_learning_rate(source: Source) -> bool:
+    """Whether a number is what schedulers change from step to step."""
+    place, key = source.parent, source.accessor == ("key", "lr")
+    while key and place is not None:
+        if isinstance(getattr(place.value, "value", None), torch.optim.Optimizer):
+            return True
+        place = place.parent
+    return False
+
+
+def guarded(sizes: tuple[Any, ...]) -> tuple[int | None, ...]:
+    """Sizes for a tensor's guard: None where a symbol stands."""
+    return tuple(None if is_symbolic(size) else size for size in sizes)
+
+
+class _Registers:
+    """Facts in the form guards take: atoms numbered, readings first, compounds after what they are made of."""
+
+    def __init__(self, facts: list[SizeGuard]) -> None:
+        self._facts = facts
+        self._readings: dict[Atom, int] = {}
+        self._compounds: dict[Atom, tuple[str, Expression, Expression]] = {}
+        for fact in facts:
+            self._meet(fact.expression)
+
+    def _meet(self, expression: Expression) -> None:
+        for atom in expression.atoms():
+            if isinstance(atom, Symbol):
+                self._readings.setdefault(atom, len(self._readings))
+            elif atom not in self._compounds:
+                self._meet(atom.left)
+                self._meet(atom.right)
+                self._compounds.setdefault(atom, (atom.function, atom.left, atom.right))
+
+    def built(self) -> "SizeFacts":
+        numbers = dict(self._readings)
+        compounds: list[tuple[str, Polynomial, Polynomial]] = []
+        for atom, (function, left, right) in self._compounds.items():
+            compounds.append((function, _polynomial(left, numbers), _polynomial(right, numbers)))
+            numbers[atom] = len(self._readings) + len(compounds) - 1
+        readings = []
+        for symbol in self._readings:
+            assert isinstance(symbol, Symbol)
+            source, what, dim = symbol.origin
+            readings.append((source.index, what, dim, symbol.text))
+        facts = [(fact.relation, _polynomial(fact.expression, numbers), fact_text(fact)) for fact in self._facts]
+        return tuple(readings), tuple(compounds), tuple(facts)
+
+
+def _polynomial(expression: Expression, numbers: dict[Atom, int]) -> "Polynomial":
+    return tuple(
+        (factor, tuple(numbers[atom] for atom in monomial)) for monomial, factor in expression.terms.items()
+    )
+
+
+def fact_text(fact: SizeGuard) -> str:
+    """A fact as one would write it: `x.shape[0] == y.shape[0]` rather than a difference compared with zero."""
+    positive = Expression({monomial: factor for monomial, factor in fact.expression.terms.items() if factor > 0})
+    negative = positive - fact.expression
+    return f"{positive} {fact.relation} {negative}"
+
+
+def _read_first(compute: Callable[..., Any], readers: list[Any]) -> Callable[..., Any]:
+    return lambda *holders: compute(*[read(holder) for read, holder in zip(readers, holders, strict=True)])
+
+
+def computed_from(what: Expression | Formula) -> tuple[Callable[..., Any], list[tuple[Source, str, int]]]:
+    """A number as a function of where its symbols come from, and those places."""
+    found: set[Any] = what.symbols() if isinstance(what, Expression) else what.leaves()
+    leaves = sorted(found, key=lambda leaf: str(leaf.text))
+    origins = [leaf.origin for leaf in leaves]
+
+    def compute(*values: Any) -> Any:
+        given = dict(zip(leaves, values, strict=True))
+        return what.evaluate(given.__getitem__)
+
+    return compute, origins
+
+
+def read_size(origin: tuple[Source, str, int]) -> Any:
+    """A function that takes a number out of what stands at its source."""
+    _, what, dim = origin
+    if what == "size":
+        return lambda tensor: tensor.shape[dim]
+    if what == "stride":
+        return lambda tensor: tensor.stride(dim)
+    return lambda number: number

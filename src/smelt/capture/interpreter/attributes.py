@@ -1,0 +1,774 @@
+"""Reading attributes: the lookup Python would do, done on values, with a guard for every place that was looked at.
+
+self.lin      type(self) has no `lin`, self.__dict__ has none, self._modules["lin"] is the answer
+"""
+
+import enum
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from smelt.base.torch_originals import is_own
+from smelt.capture.interpreter.backward import gradient_of, store_gradient
+from smelt.capture.interpreter.exceptions import attribute_of, store_in
+from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
+from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.policy import TENSOR_BREAKS
+from smelt.capture.model.source import Source
+from smelt.capture.model.static import ABSENT, is_a, may_change, names_of, order_of, own_dict, static_lookup
+from smelt.capture.model.values import (
+    Constant,
+    Deque,
+    ExceptionValue,
+    Function,
+    Instance,
+    LazyItem,
+    Mapping,
+    Method,
+    Object,
+    Partial,
+    Sequence,
+    Slice,
+    Super,
+    Tensor,
+    Value,
+    describe,
+    is_constant,
+    python_type,
+)
+
+_DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+# C types whose attributes are looked up, and written, as object's are.
+_PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
+_PLAIN_LOOKUP = frozenset(kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict))
+_PLAIN_STORES = tuple(store for kind in _PLAIN for store in (kind.__setattr__, kind.__delattr__))
+
+_OF_ITS_PLACE = ("co_filename", "co_firstlineno", "co_linetable", "co_lnotab")
+_OF_PARAMETERS = ("name", "kind", "default", "annotation")  # each kept in a slot
+_FIELD = type(inspect.Attribute.name)  # of named tuples
+_OF_MEMBERS = tuple(vars(enum.Enum)[name] for name in ("value", "name"))
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
+
+
+class _Unworded(AttributeError):
+    """Stands for the error of a value whose type's name is not known here: only Python can word it."""
+
+
+class Missing(Raised):
+    """The attribute does not exist: AttributeError, which `getattr` and `hasattr` want to know about."""
+
+    def __init__(self, value: Value, name: str) -> None:
+        super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
+        self.details = {"name": Constant(name), "obj": value}
+        real = value.value if isinstance(value, Object) else None
+        self.worded_by = real if is_a(real, type) else python_type(value)
+
+
+def _missing(value: Value, name: str) -> AttributeError:
+    kind = python_type(value)
+    real: Any = value.value if isinstance(value, Object) else None
+    if is_a(real, types.ModuleType):
+        return AttributeError(f"module {real.__name__!r} has no attribute {name!r}")
+    if is_a(real, type):
+        short = type.__dict__["__name__"].__get__(real)
+        return AttributeError(f"type object {short!r} has no attribute {name!r}")
+    if isinstance(value, Super):
+        return AttributeError(f"'super' object has no attribute {name!r}")
+    if kind is None:
+        return _Unworded(name)
+    of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"  # those go by their full names
+    short = type.__dict__["__name__"].__get__(kind)
+    full = f"{kind.__module__}.{short}" if of_c else short
+    return AttributeError(f"{full!r} object has no attribute {name!r}")
+
+
+def _is_class(value: Value) -> bool:
+    return isinstance(value, Object) and is_a(value.value, type)
+
+
+def is_shown_plainly(interp: Interpreter, value: Value, kind: type) -> bool:
+    """Whether `value.__class__` is its class, as it is of all but proxies."""
+    if not may_change(kind) or not isinstance(value, Object | Instance):
+        return type(value) is not Object or kind not in _PROXIES
+    if isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.metaclass(value.value)
+    looked_up = interp.tree.class_attribute(kind, "__getattribute__")
+    plain = looked_up in _PLAIN_LOOKUP or looked_up in (type.__getattribute__, types.ModuleType.__getattribute__)
+    return plain and interp.tree.class_attribute(kind, "__class__") is object.__dict__["__class__"]
+
+
+def attribute(interp: Interpreter, value: Value, name: str) -> Value:
+    """`value.name`. May push a frame (property, `__getattr__`) and answer `PUSHED`."""
+    if isinstance(value, Tensor):
+        return _of_tensor(interp, value, name)
+    if isinstance(value, Object):
+        return _of_object(interp, value, name)
+    if isinstance(value, Instance):
+        return _of_instance(interp, value, name)
+    if isinstance(value, Super):
+        return _of_super(interp, value, name)
+    if isinstance(value, Method) and name in ("__self__", "__func__"):
+        return value.receiver if name == "__self__" else value.function
+    if isinstance(value, Partial) and name in ("func", "args", "keywords"):
+        if name == "func":
+            return value.function
+        return Sequence(tuple, value.args) if name == "args" else Mapping(value.keywords)
+    if isinstance(value, Slice) and name in ("start", "stop", "step"):
+        part: Value = getattr(value, name)
+        return part
+    if isinstance(value, Sequence) and value.kind not in (tuple, list):
+        field = _field_of(interp, value, name)
+        if field is not None:
+            return field
+    if isinstance(value, Deque) and name == "maxlen":
+        return Constant(value.maxlen)
+    if isinstance(value, Function) and value.wraps is not None:
+        if name not in ("__wrapped__", *functools.WRAPPER_ASSIGNMENTS):
+            raise Unsupported("B007", f"{name} of {describe(value)}")
+        return value.wraps if name == "__wrapped__" else attribute(interp, value.wraps, name)
+    if isinstance(value, Function) and name in ("__name__", "__qualname__"):
+        return Constant(value.info.code.co_name if name == "__name__" else value.qualname)
+    return _of_builtin(interp, value, name)
+
+
+def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
+    """Attributes of plain values and containers: methods of their exact type, and data of constants."""
+    kind = python_type(value)
+    if kind is None:
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
+        return _of_member(interp, value, name)
+    if isinstance(value, Constant) and not callable(getattr(value.value, name, None)):
+        if not hasattr(value.value, name):
+            raise Missing(value, name)
+        if is_a(value.value, types.CodeType) and name in _OF_ITS_PLACE:
+            interp.tree.transient = f"{name} of code, which may stand elsewhere"
+        return interp.compute(getattr, value.value, name)
+    found = interp.tree.class_attribute(kind, name)
+    if found is ABSENT:
+        if name == "__class__":
+            return interp.outside.fixed(kind)
+        raise Missing(value, name)
+    if isinstance(found, (*_C_METHODS, types.FunctionType)):
+        return Method(interp.outside.fixed(found), value)
+    if name == "__class__":
+        return interp.outside.fixed(kind)
+    if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
+    """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
+    fields: list[tuple[str, int]] = []
+    for name in (name for base in order_of(kind) for name in names_of(base)):
+        found = static_lookup(kind, name)
+        if type(found) is _FIELD:
+            place: Any = found.__reduce__()[1][0]
+            fields.append((name, place))
+    return tuple(fields)
+
+
+def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
+    """A field of a named tuple or a structure of C's, by its name; None if it is something else."""
+    place = dict(interp.tree.of_class(value.kind, fields_of)).get(name)
+    if place is not None:
+        return interp.outside.force(value.items[place])
+    found = interp.tree.class_attribute(value.kind, name)
+    names = getattr(value.kind, "__match_args__", ())
+    if isinstance(found, types.MemberDescriptorType) and name in names:
+        return interp.outside.force(value.items[names.index(name)])
+    return None
+
+
+def _of_member(interp: Interpreter, value: Constant, name: str) -> Value:
+    """An attribute of a member of an enum: of what it holds itself, and what its class has."""
+    member, kind = value.value, type(value.value)
+    source = interp.tree.fixed(member, describe(value))
+    if interp.tree.class_attribute(kind, "__getattribute__") not in _PLAIN_LOOKUP:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = interp.tree.class_attribute(kind, name)
+    if any(found is each for each in _OF_MEMBERS):
+        name = f"_{name}_"  # which those read
+        found = interp.tree.class_attribute(kind, name)
+    if name == "__class__":
+        return interp.outside.fixed(kind)
+    if isinstance(found, property | types.DynamicClassAttribute):
+        if not isinstance(found.fget, types.FunctionType):
+            raise Unsupported("B007", f"{name} of {describe(value)}")
+        return _run_getter(interp, value, found.fget, name)
+    if found is not ABSENT and not may_change(type(found)) and _is_data_descriptor(interp, found):
+        return interp.compute(found.__get__, member, kind)  # of a number or a string, which never change
+    if _is_data_descriptor(interp, found):
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    held = _entry(interp, member.__dict__, source.instance_dict(), name, f"{source.text}.{name}")
+    if held is not None:
+        return held
+    if found is ABSENT:
+        return _fallback(interp, value, kind, name)
+    return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+
+
+def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
+    found = interp.tree.class_attribute(value.kind, name)
+    if not is_own(interp.tree.class_attribute(value.kind, "__getattribute__")):
+        raise Unsupported("B007", f"{name} of a tensor, whose attributes the program looks up itself")
+    if not is_own(found):
+        return _replaced_of_tensor(interp, value, found, name)
+    if name == "grad" and (value.real is not None or interp.tape.gradient_slots(value) is not None):
+        return gradient_of(interp, value)
+    set_to = read(interp, value, name) if name in ("data", "requires_grad") else None
+    if set_to is not None:
+        return set_to
+    if name == "grad_fn" and not value.ghost.requires_grad:
+        return Constant(None)
+    if name in TENSOR_BREAKS and isinstance(found, (*_DESCRIPTORS_OF_C, property)):
+        raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
+    if name == "__class__":
+        return interp.outside.fixed(value.kind)
+    if not isinstance(found, (*_DESCRIPTORS_OF_C, property)):  # those come before what the tensor itself holds
+        if value.real is not None and value.source is not None and name in value.real.__dict__:
+            return interp.outside.value(value.real.__dict__[name], value.source.member(name))
+        _rely_on_class(interp, value, found, name)
+    if found is ABSENT:
+        return _fallback(interp, value, value.kind, name)
+    if isinstance(found, (*_C_METHODS, types.FunctionType)):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, classmethod | staticmethod):
+        raise Unsupported("B007", f"{name} of a tensor")
+    return interp.tensor_call("call_function", getattr, [value, Constant(name)])
+
+
+def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: str) -> Value:
+    """What the program put into a class of tensors, read through a tensor."""
+    if isinstance(found, property):
+        if not isinstance(found.fget, types.FunctionType):
+            raise Unsupported("B007", f"{name} of a tensor")
+        return _run_getter(interp, value, found.fget, name)
+    held = value.real is not None and name in value.real.__dict__
+    if held or not isinstance(found, types.FunctionType):
+        raise Unsupported("B007", f"{name} of a tensor, which the program replaced")
+    _rely_on_class(interp, value, found, name)
+    return Method(interp.outside.fixed(found), value)
+
+
+def _rely_on_class(interp: Interpreter, value: Tensor, found: Any, name: str) -> None:
+    """Rely on a tensor from outside holding nothing of its own under this name."""
+    if value.source is None:
+        return
+    methods = (*_C_METHODS, types.FunctionType)
+    if isinstance(found, methods) and interp.tree.class_attribute(value.kind, "__getattr__") is ABSENT:
+        value.source.check(("method", name))  # asks without making a `__dict__`, which few tensors have
+    else:
+        value.source.instance_dict().check(("lacks", name))
+
+
+def _of_instance(interp: Interpreter, value: Instance, name: str) -> Value:
+    hook = interp.tree.class_attribute(value.kind, "__getattribute__")
+    if is_a(hook, types.FunctionType):
+        return _by_hook(interp, value, value.kind, hook, name)
+    if hook not in _PLAIN_LOOKUP:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = _plain_of_instance(interp, value, name)
+    return _fallback(interp, value, value.kind, name) if found is None else found
+
+
+def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: types.FunctionType, name: str) -> Value:
+    """What a class's own `__getattribute__` answers; if it raises AttributeError, `__getattr__` is asked."""
+    asked: list[Value] = [value, Constant(name)]
+    if interp.tree.class_attribute(kind, "__getattr__") is ABSENT:
+        return interp.call(interp.outside.fixed(hook), asked)
+    depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
+    try:
+        return interp.now(interp.call(interp.outside.fixed(hook), asked))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
+        del interp.frames[depth:]
+        interp.frames[-1].stack = stack
+        raised.bare()
+    return _fallback(interp, value, kind, name)
+
+
+def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value | None:
+    found = interp.tree.class_attribute(value.kind, name)
+    if name == "__dict__" and isinstance(found, types.GetSetDescriptorType):
+        return value.members
+    if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
+        return attribute_of(value, name)
+    if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
+        return interp.outside.force(value.attributes[name])
+    if _is_data_descriptor(interp, found):
+        return _run_descriptor(interp, value, found, name)
+    if name in value.attributes:
+        return interp.outside.force(value.attributes[name])
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
+    if name == "__class__":
+        return interp.outside.fixed(value.kind)
+    return None
+
+
+def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
+    kind = python_type(value.receiver)
+    receiver_type = (
+        value.receiver.value if isinstance(value.receiver, Object) and isinstance(value.receiver.value, type) else kind
+    )
+    if receiver_type is None:
+        raise Unsupported("B007", f"super().{name}")
+    if kind is not None and not any(base is value.kind for base in order_of(receiver_type)):
+        receiver_type = kind  # in a metaclass
+    if not interp.tree.has_base(receiver_type, value.kind):
+        raise Unsupported("B007", f"super().{name}")
+    found = interp.tree.next_attribute(receiver_type, value.kind, name)
+    if found is ABSENT:
+        raise Missing(value, name)
+    held = found.__func__ if isinstance(found, staticmethod) else found
+    source = interp.tree.fixed(held, f"super().{name}")  # that it is found there, the class's guards say
+    return _bind(interp, value.receiver, found, source, receiver_type)
+
+
+def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
+    real = value.value
+    if is_a(real, types.ModuleType):
+        return _of_module(interp, value, name)
+    if is_a(real, type):
+        return _of_class(interp, value, name)
+    if is_a(real, torch.Tensor):
+        raise Unsupported("B006", type(real).__qualname__)
+    if type(real) is inspect.Signature and name == "parameters" and value.pinned:
+        held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
+        return Mapping(held, types.MappingProxyType, proxy=real.parameters)
+    if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.pinned:
+        return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
+    hook = interp.tree.class_attribute(type(real), "__getattribute__")
+    if is_a(hook, types.FunctionType):
+        return _by_hook(interp, value, type(real), hook, name)
+    if hook not in _PLAIN_LOOKUP and not is_a(real, types.FunctionType | types.BuiltinFunctionType):
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = _plain_of_object(interp, value, name)
+    return _fallback(interp, value, type(real), name) if found is None else found
+
+
+def plain_attribute(interp: Interpreter, value: Object | Instance, name: str) -> Value:
+    """`object.__getattribute__(value, name)`, which knows nothing of the class's `__getattr__`."""
+    if isinstance(value, Instance):
+        found = _plain_of_instance(interp, value, name)
+    else:
+        found = _plain_of_object(interp, value, name)
+    if found is None:
+        raise Missing(value, name)
+    return found
+
+
+def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | None:
+    real, kind = value.value, type(value.value)
+    source = _source(value)
+    found = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(interp, found):
+        return _run_descriptor(interp, value, found, name)
+    members = own_dict(real)
+    if type(members) is dict:
+        held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    return None
+
+
+def _entry(interp: Interpreter, real: dict[str, Any], source: Source, name: str, text: str) -> Value | None:
+    """What a dict of names holds now, writes of the captured code included; None if nothing."""
+    if interp.outside.shared(real) is not None:
+        mapping: Any = interp.outside.value(real, source)
+        return interp.outside.force(mapping.items[name]) if interp.outside.present(mapping, name) else None
+    if name in real:
+        return interp.outside.value(real[name], source.child(("key", name), text))
+    source.check(("lacks", name))
+    return None
+
+
+def _source(value: Value) -> Source:
+    if value.source is None:
+        raise Unsupported("B007", f"an attribute of {describe(value)}")
+    return value.source
+
+
+def _class_source(interp: Interpreter, kind: type, name: str) -> Source:
+    return interp.tree.fixed(kind, kind.__qualname__).attribute(name)
+
+
+def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
+    members = value.value.__dict__
+    source = interp.tree.fixed(value.value, str(members.get("__name__")))
+    source.check(("type", type(value.value)))
+    if type(value.value) is not types.ModuleType:
+        found = interp.tree.class_attribute(type(value.value), name)
+        if found is not ABSENT and _is_data_descriptor(interp, found):
+            return _of_module_class(interp, value, name)
+    if name in members or interp.outside.shared(members) is not None:
+        held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
+    if name not in members and type(value.value) is not types.ModuleType:
+        source.instance_dict().check(("lacks", name))
+        return _of_module_class(interp, value, name)
+    if name not in members and "__getattr__" not in members and not hasattr(types.ModuleType, name):
+        source.instance_dict().check(("lacks", name))
+        source.instance_dict().check(("lacks", "__getattr__"))
+        raise Missing(value, name)
+    how = ", which makes it on demand" if "__getattr__" in members else ""
+    raise Unsupported("B007", f"{name} of module {value.value.__name__}{how}")
+
+
+def _of_module_class(interp: Interpreter, value: Object, name: str) -> Value:
+    """What a module that is more than a module answers for a name it does not hold (`torch._VF`)."""
+    kind = type(value.value)
+    if interp.tree.class_attribute(kind, "__getattribute__") is not types.ModuleType.__getattribute__:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    found = interp.tree.class_attribute(kind, name)
+    if _is_data_descriptor(interp, found):
+        return _run_descriptor(interp, value, found, name)
+    if found is not ABSENT:
+        return _bind(interp, value, found, _class_source(interp, kind, name), kind)
+    return _fallback(interp, value, kind, name)
+
+
+def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
+    """An attribute of a class, in the order of `type.__getattribute__`: the metaclass's if it is a data descriptor, the
+    class's own, the metaclass's."""
+    kind, tree = value.value, interp.tree
+    if tree.metaclass_attribute(kind, "__getattribute__") is not type.__getattribute__:
+        raise Unsupported("B007", f"{name} of {describe(value)} (own __getattribute__)")
+    above = tree.metaclass_attribute(kind, name)
+    if name in _OF_CLASSES and above is _OF_CLASSES[name]:
+        return _of_every_class(interp, value, name)
+    if above is not ABSENT and _is_data_descriptor(interp, above):
+        if isinstance(above, _DESCRIPTORS_OF_C):
+            raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+        return _run_descriptor(interp, value, above, name)
+    found = tree.class_attribute(kind, name)
+    if found is not ABSENT:
+        return _held_by_class(interp, value, found, name)
+    if above is not ABSENT:
+        return _bind(interp, value, above, _class_source(interp, type(kind), name), type(kind))
+    hook = tree.metaclass_attribute(kind, "__getattr__")
+    if hook is ABSENT:
+        raise Missing(value, name)
+    if not is_a(hook, types.FunctionType):
+        raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+    return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+
+
+_OF_CLASSES = {
+    name: vars(type)[name] for name in ("__name__", "__qualname__", "__module__", "__doc__", "__mro__", "__bases__")
+}
+
+
+def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
+    """What `type` itself knows of each class."""
+    kind = interp.outside.pin(value)
+    real = vars(type)[name].__get__(kind)
+    if name in ("__name__", "__qualname__"):
+        return Constant(interp.tree.class_name(kind, name))
+    if name in ("__mro__", "__bases__"):
+        return interp.outside.value(real, interp.tree.fixed(kind, kind.__qualname__).attribute(name))
+    interp.tree.class_attribute(kind, name)  # which every class has itself
+    if not is_constant(real):
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    return Constant(real)
+
+
+def _held_by_class(interp: Interpreter, value: Object, found: Any, name: str) -> Value:
+    """What an entry of a class means when it is read from the class."""
+    kind = value.value
+    if isinstance(found, classmethod):
+        return _of_class_method(interp, found, value, name)
+    if isinstance(found, types.ClassMethodDescriptorType):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, staticmethod):
+        return interp.outside.value(found.__func__, _class_source(interp, kind, name))
+    unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
+    if type(found) is torch.distributions.utils.lazy_property:
+        return interp.outside.fixed(found.__get__(None, kind))  # a new object each time, made of `found` alone
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), Constant(None), value])
+    if _has_method(interp, found, "__get__") and not isinstance(found, unbound):
+        raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
+    return interp.outside.value(found, _class_source(interp, kind, name))
+
+
+def _no(value: Value, name: str) -> Value:
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _has_method(interp: Interpreter, found: Any, name: str) -> bool:
+    """Whether the class of an entry of a class has a method, by which the entry is a descriptor."""
+    return interp.tree.class_attribute(interp.tree.rely_on_type(found), name) is not ABSENT
+
+
+def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
+    """Whether an entry of the class goes before one of the object's own: it sets, or deletes."""
+    return found is not ABSENT and (_has_method(interp, found, "__set__") or _has_method(interp, found, "__delete__"))
+
+
+def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
+    """A property. If its getter raises AttributeError, Python asks the class's `__getattr__`; that is left to it."""
+    answer = interp.call(interp.outside.fixed(getter), [value])
+    kind = python_type(value)
+    hook = interp.tree.class_attribute(kind, "__getattr__") if kind is not None else ABSENT
+    if not is_a(hook, types.FunctionType) or hook is torch.nn.Module.__getattr__:
+        return answer
+    try:
+        return interp.now(answer)
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
+        raise Unsupported("B007", f"{name} of {describe(value)}, as its getter raises AttributeError") from None
+
+
+def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) -> Value:
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return _run_getter(interp, value, found.fget, name)
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(python_type(value))])
+    if name == "__class__":
+        kind = python_type(value)
+        return interp.outside.fixed(kind) if kind is not None else _no(value, name)
+    if name == "__dict__" and isinstance(value, Object):
+        return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
+    if type(found) is _FIELD and isinstance(value, Object) and is_a(value.value, tuple):
+        place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
+        return interp.outside.value(tuple.__getitem__(value.value, place), _source(value).item(place))
+    if _is_slot(found) and isinstance(value, Object):
+        held = interp.outside.slots(value).items.get(name)
+        if held is None:
+            raise Unsupported("B007", f"{name} of {describe(value)}, which is empty")
+        return interp.outside.force(held)
+    if isinstance(found, _DESCRIPTORS_OF_C) and isinstance(value, Object):
+        try:
+            real = found.__get__(value.value, type(value.value))
+        except AttributeError:
+            raise Unsupported("B007", f"{name} of {describe(value)}") from None
+        return interp.outside.value(real, _source(value).attribute(name))
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _is_slot(found: Any) -> bool:
+    """Whether an entry of the class is one of its `__slots__`."""
+    return isinstance(found, types.MemberDescriptorType) and may_change(found.__objclass__)
+
+
+def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
+    """A descriptor's method, if its class is written in Python."""
+    method = interp.tree.class_attribute(interp.tree.rely_on_type(found), name)
+    return interp.outside.fixed(method) if isinstance(method, types.FunctionType) else None
+
+
+def _cached(interp: Interpreter, value: Value, found: "functools.cached_property[Any]") -> Value:
+    """`functools.cached_property`: computed once, then an entry of the object's `__dict__`."""
+    if found.attrname is None or not isinstance(value, Instance | Object):
+        raise Unsupported("B007", f"a cached property of {describe(value)}")
+    try:
+        interp.tree.fixed(found, found.attrname).member("func").check(("is", found.func))
+        answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
+    except Raised:  # with a line of functools in its traceback
+        raise Unsupported("B007", f"{found.attrname} of {describe(value)}, a cached property that raises") from None
+    members = _members(interp, value)
+    interp.touch(members)
+    members.items[found.attrname] = answer
+    return answer
+
+
+def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: type) -> Value:
+    """What an entry of the class means when it is read through an instance."""
+    if isinstance(found, types.FunctionType):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, (*_C_METHODS, functools._lru_cache_wrapper)):
+        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, staticmethod):
+        return interp.outside.value(found.__func__, source)
+    if isinstance(found, classmethod):
+        return _of_class_method(interp, found, interp.outside.fixed(kind), "")
+    if isinstance(found, property):
+        return _run_descriptor(interp, value, found, "")
+    if type(found) is functools.cached_property:
+        return _cached(interp, value, found)
+    own = _own_descriptor(interp, found, "__get__")
+    if own is not None:
+        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(kind)])
+    if _has_method(interp, found, "__get__"):
+        raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
+    return interp.outside.value(found, source)
+
+
+def _of_class_method(interp: Interpreter, found: Any, kind: Value, name: str) -> Value:
+    """What a class method is when it is read: a method, or before 3.13 whatever a descriptor inside of it says."""
+    inner = found.__func__
+    if isinstance(inner, types.FunctionType):
+        return Method(interp.outside.fixed(inner), kind)
+    if type(inner) is property and isinstance(inner.fget, types.FunctionType) and sys.version_info < (3, 13):
+        return interp.call(interp.outside.fixed(inner.fget), [kind])
+    if hasattr(type(inner), "__get__") or not callable(inner):
+        raise Unsupported("B007", f"{name or 'a class method'} of {describe(kind)}")
+    return Method(interp.outside.fixed(inner), kind)
+
+
+def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value:
+    """Nothing found the plain way: `nn.Module`'s registries, or the class's own `__getattr__`."""
+    hook = interp.tree.class_attribute(kind, "__getattr__")
+    if hook is ABSENT:
+        raise Missing(value, name)
+    if hook is torch.nn.Module.__getattr__:
+        if isinstance(value, Object):
+            return _registered(interp, value, name)
+        if isinstance(value, Instance):
+            return _registered_in_new(interp, value, name)
+    if is_a(hook, types.FunctionType):
+        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+    raise Unsupported("B007", f"{name} of {describe(value)}")
+
+
+def _registered(interp: Interpreter, value: Object, name: str) -> Value:
+    members, source = value.value.__dict__, _source(value)
+    written = interp.outside.shared(members)
+    for registry in _REGISTRIES:
+        entries = members.get(registry)
+        if type(entries) is not dict or (written is not None and not isinstance(written.items.get(registry), LazyItem)):
+            raise Unsupported("B007", f"{registry} of {describe(value)} is not a dict")
+        held = _entry(interp, entries, source.member(registry), name, f"{source.text}.{name}")
+        if held is not None:
+            return held
+    raise Missing(value, name)
+
+
+def _registered_in_new(interp: Interpreter, value: Instance, name: str) -> Value:
+    for registry in _REGISTRIES:
+        entries = value.attributes.get(registry)
+        if isinstance(entries, Mapping) and name in entries.items:
+            return interp.outside.force(entries.items[name])
+    raise Missing(value, name)
+
+
+def attribute_now(interp: Interpreter, value: Value, name: str) -> Value:
+    """`attribute`, run to its end."""
+    answer = attribute(interp, value, name)
+    return interp.now(answer) if answer is PUSHED else answer
+
+
+def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | None:
+    """`attribute`, run to its end; None if Python would raise AttributeError."""
+    depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
+    try:
+        return attribute_now(interp, value, name)
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), AttributeError):
+            raise
+        del interp.frames[depth:]
+        interp.frames[-1].stack = stack
+        raised.bare()
+        return None
+
+
+def store_attribute(interp: Interpreter, target: Value, name: str, value: Value) -> None:
+    """`target.name = value`, a class's own `__setattr__` included."""
+    if isinstance(target, Tensor) and name == "grad":
+        store_gradient(interp, target, value)
+        return
+    if isinstance(target, Tensor) and name == "requires_grad":
+        store_requires_grad(interp, target, [value], {})
+        return
+    if isinstance(target, Tensor) and name == "data":
+        store_data(interp, target, value)
+        return
+    hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
+    if is_a(hook, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
+    elif hook in _PLAIN_STORES or (isinstance(target, Object) and type(target.value) is types.ModuleType):
+        plain_store(interp, target, name, value)
+    else:
+        raise Unsupported("B005", f"{describe(target)}.{name} = … (own __setattr__)")
+
+
+def _written_kind(target: Value, name: str) -> type:
+    """The class of an object whose attributes can be written to the log."""
+    if isinstance(target, Tensor) and hasattr(torch.Tensor, name):
+        raise Unsupported("B015", f"Tensor.{name} = …")
+    if isinstance(target, Instance):
+        return target.kind
+    if isinstance(target, Object) and not is_a(target.value, type | torch.Tensor):
+        return type(target.value)
+    raise Unsupported("B005", f"{describe(target)}.{name} = …")
+
+
+def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> None:
+    """`object.__setattr__(target, name, value)`."""
+    found = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(found, property) and isinstance(found.fset, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(found.fset), [target, value]))
+        return
+    if isinstance(target, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
+        store_in(interp, target, name, value)
+        return
+    own = _own_descriptor(interp, found, "__set__") if found is not ABSENT else None
+    if own is not None:
+        interp.now(interp.call(own, [interp.outside.fixed(found), target, value]))
+        return
+    if _is_data_descriptor(interp, found) and not _is_slot(found):
+        raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
+    members = _members(interp, target, found)
+    interp.touch_item(members, name)
+    members.items[name] = value
+
+
+def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
+    """`del target.name`, a class's own `__delattr__` included."""
+    kind = _written_kind(target, name)
+    hook = interp.tree.class_attribute(kind, "__delattr__")
+    if is_a(hook, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name)]))
+    elif hook in _PLAIN_STORES:
+        plain_delete(interp, target, name)
+    else:
+        raise Unsupported("B005", f"del {describe(target)}.{name}")
+
+
+def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
+    """`object.__delattr__(target, name)`."""
+    found = interp.tree.class_attribute(_written_kind(target, name), name)
+    if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
+        interp.now(interp.call(interp.outside.fixed(found.fdel), [target]))
+        return
+    if _is_data_descriptor(interp, found) and not _is_slot(found):
+        raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
+    members = _members(interp, target, found)
+    if _is_slot(found) and name not in members.items:
+        raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
+    if not interp.outside.removable(members, name):
+        raise Missing(target, name)
+    interp.touch(members)
+    del members.items[name]
+
+
+def _members(interp: Interpreter, target: Value, found: Any = ABSENT) -> Mapping:
+    """Where an attribute is written to, given what the class has under its name."""
+    if isinstance(target, Instance):
+        if not (target.kind.__dictoffset__ or _is_slot(found)):
+            raise Unsupported("B019", f"AttributeError: {describe(target)} has no room for other attributes")
+        return target.members
+    assert isinstance(target, Object)
+    if _is_slot(found):
+        return interp.outside.slots(target)
+    return interp.outside.members(target)

@@ -1,0 +1,158 @@
+"""Operators that classes define for themselves, asked in the order in which Python asks: left, right, subclass first.
+
+Vector(1) + 2   →   Vector.__add__(v, 2)        2 + Vector(1)   →   Vector.__radd__(v, 2)
+"""
+
+import types
+from typing import Any
+
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.special_methods import said_index
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.values import (
+    Constant,
+    ExceptionValue,
+    Instance,
+    Object,
+    Sequence,
+    Value,
+    describe,
+    python_type,
+)
+
+NAMES = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+COMPARISONS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
+REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
+_BY_IDENTITY = (object.__eq__, type.__eq__, BaseException.__eq__)
+
+
+def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left symbol right` where at least one side's class is written in Python."""
+    refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+    kind, other = python_type(left), python_type(right)
+    if kind is None or other is None:
+        raise refused
+    plain = symbol.removesuffix("=")
+    name, reflected = f"__{NAMES[plain]}__", f"__r{NAMES[plain]}__"
+    if plain != symbol and _is_python(left):
+        answer = _ask(interp, left, kind, f"__i{NAMES[plain]}__", right, refused)
+        if answer is not None:
+            return answer
+    turns = [(left, kind, name, right), (right, other, reflected, left)]
+    if kind is other:
+        turns.pop()
+    elif _comes_first(interp, other, kind, reflected):
+        turns.reverse()
+    for receiver, its_kind, method, argument in turns:
+        if not _is_python(receiver):
+            if not _stands_aside(receiver, plain):
+                raise refused
+            continue
+        answer = _ask(interp, receiver, its_kind, method, argument, refused)
+        if answer is not None:
+            return answer
+    raise refused
+
+
+def _comes_first(interp: Interpreter, other: type, kind: type, reflected: str) -> bool:
+    """Whether the right side is asked first: its class is a subclass of the left one's, with a method of its own."""
+    if not interp.tree.has_base(other, kind):
+        return False
+    return _lookup(interp, other, reflected) is not _lookup(interp, kind, reflected)
+
+
+def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
+    """`-value` and its kin for a class of the program."""
+    method = {"UNARY_NEGATIVE": "__neg__", "UNARY_POSITIVE": "__pos__", "UNARY_INVERT": "__invert__"}[name]
+    refused = Unsupported("B008", f"{method} of {describe(value)}")
+    kind = python_type(value)
+    found = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
+    if not isinstance(found, types.FunctionType):
+        raise refused
+    return interp.now(interp.call(interp.outside.fixed(found), [value]))
+
+
+def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
+    """`left symbol right` by the classes' own methods; None if both sides leave it to identity."""
+    kind, other = python_type(left), python_type(right)
+    refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
+    if kind is None or other is None:
+        raise refused
+    mirrored = REFLECTED[symbol]
+    turns = [(left, kind, symbol, right), (right, other, mirrored, left)]
+    if kind is not other and interp.tree.has_base(other, kind):
+        turns.reverse()
+    for receiver, its_kind, sign, argument in turns:
+        answer = _ask_comparison(interp, receiver, its_kind, sign, argument, refused)
+        if answer is not None:
+            return answer
+    if symbol in ("==", "!="):
+        return None
+    raise refused
+
+
+def index_of(interp: Interpreter, value: Value) -> Value:
+    """What a class's `__index__` makes of the value, the value itself if it has none."""
+    kind = python_type(value)
+    if _is_python(value) and kind is not None:
+        found = interp.tree.class_attribute(kind, "__index__")
+        if isinstance(found, types.FunctionType):
+            return said_index(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+    return value
+
+
+def _is_python(value: Value) -> bool:
+    return isinstance(value, Instance | Object) and not isinstance(value, ExceptionValue)
+
+
+def _stands_aside(value: Value, symbol: str) -> bool:
+    """Whether a builtin's operator leaves operands of other classes alone (`%` of a string does not)."""
+    if isinstance(value, Sequence):
+        return True
+    return isinstance(value, Constant) and not (is_a(value.value, str | bytes) and symbol == "%")
+
+
+def _lookup(interp: Interpreter, kind: type, name: str) -> Any:
+    return interp.tree.class_attribute(kind, name)
+
+
+def _ask(
+    interp: Interpreter, receiver: Value, kind: type, name: str, argument: Value, refused: Unsupported
+) -> Value | None:
+    """One method's answer; None if there is no such method or it answers NotImplemented."""
+    found = _lookup(interp, kind, name)
+    if found is ABSENT:
+        return None
+    if not isinstance(found, types.FunctionType):
+        raise refused
+    answer = interp.now(interp.call(interp.outside.fixed(found), [receiver, argument]))
+    return None if isinstance(answer, Constant) and answer.value is NotImplemented else answer
+
+
+def _ask_comparison(
+    interp: Interpreter, receiver: Value, kind: type, symbol: str, argument: Value, refused: Unsupported
+) -> Value | None:
+    found = _lookup(interp, kind, COMPARISONS[symbol])
+    if isinstance(found, types.FunctionType):
+        return _ask(interp, receiver, kind, COMPARISONS[symbol], argument, refused)
+    if symbol == "!=" and found is object.__ne__:
+        if not isinstance(_lookup(interp, kind, "__eq__"), types.FunctionType):
+            return None
+        answer = _ask(interp, receiver, kind, "__eq__", argument, refused)
+        if answer is None:
+            return None
+        if not isinstance(answer, Constant):
+            raise refused
+        return Constant(not answer.value)
+    if not _is_python(receiver) or found in _BY_IDENTITY or found is static_object_method(symbol):
+        return None  # a builtin, of another class than the argument: it knows nothing of it
+    raise refused
+
+
+def static_object_method(symbol: str) -> Any:
+    """What `object` itself says to a comparison: nothing."""
+    return getattr(object, COMPARISONS[symbol])

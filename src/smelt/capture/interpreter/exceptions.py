@@ -1,0 +1,134 @@
+"""Exceptions that the captured code makes: constructed, read, written and worded as Python would.
+
+ValueError("no", 3)     →   Failure(ValueError, args=("no", 3))        str(e)   →   "('no', 3)"
+"""
+
+import types
+from typing import Any
+
+from smelt.capture.interpreter.interpreter import PUSHED, SIMPLE_ERRORS, Interpreter
+from smelt.capture.interpreter.special_methods import said_text
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.static import is_a, static_lookup
+from smelt.capture.model.values import Constant, ExceptionValue, Sequence, Trace, Value, describe
+
+_HEAP_TYPE = 1 << 9
+_NONE = Constant(None)
+
+
+def builtin_base(kind: type) -> Any:
+    """The builtin exception that a class is made from."""
+    return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+
+
+def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """`kind(*args, **kwargs)` for an exception class; may push its `__init__` and answer `PUSHED`."""
+    base, tree = builtin_base(kind), interp.tree
+    made_plainly = tree.class_attribute(kind, "__new__") is static_lookup(base, "__new__")
+    if base not in SIMPLE_ERRORS or not made_plainly or kind.__basicsize__ > base.__basicsize__ + 16:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    made = ExceptionValue(kind, args=Sequence(tuple, list(args)))
+    initialise = tree.class_attribute(kind, "__init__")
+    if not isinstance(initialise, types.FunctionType):
+        if kwargs or not isinstance(initialise, types.WrapperDescriptorType):
+            raise Unsupported("B002", f"class {kind.__qualname__}")
+        return made
+    depth = len(interp.frames)
+    interp.call(interp.outside.fixed(initialise), [made, *args], kwargs)
+    if len(interp.frames) != depth + 1:
+        raise Unsupported("B002", f"class {kind.__qualname__}")
+    interp.frames[-1].discard = True
+    interp.frames[-2].stack.append(made)
+    return PUSHED
+
+
+def stop_iteration(result: Value | None) -> Raised:
+    """What `next` raises at the end; `result` is what a generator returned."""
+    none = result is None or (isinstance(result, Constant) and result.value is None)
+    args: list[Value] = [] if none or result is None else [result]
+    return Raised(ExceptionValue(StopIteration, args=Sequence(tuple, args)), "StopIteration")
+
+
+def attribute_of(failure: ExceptionValue, name: str) -> Value:
+    """An attribute that the C part of an exception holds."""
+    if name == "args":
+        found: Value = failure.args
+        return found
+    if name == "__cause__":
+        return failure.cause or _NONE
+    if name == "__context__" and (failure.context is None or isinstance(failure.context, ExceptionValue)):
+        return failure.context or _NONE
+    if name == "__suppress_context__":
+        return Constant(failure.suppresses)
+    if name == "__traceback__":
+        return Trace(failure, failure.places) if failure.places else _NONE
+    if name == "value" and issubclass(failure.kind, StopIteration):
+        return failure.args.items[0] if failure.args.items else _NONE
+    if name in failure.details or (name in ("name", "obj") and issubclass(failure.kind, NameError | AttributeError)):
+        return failure.details.get(name, _NONE)
+    raise Unsupported("B007", f"{name} of {describe(failure)}")
+
+
+def store_in(interp: Interpreter, failure: ExceptionValue, name: str, value: Value) -> None:
+    """`failure.name = value` for what its C part holds."""
+    none = isinstance(value, Constant) and value.value is None
+    if name == "__traceback__" and (none or isinstance(value, Trace)):
+        interp.touch(failure)
+        failure.places = value.places if isinstance(value, Trace) else ()
+    elif name in ("__cause__", "__context__") and (none or isinstance(value, ExceptionValue)):
+        interp.touch(failure)
+        setattr(failure, name.strip("_"), None if none else value)
+        failure.suppresses = failure.suppresses or name == "__cause__"
+    elif name == "__suppress_context__" and isinstance(value, Constant) and is_a(value.value, bool):
+        interp.touch(failure)
+        failure.suppresses = value.value
+    elif name == "args" and isinstance(value, Sequence) and value.kind is tuple:
+        interp.touch(failure)
+        failure.args = value
+    else:
+        raise Unsupported("B005", f"{describe(failure)}.{name} = …")
+
+
+def method_of(
+    interp: Interpreter, method: Any, failure: ExceptionValue, args: list[Value], kwargs: dict[str, Value]
+) -> Value | None:
+    """The answer of a C method of an exception, or None if it is not one of these."""
+    name = method.__name__
+    if kwargs or method.__objclass__ not in SIMPLE_ERRORS:
+        return None
+    if name == "__init__":
+        interp.touch(failure)
+        failure.args = Sequence(tuple, list(args))
+        return _NONE
+    if name in ("__str__", "__repr__") and not args:
+        return _by_class(interp, failure, method)
+    if name == "with_traceback" and len(args) == 1:
+        store_in(interp, failure, "__traceback__", args[0])
+        return failure
+    if name == "add_note" and len(args) == 1 and isinstance(args[0], Constant) and type(args[0].value) is str:
+        interp.touch(failure)
+        notes = failure.attributes.setdefault("__notes__", Sequence(list, []))
+        if isinstance(notes, Sequence):
+            interp.touch(notes)
+            notes.items.append(args[0])
+            return _NONE
+    return None
+
+
+def worded(interp: Interpreter, failure: ExceptionValue, how: str) -> Value:
+    """`str(failure)` or `repr(failure)`: `how` is `__str__` or `__repr__`."""
+    found = interp.tree.class_attribute(failure.kind, how)
+    if isinstance(found, types.FunctionType):
+        return said_text(failure, interp.now(interp.call(interp.outside.fixed(found), [failure])))
+    if how == "__str__" and found is object.__str__:
+        return worded(interp, failure, "__repr__")
+    return _by_class(interp, failure, found)
+
+
+def _by_class(interp: Interpreter, failure: ExceptionValue, method: Any) -> Value:
+    """What a builtin exception's own wording makes of the arguments; it also names the class."""
+    args = interp.plain(failure.args)
+    stand_in: Any = type(failure.kind.__name__, (builtin_base(failure.kind),), {})
+    real = stand_in.__new__(stand_in)
+    BaseException.__init__(real, *args)
+    return interp.compute(method, real)

@@ -1,0 +1,663 @@
+"""Objects from outside become values, with the guards that make them safe to rely on.
+
+outside.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
+outside.value(3, source of "n")          →   Constant(3), guarded by equality
+"""
+
+import contextlib
+import enum
+import functools
+import math
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from typing import Any
+
+import torch
+
+from smelt.capture.guards.dynamic_sizes import Sizes, guarded
+from smelt.capture.guards.tree import GuardTree
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.marks import Entered
+from smelt.capture.model.paused_iterators import PLACE, Paused, PausedJoined
+from smelt.capture.model.source import Source
+from smelt.capture.model.static import is_a, may_change, own_dict, static_lookup
+from smelt.capture.model.values import (
+    WORDING,
+    Cell,
+    Constant,
+    Deque,
+    Globals,
+    Iterator,
+    LazyItem,
+    Mapping,
+    Method,
+    Number,
+    Object,
+    Sequence,
+    Set,
+    Slice,
+    Slots,
+    Value,
+    ZippedIterator,
+    describe,
+    is_constant,
+    own_operators,
+)
+from smelt.capture.tape.generators import Lent
+from smelt.capture.tape.tape import Tape
+from smelt.ir.generators import make_own
+
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
+_IDENTIFIED = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+
+
+def runs_code(kind: type) -> bool:
+    """Whether looking at a class runs code of its metaclass: not ours to run."""
+    metaclass = type(kind)
+    if metaclass is type:
+        return False
+    asked = ("__getattribute__", "__eq__", "__hash__")
+    return any(isinstance(static_lookup(metaclass, name), types.FunctionType) for name in asked)
+
+
+def is_plain_namedtuple(kind: type) -> bool:
+    """Whether objects of a class are a tuple with names for its items, and no more than that."""
+    if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
+        return False
+    return own_operators(kind) <= WORDING
+
+
+def slot_names(kind: type) -> list[str]:
+    """The names in the `__slots__` of a class and of its bases, as often as they occur."""
+    return [
+        name
+        for base in kind.__mro__
+        if base.__flags__ & _HEAP_TYPE
+        for name, found in vars(base).items()
+        if isinstance(found, types.MemberDescriptorType)
+    ]
+
+
+def _filled_slots(real: Any) -> dict[str, Any]:
+    """What the slots of an object hold, without asking its class for attributes."""
+    filled = {}
+    for name in slot_names(type(real)):
+        with contextlib.suppress(AttributeError):
+            filled[name] = static_lookup(type(real), name).__get__(real)
+    return filled
+
+
+def _is_bound(real: Any) -> bool:
+    """Whether a builtin is a method bound to an ordinary object, rather than a function of a module."""
+    receiver = real.__self__
+    if receiver is None or isinstance(receiver, types.ModuleType | type):
+        return False
+    found = getattr(type(receiver), real.__name__, None)
+    return isinstance(found, types.MethodDescriptorType)
+
+
+_SHARED = (
+    list,
+    dict,
+    OrderedDict,
+    defaultdict,
+    deque,
+    set,
+    types.CellType,
+)  # what is one value however it is reached, so that writes are seen
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, *_IDENTIFIED[3:])  # which have a __qualname__
+
+
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops)
+
+
+def _of_library(source: Source) -> bool:
+    """Whether what lies below is a part of torch or of the standard library: it is what it is."""
+    real: Any = source.accessor[1] if source.accessor[0] == "value" else getattr(source.value, "value", None)
+    if is_a(real, torch.finfo | torch.iinfo):
+        return True
+    if not is_a(real, types.ModuleType | types.FunctionType | dict):
+        return False
+    names = real if is_a(real, dict) else getattr(real, "__globals__", real.__dict__)
+    top = str(names.get("__name__")).partition(".")[0]
+    return top == "torch" or top in sys.stdlib_module_names
+
+
+class Externals:
+    """Reads the world on behalf of one capture, and keeps what the captured code writes to it."""
+
+    def __init__(self, tree: GuardTree, tape: Tape, sizes: Sizes) -> None:
+        self.tree = tree
+        self.tape = tape
+        self.sizes = sizes
+        self.later: list[tuple[Callable[..., None], list[Value]]] = []  # what is to be called after all writes
+        self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
+        self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
+        self._objects: dict[type, list[Object]] = {}
+        self.sealed = False  # whether code is followed that runs more than once, and so may write nothing
+        self.touched: list[Any] = []  # what it changed all the same, of what the captured code made
+        self.closed = False  # whether code is followed that runs later, when data may be other than it is now
+        self.follow_loops = True
+        self.settings: Hashable = None  # of the function that is compiled
+        self.fullgraph = False
+        self.lent: dict[int, Lent] = {}  # by the ids of generators
+        self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
+
+    def release(self) -> None:
+        """Let go of the program's objects now: values may hold each other, and the collector is slow."""
+        for _, value in self._shared.values():
+            if isinstance(value, Sequence | Deque):
+                value.unseen, value.original = [], None
+            elif isinstance(value, Mapping | Set):
+                value.items, value.original = type(value.items)(), None
+            elif isinstance(value, Cell):
+                value.contents = value.real = None
+        for objects in self._objects.values():
+            for each in objects:
+                each.value = None
+        self._shared, self._objects, self.written = {}, {}, {}
+
+    def follows(self, entered: Entered) -> bool:
+        """Whether a compiled function is compiled as this one is, and may break where this one may."""
+        alike = entered.settings is not None and entered.settings == self.settings
+        return alike and (self.fullgraph or not entered.fullgraph)
+
+    def value(self, real: Any, source: Source) -> Value:
+        """What is known of the object `real` found at `source`; the same source gives the same value."""
+        if runs_code(type(real)) or (issubclass(type(real), type) and runs_code(real)):
+            raise Unsupported("B007", f"{source.text}, whose metaclass runs code when a class is looked at,")
+        if self.closed:
+            self._refuse_data(real, source)
+        if source.value is None:
+            source.value = self._shared_value(real, source) if type(real) in _SHARED else self._wrap(real, source)
+        value: Value = source.value
+        return value
+
+    def _refuse_data(self, real: Any, source: Source) -> None:
+        """Code that runs later may use functions, classes, modules, defaults, and constants of the libraries."""
+        if is_a(real, (*_IDENTIFIED, types.FunctionType, types.CellType, *_OPERATORS)):
+            return
+        place: Source | None = source
+        while place is not None:
+            if place.accessor == ("attr", "__defaults__") or _of_library(place):
+                return
+            place = place.parent
+        raise Unsupported("B017", f"{source.text}, which may be another when the backward runs")
+
+    def _shared_value(self, real: Any, source: Source) -> Value:
+        found: Value | None = self.shared(real)
+        if found is None:
+            found = self._wrap(real, source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        return found
+
+    def shared(self, real: Any) -> Any:
+        """The value of a container if it was met before, by whatever way; else None."""
+        known = self._shared.get(id(real))
+        return known and known[1]
+
+    def members(self, value: Object) -> Mapping:
+        """The `__dict__` of an object, as the mapping that its attributes are read from and written to."""
+        real = own_dict(value.value)
+        if type(real) is not dict or value.source is None:
+            raise Unsupported("B005", f"{describe(value)}, which has no plain __dict__")
+        found = self.value(real, value.source.instance_dict())
+        assert isinstance(found, Mapping)
+        return found
+
+    def contents(self, value: Object) -> Mapping | None:
+        """What an object of a class of dicts holds, whatever the class says of it; None if it is no such object."""
+        real, source = value.value, value.source
+        base: Any = next((each for each in (OrderedDict, dict) if is_a(real, each)), None)
+        if base is None or source is None:
+            return None
+        found: Mapping | None = self.shared(real)
+        if found is None:
+            items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in base.items(real)}
+            found = Mapping(dict(items), base, original=items, inside=True, source=source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None and found.source is not source:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        return found
+
+    def slots(self, value: Object) -> Slots:
+        """What the `__slots__` of an object hold that are filled."""
+        real, source = value.value, value.source
+        own = isinstance(self.tree.class_attribute(type(real), "__getattribute__"), types.FunctionType)
+        if source is None or is_a(real, dict) or own:
+            raise Unsupported("B007", f"__slots__ of {describe(value)}")
+        found: Slots | None = self.shared(real)
+        if found is None:
+            items: dict[Any, Any] = {
+                name: LazyItem(item, source.attribute(name)) for name, item in _filled_slots(real).items()
+            }
+            found = Slots(dict(items), original=items, holder=value, source=source)
+            self._shared[id(real)] = (real, found)
+        elif found.source is not None and found.source is not source:
+            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        return found
+
+    def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
+        """A container from outside is about to be written to."""
+        if self.closed or self.sealed:
+            raise Unsupported("B005", describe(value))
+        is_list = isinstance(value, Sequence) and value.kind is list
+        if not isinstance(value, Cell | Deque | Mapping | Set) and not is_list:
+            raise Unsupported("B005", describe(value))
+        if isinstance(value, Set) and value.kind is not set:
+            raise Unsupported("B005", describe(value))
+        if id(value) not in self.written:
+            self.written[id(value)] = value
+            undo.append(lambda: self.written.pop(id(value), None))
+
+    def differs(self) -> bool:
+        """Whether the world is by now another than the real objects show, but for gradients."""
+        return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
+
+    def guard_distinct(self) -> None:
+        """What was written must be the same object as, or another than, each thing of its kind that was read."""
+        for value in self.written.values():
+            owner = value.holder if isinstance(value, Slots) else _owner(value.source)
+            if owner is not None:
+                for each in self._objects.get(type(owner.value), ()):
+                    self.relate(owner.source, each.source, each.value is owner.value)
+            for _, other in self._shared.values():
+                if _alike(value, other):
+                    self.relate(value.source, other.source, False)
+
+    def relate(self, source: Source | None, other: Source | None, same: bool | None) -> None:
+        """That two things from outside are one object, or are not, or (None) are no views of one, is relied on."""
+        if source is None or other is None or source is other:
+            return
+        if source.accessor[0] != "value" or other.accessor[0] != "value":  # else two given objects
+            self.tree.relations.append((source.collect(), other.collect(), same))
+
+    def known(self, real: Any) -> Object | None:
+        """The value of an object that was met before, of no special kind; else None."""
+        return next((each for each in self._objects.get(type(real), ()) if each.value is real), None)
+
+    def force(self, item: Any) -> Value:
+        """An item of a container, looked at now if it was pending."""
+        return self.value(item.value, item.source) if isinstance(item, LazyItem) else item
+
+    def items(self, value: Sequence) -> list[Value]:
+        """All items, none pending any more."""
+        items = [self.force(item) for item in value.items]
+        if any(isinstance(item, LazyItem) for item in value.items):
+            value.unseen[:] = items  # in place: somebody may be about to change it
+        return items
+
+    def pin(self, value: Object) -> Any:
+        """From now on this very object is meant, not one like it."""
+        if not value.pinned:
+            if value.source is not None:
+                value.source.check(("is", value.value))
+            value.pinned = True
+        return value.value
+
+    def lend(self, value: Object) -> Value:
+        """What a graph draws from in the place of a generator."""
+        real, source = value.value, value.source
+        if source is None or self.sealed or self.closed:
+            raise Unsupported("B017", "a torch.Generator, in code that runs later or twice")
+        found = self.lent.get(id(real))
+        if found is None:
+            source.attribute("device").check(("equals", real.device))
+            for other in self.lent.values():
+                self.relate(source, other.source, False)
+            found = self.lent[id(real)] = Lent(source, real, make_own(real.device))
+            self.tree.transient = "the state of a torch.Generator"
+            source.collect()
+        else:
+            self.relate(source, found.source, True)
+        return Object(found.own, pinned=True)
+
+    def fixed(self, real: Any) -> Value:
+        """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
+        if is_constant(real):
+            self._rely_on_operators(real)
+            return Constant(real)
+        source = self.tree.fixed(real, real.__qualname__ if is_a(real, _TITLED) else type(real).__qualname__)
+        if not isinstance(source.value, Object):
+            source.value = Object(real, pinned=True, source=source)
+            if is_a(real, types.FunctionType):  # whose attributes may be written by another way to it
+                self._objects.setdefault(types.FunctionType, []).append(source.value)
+        return source.value
+
+    def _rely_on_operators(self, real: Any) -> None:
+        """A member of an enum is a constant for as long as Python's operators on it run no code of the program."""
+        if is_a(real, enum.Enum):
+            kind = self.tree.rely_on_type(real)
+            self.tree.of_class(kind, own_operators)
+            self.tree.class_attribute(kind, "__getattribute__")
+
+    def rely_on_contents(self, real: Any) -> None:
+        """What Python's operators look at in a member of an enum, or in a class, that they are given."""
+        if is_a(real, enum.Enum):
+            members = self.tree.fixed(real, str(type(real).__qualname__)).instance_dict()
+            for name in ("_value_", "_name_"):
+                if name in real.__dict__:
+                    held = real.__dict__[name]
+                    members.child(("key", name), name).check(("equals" if is_constant(held) else "is", held))
+                else:
+                    members.check(("lacks", name))
+        elif is_a(real, type) and may_change(real):
+            metaclass = self.tree.metaclass(real)
+            if metaclass is not type:
+                self.tree.of_class(metaclass, own_operators)
+
+    def _wrap(self, real: Any, source: Source) -> Value:
+        kind = type(real)
+        if is_constant(real):
+            if is_a(real, enum.Enum):
+                source.check(("is", real))
+                self._rely_on_operators(real)
+            elif kind is int or kind is float:
+                return Number(real, source=source, symbolic=self.sizes.number(real, source))
+            elif kind is str:
+                return Number(real, source=source)
+            else:
+                source.check(("equals", real))
+            return Constant(real, source=source)
+        if is_a(real, torch.Tensor):
+            return self._tensor(real, source)
+        if kind is types.BuiltinFunctionType and _is_bound(real):
+            return self._builtin_method(real, source)
+        if is_a(real, _IDENTIFIED):
+            source.check(("is", real))
+            return Object(real, pinned=True, source=source)
+        source.check(("type", kind))
+        if kind is tuple or kind is list or (issubclass(kind, tuple) and self.tree.of_class(kind, is_plain_namedtuple)):
+            return self._sequence(real, kind, source)
+        if kind is torch.Size:
+            source.check(("equals", real))
+            return Sequence(kind, [Constant(size) for size in real], source=source)
+        if kind in (dict, OrderedDict, defaultdict):
+            items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in real.items()}
+            made = Mapping(dict(items), kind, original=items, source=source)
+            if kind is defaultdict:
+                factory = self.value(real.default_factory, source.attribute("default_factory"))
+                made.factory = None if real.default_factory is None else factory
+            return made
+        if kind is deque:
+            source.attribute("maxlen").check(("equals", real.maxlen))
+            queued = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]
+            return Deque(list(queued), real.maxlen, tuple(queued), source=source)
+        if kind in (set, frozenset) and all(is_constant(item) for item in real):
+            source.check(("equals", kind(real)))
+            return Set.given(real, source)
+        if kind is Paused and self.follow_loops:
+            return self._paused(real, source)
+        if kind is PausedJoined and self.follow_loops:
+            return self._paused_joined(real, source)
+        if kind is slice:
+            parts = [self.value(getattr(real, name), source.attribute(name)) for name in ("start", "stop", "step")]
+            return Slice(*parts, source=source)
+        if kind is types.CellType:
+            return Cell(real=real, source=source)
+        if kind is types.MethodType:
+            return self._method(real, source)
+        made_object = Object(real, source=source)
+        self._objects.setdefault(kind, []).append(made_object)
+        return made_object
+
+    def _sequence(self, real: Any, kind: type, source: Source) -> Value:
+        items: list[Any] = [LazyItem(item, source.item(position)) for position, item in enumerate(real)]
+        if kind is list:
+            return Sequence(kind, items, tuple(items), source=source)
+        source.check(("length", len(real)))
+        return Sequence(kind, items, source=source)
+
+    def _tensor(self, real: torch.Tensor, source: Source) -> Value:
+        kind = type(real)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            source.check(("type", kind))
+            return Object(real, source=source)
+        quirks = ("is_quantized", "is_nested", "is_neg", "is_conj", "_is_zerotensor", "has_names")
+        found = [quirk for quirk in quirks if _says(real, quirk)]
+        if real.requires_grad and not (real.dtype.is_floating_point or real.dtype.is_complex):
+            found.append("of integers, and written from what requires a gradient")
+        if real.layout is not torch.strided or found:
+            raise Unsupported("B006", f"{source.text} ({found[0] if found else real.layout})")
+        try:
+            real.is_leaf  # noqa: B018
+        except RuntimeError:  # one of several views of a tensor that was then written to: autograd disowns it
+            raise Unsupported("B011", source.text) from None
+        shape, stride = self.sizes.layout(real, source)
+        sizes = (guarded(shape), guarded(stride))
+        source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
+        return self.tape.input(real, source, shape, stride)
+
+    def single_out(self, value: Any) -> None:
+        """This very tensor is meant, wherever else it is met; of an argument, that it is another than the rest."""
+        self.singled_out[id(value.real)] = value
+        pin_tensor(value)
+
+    def gradient_slots(self, value: Any) -> Slots:
+        """The `.grad` of a leaf from outside, as something that is read and written."""
+        found: Slots | None = self.shared(value.real)
+        if found is None:
+            source = self.tree.fixed(value.real, value.source.text)
+            items: dict[Any, Any] = {"grad": LazyItem(value.real.grad, source.attribute("grad"))}
+            holder = Object(value.real, pinned=True, source=source)
+            found = Slots(dict(items), original=items, holder=holder, source=source)
+            self._shared[id(value.real)] = (value.real, found)
+        return found
+
+    def _paused(self, real: Paused, source: Source) -> Value:
+        """An iterator that nobody but the interpreter holds: the captured code goes on with one of its own."""
+        for name in ("part", "position", "size"):
+            source.child(("attr", name), f"{source.text}, {PLACE}").check(("equals", getattr(real, name)))
+        over = self.value(real.over, source.attribute("over"))
+        if isinstance(over, Mapping):
+            self.complete(over)
+        size = real.size if isinstance(over, Mapping) else None
+        return Iterator(over, real.part, real.position, size, looped=True)
+
+    def _paused_joined(self, real: PausedJoined, source: Source) -> Value:
+        source.attribute("kind").check(("is", real.kind))
+        source.attribute("strict").check(("is", real.strict))
+        source.child(("attr", "position"), f"{source.text}, {PLACE}").check(("equals", real.position))
+        parts: Any = self.value(real.parts, source.attribute("parts"))
+        function = None if real.function is None else self.value(real.function, source.attribute("function"))
+        return ZippedIterator(real.kind, self.items(parts), real.position, function, real.strict, looped=True)
+
+    def _method(self, real: types.MethodType, source: Source) -> Value:
+        function = self.value(real.__func__, source.attribute("__func__"))
+        receiver = self.value(real.__self__, source.attribute("__self__"))
+        return Method(function, receiver, source=source)
+
+    def _builtin_method(self, real: Any, source: Source) -> Value:
+        """`things.append` as an object: known by its name and its receiver, as Python makes a new one each time."""
+        source.check(("type", type(real)))
+        source.attribute("__name__").check(("equals", real.__name__))
+        receiver = self.value(real.__self__, source.attribute("__self__"))
+        return Method(self.fixed(getattr(type(real.__self__), real.__name__)), receiver, source=source)
+
+    def complete(self, mapping: Mapping) -> None:
+        """The whole set of keys is relied on."""
+        if mapping.source is not None and "complete" not in mapping.source.checks:
+            before = mapping.items if mapping.original is None else mapping.original
+            check = keys_check(mapping, tuple(before))
+            if check == ("length", 0):
+                mapping.source.check(check)  # which others may have asked as well
+            else:
+                mapping.source.checks["complete"] = check
+
+    def present(self, mapping: Mapping, key: Any) -> bool:
+        """Whether the key is there, relied on either way."""
+        found = key in mapping.items
+        if mapping.source is not None and not found and key not in (mapping.original or ()):
+            mapping.source.check(("lacks", key))  # else it was there and the captured code took it out
+        if found and isinstance(mapping.items[key], LazyItem):
+            self.force(mapping.items[key])
+        return found
+
+    def removable(self, mapping: Mapping, key: Any) -> bool:
+        """Whether the key is there and may be taken out. Then whether it was there at first is relied on, too: that
+        decides whether there is anything to take out of the real dict."""
+        if not self.present(mapping, key):
+            return False
+        if mapping.source is not None:
+            first = (mapping.original or {}).get(key)
+            if isinstance(first, LazyItem):
+                first.source.collect()
+                mapping.taken.add(key)
+            elif first is None and isinstance(mapping, Slots):
+                raise Unsupported("B005", f"del of {key}, a slot that was empty at first")
+            elif first is None:
+                mapping.source.check(("lacks", key))
+        return True
+
+    def cell_contents(self, cell: Cell) -> Value | None:
+        """What a cell holds, or None if it is empty."""
+        if self.closed and cell.real is not None and cell.source is not None:
+            self._refuse_data(cell.real.cell_contents, cell.source)
+        if cell.contents is None and cell.real is not None and cell.source is not None:
+            inside = cell.source.child(("cell",), cell.source.text)
+            try:
+                real = cell.real.cell_contents
+            except ValueError:
+                inside.check(("unbound",))
+                return None
+            cell.contents = self.value(real, inside)
+        found: Value | None = cell.contents
+        return found
+
+    def globals_of(self, function: Object) -> Globals:
+        """The namespace of a function from outside; that it is this one is guarded, its entries when read."""
+        real = function.value
+        if function.source is not None and not function.pinned:
+            function.source.child(("globals",), f"{function.source.text}.__globals__").check(("is", real.__globals__))
+        name = real.__globals__.get("__name__", "?")
+        return Globals(real.__globals__, self.tree.fixed(real.__globals__, f"globals of {name}"))
+
+    def global_name(self, names: Globals, name: str) -> Value | None:
+        """A global, else a builtin, else None."""
+        written = self.shared(names.names)
+        if written is not None:
+            if self.present(written, name):
+                return self.force(written.items[name])
+        elif name in names.names:
+            return self.value(names.names[name], names.source.child(("key", name), name))
+        else:
+            names.source.check(("lacks", name))
+        builtins = names.names.get("__builtins__")
+        table = builtins if isinstance(builtins, dict) else vars(builtins)
+        if name not in table:
+            return None
+        return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
+
+
+def may_pin(value: Any) -> bool:
+    """Whether a tensor is one that stays: not an argument, which may be another at each call, unless a parameter."""
+    return value.source.accessor[0] != "slot" or value.kind is not torch.Tensor
+
+
+def is_gradient(value: Any) -> bool:
+    """Whether a tensor is the `.grad` of another, which is a new one at each step."""
+    return bool(value.source.accessor == ("attr", "grad"))
+
+
+def pin_tensor(value: Any) -> bool:
+    """Rely on this very tensor, if it is one that stays."""
+    if may_pin(value):
+        value.source.check(("is", value.real))
+        return True
+    return False
+
+
+def keys_check(mapping: Mapping, keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The guard that a dict has these keys, in this order."""
+    tensors = any(isinstance(key, torch.Tensor) for key in keys)
+    if mapping.kind is dict and not mapping.inside and not tensors:
+        return ("keys", keys)
+    if not keys and not mapping.inside:
+        return ("length", 0)
+    return ("predicate", _same_keys(keys, mapping.kind))  # the dict below an OrderedDict has an order of its own
+
+
+def _same_keys(keys: tuple[Any, ...], kind: Any) -> Callable[[Any], bool]:
+    same = functools.partial(_has_keys, kind, keys)
+    tensors = any(isinstance(key, torch.Tensor) for key in keys)
+    # As it reads where a recompile is explained.
+    same.__qualname__ = f"having the {len(keys)} keys it had" if tensors else f"having the keys {keys!r}"  # type: ignore[attr-defined]
+    return same
+
+
+def _has_keys(kind: Any, keys: tuple[Any, ...], real: Any) -> bool:
+    return same_keys(tuple(kind.__iter__(real)), keys)
+
+
+def same_keys(keys: Many[Any], others: Many[Any]) -> bool:
+    """Whether keys are equal, of the same types and in the same order; tensors are by being the same, as a dict has
+    it."""
+    return len(keys) == len(others) and all(map(_same_key, keys, others))
+
+
+def _same_key(key: Any, other: Any) -> bool:
+    if key is other or type(key) is not type(other) or isinstance(key, torch.Tensor):
+        return key is other
+    if type(key) is tuple:
+        return same_keys(key, other)
+    return bool(key == other) and (type(key) is not float or math.copysign(1.0, key) == math.copysign(1.0, other))
+
+
+def unchanged(before: Any, after: Any) -> bool:
+    """Whether an item of a written container is still the one that was there."""
+    return before is after or (isinstance(before, LazyItem) and before.source.value is after)
+
+
+def _changed(value: Any) -> bool:
+    if isinstance(value, Cell):
+        return value.source is None or value.contents is not value.source.child(("cell",), "").value
+    if isinstance(value, Set):
+        return value.calls.before is not None
+    if isinstance(value, Mapping):
+        before, after = value.original or {}, value.items
+        return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))
+    first: tuple[Any, ...] = value.original
+    return len(first) != len(value.unseen) or not all(map(_as_real, first, value.unseen))
+
+
+def _holds_gradient(value: Any) -> bool:
+    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor) and not value.is_other
+
+
+def _as_real(before: Any, after: Any) -> bool:
+    same = isinstance(before, LazyItem) and type(after) is Constant and before.value is after.value
+    return same or unchanged(before, after)
+
+
+def _owner(source: Source) -> Object | None:
+    """The object whose attributes live in the dict at `source`; they are also read without looking at the dict."""
+    if source.accessor[0] == "key" and source.accessor[1] in _REGISTRIES and source.parent is not None:
+        source = source.parent
+    if source.accessor == ("dict",) and source.parent is not None and isinstance(source.parent.value, Object):
+        return source.parent.value
+    return None
+
+
+def _alike(value: Value, other: Value) -> bool:
+    """Whether `other` is another value that might turn out to be the same container."""
+    if other is value or type(other) is not type(value) or other.source is None or _owner(other.source) is not None:
+        return False
+    return isinstance(value, Cell) or value.kind is other.kind  # type: ignore[attr-defined]
+
+
+def _says(tensor: torch.Tensor, quirk: str) -> bool:
+    """What an attribute, or a method without arguments, says of a tensor; one that this PyTorch lacks says no."""
+    answer = getattr(tensor, quirk, False)
+    return bool(answer() if callable(answer) else answer)

@@ -1,0 +1,594 @@
+"""The symbolic interpreter: runs frames of bytecode over values instead of objects, until something ends the graph.
+
+A state (frames with slots and stacks) goes in; what ended the run comes out, with the frames as they stood just before
+the instruction that could not be interpreted.
+
+    def f(x):                     Frame(f) at 0  →  LOAD_FAST x · LOAD_CONST 1 · BINARY_OP +  →  Tensor(add)
+        return x + 1              RETURN_VALUE   →  Returned(Tensor(add))
+"""
+
+import builtins
+import enum
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.base.events import wanted
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.guards.tree import GuardTree
+from smelt.capture.interpreter.externals import Externals
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.bytecode import VERSION, CodeInfo, Instruction
+from smelt.capture.model.policy import is_polyfill
+from smelt.capture.model.set_order import Call, Items, remade
+from smelt.capture.model.static import is_a
+from smelt.capture.model.values import (
+    HANDLED_OUTSIDE,
+    Cell,
+    Constant,
+    DeferredScalar,
+    Deque,
+    ExceptionValue,
+    Function,
+    Generator,
+    Globals,
+    Held,
+    Instance,
+    Iterator,
+    LazyItem,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    Slice,
+    Tensor,
+    Value,
+    ZippedIterator,
+    describe,
+    is_constant,
+    own_operators,
+    python_type,
+)
+from smelt.capture.tape.tape import Tape
+
+PUSHED = Value()
+"""Answer of a service that pushed a frame: the result will be on the caller's stack when that frame returns."""
+
+TYPES = (type, types.GenericAlias, types.UnionType)
+"""Classes and what is written with them: `list[int]`, `int | None`."""
+
+
+def is_plain_type(value: object) -> bool:
+    """Whether Python's operators on a class run no code of the program: its metaclass may define them."""
+    if not issubclass(type(value), TYPES):
+        return False
+    return not issubclass(type(value), type) or type(value) is type or not own_operators(type(value))
+
+
+SIMPLE_ERRORS: frozenset[type] = frozenset(
+    kind
+    for kind in vars(builtins).values()
+    if isinstance(kind, type)
+    and issubclass(kind, BaseException)
+    and not issubclass(kind, OSError | ImportError | SyntaxError | SystemExit | UnicodeError | BaseExceptionGroup)
+)
+"""Builtin exceptions that are made of their `args` and nothing else (but for `ExceptionValue.details`)."""
+
+_WITHOUT_GENERATORS = ("exponential_", "geometric_", "log_normal_", "cauchy_")
+_MOST_INSTRUCTIONS = 400_000
+_MOST_FRAMES = 100
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One virtual frame.
+
+    `discard` drops what it returns (`__init__`: the new object is on the caller's stack already); `generator` is what
+    hears of its yields; `handled` is the exception it is handling, if any.
+    """
+
+    info: CodeInfo
+    function: Value
+    globals: Globals
+    closure: tuple[Cell, ...]
+    slots: list[Value | None]
+    stack: list[Value]
+    index: int = 0
+    discard: bool = False
+    generator: Generator | None = None
+    handled: Value | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.info.instructions[self.index]
+
+    def jump(self, offset: int) -> None:
+        self.index = self.info.index_at[offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The outermost frame returned."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The innermost frame's current instruction could not be interpreted."""
+
+    stop: Unsupported
+
+
+Ending = Returned | Broken
+Handler = Callable[["Interpreter", Frame, Instruction], None]
+CallService = Callable[["Interpreter", Value, list[Value], dict[str, Value]], Value]
+
+
+class Interpreter:
+    """Interprets `frames`; services (attributes, calls, operators) are functions that take it as first argument."""
+
+    def __init__(
+        self,
+        frames: list[Frame],
+        outside: Externals,
+        handlers: dict[str, Handler],
+        call: CallService,
+        generators: int = sys.maxsize,
+    ) -> None:
+        self.frames = frames
+        self.outside = outside
+        self.tree: GuardTree = outside.tree
+        self.tape: Tape = outside.tape
+        self._handlers = handlers
+        self._call = call
+        self._undo: list[Callable[[], None]] = []
+        self._changes = 0
+        self._steps = 0
+        self._returned: Value | None = None
+        self.yielded: Value | None = None
+        self.generators = generators  # so many are followed, and none of those made after them
+        self.made_generators: list[Generator] = []
+        self.entered_inference = False
+
+    def run(self) -> Ending:
+        """Interpret until the outermost frame returns or an instruction cannot be interpreted."""
+        frames, begin = self.frames, self.tape.begin
+        while self._returned is None:
+            frame = frames[-1]
+            depth, index, stack = len(frames), frame.index, frame.stack.copy()
+            slots, handled = frame.slots.copy(), frame.handled
+            self._undo.clear()
+            begin()
+            try:
+                self._guarded(0)
+            except Unsupported as stop:
+                del frames[depth:]
+                frame.index, frame.stack, frame.slots, frame.handled = index, stack, slots, handled
+                for undo in reversed(self._undo):
+                    undo()
+                self.tape.rollback_to()
+                self._undo.clear()
+                return Broken(stop.bare())
+        self._undo.clear()
+        return Returned(self._returned)
+
+    def _guarded(self, depth: int) -> None:
+        """One instruction of the innermost frame; what it raises goes to a handler in the frames from `depth` on."""
+        frame = self.frames[-1]
+        instruction = frame.info.instructions[frame.index]
+        handler = self._handlers.get(instruction.name)
+        if handler is None:
+            raise Unsupported("B012", instruction.name)
+        self._steps += 1
+        if self._steps > _MOST_INSTRUCTIONS:
+            raise Unsupported("B016", f"more than {_MOST_INSTRUCTIONS} instructions")
+        frame.index += 1
+        self.tape.line = instruction.line
+        try:
+            handler(self, frame, instruction)
+        except Raised as raised:
+            if raised.handled is None:
+                raised.handled = self.handled()
+            level = self._handling_level(depth)
+            if level >= 0:
+                self._catch(raised, level)
+                raised.bare()
+                return
+            if depth > 0:
+                self._leave_by(raised, depth)
+            raise
+
+    def handled(self) -> Value:
+        """The exception being handled now."""
+        for frame in reversed(self.frames):
+            if frame.handled is not None:
+                return frame.handled
+        return HANDLED_OUTSIDE
+
+    def _handling_level(self, depth: int) -> int:
+        for level in range(len(self.frames) - 1, depth - 1, -1):
+            frame = self.frames[level]
+            if frame.info.handler_of(frame.info.instructions[frame.index - 1]) is not None:
+                return level
+        return -1
+
+    def _leave_by(self, raised: Raised, depth: int) -> None:
+        """An exception leaves all frames from `depth` on."""
+        while len(self.frames) > depth:
+            self._note_place(raised)
+            frame = self.frames.pop()
+            if frame.generator is not None:
+                frame.generator.done = True
+
+    def _note_place(self, raised: Raised) -> None:
+        frame = self.frames[-1]
+        if not raised.again and not is_polyfill(frame.info.code):
+            raised.places.append((frame.function, frame.info, frame.info.instructions[frame.index - 1]))
+        raised.again = False
+
+    def _catch(self, raised: Raised, level: int) -> None:
+        """Stand at the handler of frame `level`, as CPython would."""
+        if isinstance(raised.error, Object) and not (raised.again and level == len(self.frames) - 1):
+            raise Unsupported("B019", raised.detail)  # its traceback grows on the way
+        self.failure(raised)
+        self._leave_by(raised, level + 1)
+        self._note_place(raised)
+        error = self._as_value(raised)
+        frame = self.frames[level]
+        instruction = frame.info.instructions[frame.index - 1]
+        handler = frame.info.handler_of(instruction)
+        assert handler is not None
+        del frame.stack[handler.depth :]
+        if handler.push_offset:
+            frame.stack.append(Constant(instruction.offset // 2))
+        frame.stack.append(error)
+        frame.jump(handler.target)
+
+    def _as_value(self, raised: Raised) -> Value:
+        """The exception as its handler sees it: with its traceback, cause and context."""
+        error = self.failure(raised)
+        if not isinstance(error, ExceptionValue):
+            return error
+        self.touch(error)
+        error.places = (*reversed(raised.places), *error.places)
+        if raised.cause is not None:
+            error.cause, error.suppresses = raised.cause, True
+        if not raised.chained and raised.handled is not error:
+            if raised.handled is not HANDLED_OUTSIDE or error.context is None:
+                error.context = raised.handled
+            self._cut_cycle(error)
+        return error
+
+    def _cut_cycle(self, error: ExceptionValue) -> None:
+        link = error.context
+        while isinstance(link, ExceptionValue):
+            if link.context is error:
+                self.touch(link)
+                link.context = None
+            link = link.context
+
+    def failure(self, raised: Raised) -> Value:
+        """The value of the exception that is raised, made now if there is none yet."""
+        if isinstance(raised.error, BaseException):
+            kind = type(raised.error)
+            if kind not in SIMPLE_ERRORS:
+                raise Unsupported("B019", raised.detail)
+            if raised.worded_by is not None:
+                self.tree.class_name(raised.worded_by)
+            args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
+            raised.error = ExceptionValue(kind, args=args, details=raised.details)
+        found: Value = raised.error
+        return found
+
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """Call a value; `PUSHED` if a frame was pushed to do it."""
+        return self._call(self, function, args, kwargs or {})
+
+    def enter(self, frame: Frame) -> Value:
+        """Push a frame to interpret; its result will be on the current frame's stack."""
+        if len(self.frames) > _MOST_FRAMES:
+            raise Unsupported("B016", f"more than {_MOST_FRAMES} nested calls")
+        self.frames.append(frame)
+        return PUSHED
+
+    def leave(self, value: Value) -> None:
+        """The innermost frame returns `value`."""
+        frame = self.frames.pop()
+        if frame.generator is not None:
+            frame.generator.done = True
+            frame.generator.result = value
+            return
+        if not self.frames:
+            self.frames.append(frame)
+            self._returned = value
+        elif not frame.discard:
+            self.frames[-1].stack.append(value)
+
+    def now(self, answer: Value) -> Value:
+        """The answer of a service, run to its end if it pushed a frame. A break inside is a break of the caller."""
+        if answer is not PUSHED:
+            return answer
+        depth = len(self.frames) - 1
+        while len(self.frames) > depth:
+            self._guarded(depth)
+        return self.frames[-1].stack.pop()
+
+    def step_to_yield(self, frame: Frame, thrown: Raised | None = None) -> Value | None:
+        """Run a generator's frame to its next yield: the value, or None if it returned instead.
+
+        `thrown` is raised in it first, where it stands.
+        """
+        depth = len(self.frames)
+        self.yielded = None
+        self.frames.append(frame)
+        try:
+            if thrown is not None:
+                self._throw_in(thrown, depth)
+            while len(self.frames) > depth:
+                self._guarded(depth)
+        except Raised as raised:
+            if VERSION < (3, 12) and self.failure_kind(raised) is StopIteration:
+                raise self.stopped_early(raised) from None  # from 3.12 the generator's own bytecode does this
+            raise
+        item, self.yielded = self.yielded, None  # the generator that asked for it may return before it yields
+        return item
+
+    def _throw_in(self, thrown: Raised, depth: int) -> None:
+        thrown.handled = self.handled()
+        if self._handling_level(depth) < 0:
+            self._leave_by(thrown, depth)
+            raise thrown
+        self._catch(thrown, depth)
+
+    def failure_kind(self, raised: Raised) -> type:
+        """The class of the exception."""
+        kind = type(raised.error) if isinstance(raised.error, BaseException) else python_type(raised.error)
+        assert kind is not None
+        return kind
+
+    def stopped_early(self, raised: Raised) -> Raised:
+        """StopIteration may not leave a generator: what Python raises instead."""
+        inner = self._as_value(raised)
+        outer = Raised.of(RuntimeError("generator raised StopIteration"))
+        outer.handled = outer.cause = inner
+        return outer
+
+    def leaves_no_trace(self, action: Callable[[], object]) -> bool:
+        """Whether an action does nothing that anybody could see; whatever it did is undone."""
+        self._undo.clear()
+        self._changes = 0
+        self.tape.begin()
+        try:
+            action()
+        except Unsupported:
+            return False
+        finally:
+            traced = self.tape.grew
+            for undo in reversed(self._undo):
+                undo()
+            self._undo.clear()
+            self.tape.rollback_to()
+        return not traced and not self._changes
+
+    def touch_end(self, value: Sequence | Deque) -> None:
+        """`touch`, before items are put at the end of a list: it is cut off there again. A copy of the list for each
+        would make a loop that appends to it take time by the square of its length."""
+        if isinstance(value, Deque) and value.maxlen is not None:
+            self.touch(value)  # whose first items may be dropped, too
+            return
+        self._note_write(value)
+        size, changes = len(value.unseen), value.changes if isinstance(value, Deque) else 0
+
+        def cut() -> None:
+            del value.unseen[size:]
+            if isinstance(value, Deque):
+                value.changes = changes
+
+        self._undo.append(cut)
+
+    def touch_last(self, value: Sequence | Mapping) -> None:
+        """`touch`, before the last item of a list or dict is taken."""
+        self._note_write(value)
+        if isinstance(value, Sequence):
+            last = value.unseen[-1]
+            self._undo.append(lambda: value.unseen.append(last))
+            return
+        key = next(reversed(value.items))
+        item = value.items[key]
+        self._undo.append(lambda: value.items.update({key: item}))
+
+    def touch_item(self, value: Sequence | Mapping, key: Any) -> None:
+        """`touch`, before one item of a list or dict is replaced, or put into a dict as its last."""
+        self._note_write(value)
+        items: Any = value.unseen if isinstance(value, Sequence) else value.items
+        if isinstance(value, Mapping) and key not in items:
+            self._undo.append(lambda: value.items.pop(key, None))
+            return
+        before = items[key]
+
+        def put_back() -> None:
+            held: Any = value.unseen if isinstance(value, Sequence) else value.items
+            held[key] = before
+
+        self._undo.append(put_back)
+
+    def touch_set(self, value: Set) -> None:
+        """`touch`, of a set: what it was can be made again."""
+        self._note_write(value)
+        calls, ordered = value.calls, value.ordered
+        self._undo.append(lambda: value.restore(calls, ordered))
+
+    def _note_write(self, value: Any) -> None:
+        """What is about to be changed is to be written, if it is from outside."""
+        self._changes += not isinstance(getattr(value, "owner", None) or value, Generator | ExceptionValue)
+        if value.source is not None:
+            self.outside.write(value, self._undo)
+        elif self.outside.sealed:
+            self.outside.touched.append(value)
+
+    def touch(self, value: Any) -> None:
+        """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
+        self._note_write(value)
+        if isinstance(value, Generator):
+            frame, done = value.frame, value.done
+            index, slots, stack, handled = frame.index, frame.slots.copy(), frame.stack.copy(), frame.handled
+
+            def restore() -> None:
+                value.done, frame.index, frame.slots, frame.stack = done, index, slots, stack
+                frame.handled = handled
+
+            self._undo.append(restore)
+        elif isinstance(value, ExceptionValue):
+            before = {name: getattr(value, name) for name in ("args", "cause", "context", "suppresses", "places")}
+            self._undo.append(lambda: value.restore(before))
+            self.touch(value.members)
+        elif isinstance(value, Instance):
+            self.touch(value.members)
+        elif isinstance(value, Function):
+            wraps = value.wraps
+            self._undo.append(lambda: setattr(value, "wraps", wraps))
+        elif isinstance(value, Cell):
+            contents = value.contents
+            self._undo.append(lambda: setattr(value, "contents", contents))
+        elif isinstance(value, Iterator | ZippedIterator):
+            position = value.position
+            self._undo.append(lambda: setattr(value, "position", position))
+        elif isinstance(value, Deque):
+            items, changes = value.unseen.copy(), value.changes
+            self._undo.append(lambda: setattr(value, "changes", changes))
+            self._undo.append(lambda: setattr(value, "unseen", items))
+        elif isinstance(value, Sequence):
+            unseen = value.unseen.copy()
+            self._undo.append(lambda: setattr(value, "unseen", unseen))
+        else:
+            items = value.items.copy()
+            self._undo.append(lambda: setattr(value, "items", items))
+
+    def plain(self, value: Any, in_order: bool = True) -> Any:
+        """The real Python value behind `value`; `Unsupported` if a tensor or an opaque object is part of it.
+
+        Not `in_order`: what is asked of it does not depend on the order in which sets yield their items.
+        """
+        if isinstance(value, LazyItem):
+            value = self.outside.force(value)
+        if isinstance(value, Constant):
+            if is_a(value.value, enum.Enum):
+                self.outside.rely_on_contents(value.value)
+            return value.value
+        if isinstance(value, Sequence):
+            return make_sequence(value.kind, [self.plain(item, in_order) for item in value.items])
+        if isinstance(value, Mapping):
+            if value.kind not in (dict, OrderedDict):
+                raise Unsupported("B017", describe(value))
+            self.outside.complete(value)
+            items = {key: self.plain(item, in_order) for key, item in value.items.items()}
+            return items if value.kind is dict else OrderedDict(items)
+        if isinstance(value, Set) and self.is_plain(value):
+            if not in_order:
+                return value.kind(value.items)
+            self.tree.rely_on_order(value.items)
+            if not value.ordered and len(value.items) > 1:
+                raise Unsupported("B009", describe(value))
+            return remade(value.calls)
+        if isinstance(value, Slice):
+            return slice(*[self.plain(part, in_order) for part in (value.start, value.stop, value.step)])
+        if isinstance(value, Object) and is_plain_type(value.value):
+            self.outside.rely_on_contents(value.value)
+            return self.outside.pin(value)
+        raise Unsupported("B004" if isinstance(value, DeferredScalar) else "B017", describe(value))
+
+    def is_plain(self, value: Any) -> bool:
+        """Whether `plain` would succeed, without guarding anything new."""
+        if isinstance(value, LazyItem):
+            return is_constant(value.value)
+        if isinstance(value, Sequence):
+            return not own_operators(value.kind) and all(self.is_plain(item) for item in value.items)
+        if isinstance(value, Mapping):
+            return value.kind in (dict, OrderedDict) and all(self.is_plain(item) for item in value.items.values())
+        if isinstance(value, Slice):
+            return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
+        if isinstance(value, Set):
+            return not any(isinstance(item, Held) for item in value.items)
+        return isinstance(value, Constant) or (isinstance(value, Object) and is_plain_type(value.value))
+
+    def wrap_plain(self, real: Any) -> Value:
+        """A value for a Python object that capture computed from plain values."""
+        if is_constant(real):
+            return Constant(real)
+        if is_a(real, tuple | list):
+            return Sequence(type(real), [self.wrap_plain(item) for item in real])
+        if type(real) in (dict, OrderedDict):
+            return Mapping({key: self.wrap_plain(item) for key, item in real.items()}, type(real))
+        if type(real) in (set, frozenset) and all(is_constant(item) for item in real):
+            return Set(set(real), type(real), Call(type(real).__name__, (Items("tuple", tuple(real)),)))
+        if type(real) is slice:
+            return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
+        if is_a(real, TYPES):
+            return self.outside.fixed(real)
+        raise Unsupported("B017", f"a {type(real).__qualname__}")
+
+    def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
+        """Run a pure Python function on plain values; if it raises, Python shall raise it from the user's line."""
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            raise Raised.of(error) from error
+        return self.wrap_plain(result)
+
+    def tensor_call(self, opcode: str, target: Any, args: list[Value], kwargs: dict[str, Value] | None = None) -> Value:
+        """One node of the graph."""
+        self._force_all(args)
+        self._force_all(list((kwargs or {}).values()))
+        self.tape.place = self._place()
+        self.tape.callers = self._callers() if wanted("graph") else ()
+        named = {name: self._lent(target, value) for name, value in (kwargs or {}).items()}
+        return self.tape.call(opcode, target, tuple(self._lent(target, value) for value in args), named)
+
+    def _lent(self, target: Any, value: Value) -> Value:
+        if not isinstance(value, Object) or type(value.value) is not torch.Generator:
+            return value
+        if target in _WITHOUT_GENERATORS:
+            raise Unsupported("B017", f"a torch.Generator for {target}, which PyTorch describes only without")
+        return self.outside.lend(value)
+
+    def _force_all(self, values: list[Any]) -> None:
+        for value in values:
+            if isinstance(value, Sequence):
+                self._force_all(list(self.outside.items(value)))
+            elif isinstance(value, Object) and is_a(value.value, type):
+                self.outside.pin(value)
+
+    def _place(self) -> str:
+        frame = self.frames[-1]
+        code = frame.info.code
+        return f'File "{code.co_filename}", line {self.tape.line}, in {code.co_name}'
+
+    def _callers(self) -> tuple[tuple[str, int], ...]:
+        """The lines that wait for what the innermost frame computes."""
+        waiting = (frame for frame in self.frames[:-1] if not is_polyfill(frame.info.code))
+        return tuple((each.info.code.co_filename, each.info.instructions[each.index - 1].line) for each in waiting)
+
+    def has_tensor(self, value: Any) -> bool:
+        """Whether a tensor is the value or inside it."""
+        if isinstance(value, Sequence):
+            return any(self.has_tensor(self.outside.force(item)) for item in value.items)
+        if isinstance(value, Slice):
+            return any(self.has_tensor(part) for part in (value.start, value.stop, value.step))
+        return isinstance(value, Tensor)
+
+
+# Structure sequences of which there is one, and of which no other can be made.
+_ONLY = {type(each): each for each in (sys.version_info, sys.flags)}
+
+
+def make_sequence(kind: type, items: list[Any]) -> Any:
+    """A real tuple, list, namedtuple or structure sequence of `kind`."""
+    if kind in _ONLY:
+        return _ONLY[kind]
+    make = getattr(kind, "_make", None)
+    return make(items) if make is not None else kind(items)

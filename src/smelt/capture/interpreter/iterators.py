@@ -1,0 +1,337 @@
+"""Iterators over known containers: made, advanced and drained without running Python.
+
+for name, layer in zip(names, self.layers):   Joined(zip) over Iterator(names), Iterator(self.layers)
+"""
+
+import types
+from typing import Any
+
+from smelt.capture.interpreter.enums import is_enum, members_of
+from smelt.capture.interpreter.exceptions import stop_iteration
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.replaced_methods import rely_on_own
+from smelt.capture.interpreter.special_methods import ask, ask_length_hint, refused, special
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.paused_iterators import CHANGED, Paused, PausedJoined
+from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.values import (
+    Constant,
+    Deque,
+    DictView,
+    ExceptionValue,
+    Generator,
+    Held,
+    Instance,
+    Iterator,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    Tensor,
+    Value,
+    ZippedIterator,
+    describe,
+    python_type,
+)
+
+
+def iterator(interp: Interpreter, value: Value) -> Value:
+    """`iter(value)`."""
+    if isinstance(value, Iterator | ZippedIterator | Generator):
+        return value
+    if isinstance(value, Sequence):
+        return Iterator(value, "forward")
+    if isinstance(value, Deque):
+        return Iterator(value, "forward", size=value.changes)
+    if isinstance(value, Mapping):
+        interp.outside.complete(value)
+        return Iterator(value, "keys", size=len(value.items))
+    if isinstance(value, DictView):
+        interp.outside.complete(value.mapping)
+        return Iterator(value.mapping, value.part, size=len(value.mapping.items))
+    if isinstance(value, Constant) and is_a(value.value, range | str | bytes):
+        return Iterator(value, "forward")
+    if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
+        interp.tree.rely_on_order(value.items)
+        items = [item.value if isinstance(item, Held) else interp.outside.fixed(item) for item in value.items]
+        return Iterator(Sequence(tuple, items), "forward")
+    if isinstance(value, Tensor):
+        rely_on_own(interp, value, "__iter__")
+        return Iterator(interp.tensor_call("call_method", "unbind", [value, Constant(0)]), "forward")
+    if is_enum(value):
+        return Iterator(Sequence(tuple, members_of(interp, value, "__iter__")), "forward")
+    if isinstance(value, Object | Instance):
+        return _own_iterator(interp, value)
+    if isinstance(value, Constant):
+        interp.compute(iter, value.value)  # raises as Python would
+    raise Unsupported("B009", describe(value))
+
+
+def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
+    """What `__iter__` of a class answers, which must be an iterator."""
+    kind: Any = python_type(value)
+    own = interp.tree.class_attribute(kind, "__next__"), interp.tree.class_attribute(kind, "__iter__")
+    both = all(each is not ABSENT for each in own)
+    if isinstance(value, Object) and both and not _is_python(interp, kind, "__iter__"):
+        return value  # an iterator written in C, or `loops.Paused`
+    if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
+        raise Unsupported("B009", f"{describe(value)}, by its items")
+    answer = ask(interp, value, "__iter__")
+    if isinstance(answer, Iterator | ZippedIterator | Generator):
+        return answer
+    kind = python_type(answer)
+    if kind is None or interp.tree.class_attribute(kind, "__next__") is ABSENT:
+        raise refused(value, "__iter__")
+    return answer
+
+
+def _is_python(interp: Interpreter, kind: Any, name: str) -> bool:
+    found = interp.tree.class_attribute(kind, name)
+    return isinstance(found, types.FunctionType) and kind not in (Paused, PausedJoined)
+
+
+def advance(interp: Interpreter, value: Value) -> Value | None:
+    """The next item, or None when there is none left."""
+    if isinstance(value, Iterator):
+        item = _item_at(interp, value, value.position)
+        if item is not None:
+            interp.touch(value)
+            value.position += 1
+        return item
+    if isinstance(value, ZippedIterator):
+        return _advance_joined(interp, value)
+    if isinstance(value, Generator):
+        return _advance_generator(interp, value)
+    if isinstance(value, Instance | Object):
+        return _advance_own(interp, value)
+    raise Unsupported("B009", describe(value))
+
+
+def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
+    """The next item of an object whose class defines `__next__`."""
+    kind = python_type(value)
+    if kind in (Paused, PausedJoined):
+        raise Unsupported("B023")
+    found = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
+    if not isinstance(found, types.FunctionType):
+        raise Unsupported("B009", describe(value))
+    try:
+        return interp.now(interp.call(interp.outside.fixed(found), [value]))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), StopIteration):
+            raise
+        raised.bare()
+        return None
+
+
+def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | None:
+    over = value.over
+    if isinstance(over, Deque) and over.changes != value.size:
+        raise Raised.of(RuntimeError("deque mutated during iteration"))
+    if isinstance(over, Sequence | Deque):
+        if position >= len(over.items):
+            return None
+        at = position if value.part == "forward" else len(over.items) - 1 - position
+        return interp.outside.force(over.items[at])
+    if isinstance(over, Constant):
+        if position >= len(over.value):
+            return None
+        return Constant(over.value[position if value.part == "forward" else len(over.value) - 1 - position])
+    assert isinstance(over, Mapping)
+    if value.size is not None and value.size != len(over.items):
+        raise Raised.of(RuntimeError(CHANGED.get(over.kind, CHANGED[dict])))
+    if position >= len(over.items):
+        return None
+    key = _key_at(value, over, position)
+    if value.part == "keys":
+        return key_value(interp, key)
+    item = interp.outside.force(over.items[key])
+    return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
+
+
+def _key_at(value: Iterator, over: Mapping, position: int) -> Any:
+    """The key at a position. Those of a dict that does not change are listed once, not for every step of a loop."""
+    keys = value.keys
+    if len(keys) != len(over.items) or keys[position] not in over.items or next(reversed(over.items)) is not keys[-1]:
+        keys = value.keys = list(over.items)
+    return keys[position]
+
+
+def key_value(interp: Interpreter, key: object) -> Value:
+    """The value of a dict key."""
+    if isinstance(key, tuple):
+        return Sequence(tuple, [key_value(interp, item) for item in key])
+    return interp.outside.fixed(key)
+
+
+def _advance_joined(interp: Interpreter, value: ZippedIterator) -> Value | None:
+    items: list[Value] = []
+    for number, part in enumerate(value.parts):
+        item = advance(interp, part)
+        if item is None:
+            if value.strict:
+                _check_strict(interp, value, number)
+            return None
+        items.append(item)
+    if value.kind is zip:
+        return Sequence(tuple, list(items))
+    if value.kind is enumerate:
+        interp.touch(value)
+        value.position += 1
+        return Sequence(tuple, [Constant(value.position - 1), items[0]])
+    assert value.function is not None
+    return interp.now(interp.call(value.function, items))
+
+
+def _check_strict(interp: Interpreter, value: ZippedIterator, ended_at: int) -> None:
+    """`zip(strict=True)`: the part at `ended_at` is at its end; the first may only be if all the others are too."""
+    word, number = ("shorter", ended_at) if ended_at else ("longer", 1)
+    if not ended_at:
+        while number < len(value.parts) and advance(interp, value.parts[number]) is None:
+            number += 1
+        if number == len(value.parts):
+            return
+    others = "argument 1" if number == 1 else f"arguments 1-{number}"
+    raise Raised.of(ValueError(f"zip() argument {number + 1} is {word} than {others}"))
+
+
+def _advance_generator(interp: Interpreter, value: Generator, sent: Value | None = None) -> Value | None:
+    if value.done:
+        return None
+    interp.touch(value)
+    if value.frame.index > 0:
+        value.frame.stack.append(sent or Constant(None))  # what `next` sends in
+    return interp.step_to_yield(value.frame)
+
+
+def send(interp: Interpreter, sent: Value, value: Value) -> Value | None:
+    """One step of `yield from value`; None at its end."""
+    if isinstance(value, Generator):
+        return _advance_generator(interp, value, sent)
+    if not (isinstance(sent, Constant) and sent.value is None):
+        raise Unsupported("B002", "generator.send through yield from")
+    return advance(interp, value)
+
+
+_ARGUMENTS = {"__iter__": 0, "__next__": 0, "send": 1, "close": 0}
+
+
+def generator_method(interp: Interpreter, name: str, value: Generator, args: list[Value]) -> Value:
+    """`next`, `send`, `throw` and `close` of a generator."""
+    if len(args) != _ARGUMENTS.get(name, len(args)):
+        raise Unsupported("B019", f"TypeError: generator.{name} with {len(args)} arguments")
+    if name == "__iter__":
+        return value
+    if name == "throw" and args:
+        return _result(_throw(interp, value, _thrown(interp, args)), value)
+    if name == "close" and not args:
+        return _close(interp, value)
+    if name not in ("send", "__next__"):
+        raise Unsupported("B002", f"generator.{name}")
+    fresh = value.frame.index == 0
+    if args and fresh and not (isinstance(args[0], Constant) and args[0].value is None):
+        raise Unsupported("B019", "TypeError: can't send non-None value to a just-started generator")
+    return _result(_advance_generator(interp, value, args[0] if args else None), value)
+
+
+def _result(item: Value | None, value: Generator) -> Value:
+    if item is None:
+        raise ended(value)
+    return item
+
+
+def ended(value: Value) -> Raised:
+    """StopIteration with what a generator returned, the first time it is asked."""
+    if not isinstance(value, Generator):
+        return stop_iteration(None)
+    result, value.result = value.result, None
+    return stop_iteration(result)
+
+
+def _thrown(interp: Interpreter, args: list[Value]) -> Raised:
+    """`throw(error)`, or as it was once written: `throw(type, error, traceback)`."""
+    error = args[0]
+    if len(args) > 1 and isinstance(args[1], ExceptionValue):
+        error = args[1]
+    if isinstance(error, Object) and is_a(error.value, type) and len(args) == 1:
+        error = interp.now(interp.call(error, []))
+    if not isinstance(error, ExceptionValue):
+        raise Unsupported("B002", f"generator.throw of {describe(error)}")
+    return Raised(error, describe(error))
+
+
+def _throw(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
+    if value.done:
+        raise thrown
+    if value.frame.index == 0 or _delegates(value):
+        raise Unsupported("B002", "generator.throw before its first yield or inside yield from")
+    return _throw_here(interp, value, thrown)
+
+
+def _delegates(value: Generator) -> bool:
+    """Whether a generator stands inside `yield from`."""
+    frame = value.frame
+    return bool(frame.instruction.arg & 3 > 1 and frame.instruction.name == "NOP")
+
+
+def _throw_here(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
+    frame = value.frame
+    interp.touch(value)
+    frame.stack.append(Constant(None))
+    return interp.step_to_yield(frame, thrown)
+
+
+def ends_quietly(interp: Interpreter, value: Generator) -> bool:
+    """Whether nobody could tell that Python closes a generator when the last reference to it goes."""
+    return value.done or value.frame.index == 0 or interp.leaves_no_trace(lambda: _close(interp, value))
+
+
+def _close(interp: Interpreter, value: Generator) -> Value:
+    interp.touch(value)
+    if value.frame.index == 0:
+        value.done = True
+    if value.done:
+        return Constant(None)
+    if _delegates(value):  # what it takes its items from is closed first
+        inner = value.frame.stack[-1]
+        if not isinstance(inner, Generator | Iterator | ZippedIterator):
+            raise Unsupported("B002", "generator.close inside yield from")
+        if isinstance(inner, Generator):
+            _close(interp, inner)
+    try:
+        item = _throw_here(interp, value, Raised.of(GeneratorExit()))
+    except Raised as raised:
+        if not issubclass(interp.failure_kind(raised), GeneratorExit | StopIteration):
+            raise
+        raised.bare()
+        return Constant(None)
+    if item is not None:
+        raise Raised.of(RuntimeError("generator ignored GeneratorExit"))
+    return Constant(None)
+
+
+def drain(interp: Interpreter, value: Value, into: list[Any] | None = None, *, hinted: bool = False) -> list[Value]:
+    """Everything an iterable yields, put `into` a list as it comes: what came before an exception stays there.
+
+    Where Python makes a list or tuple of it, it asks how long it will be (`hinted`)."""
+    found: list[Value] = [] if into is None else into
+    if isinstance(value, Sequence):
+        found.extend(interp.outside.items(value))
+        return found
+    source = interp.now(iterator(interp, value))
+    if hinted:
+        ask_length_hint(interp, value)
+    while (item := advance(interp, source)) is not None:
+        found.append(item)
+    return found
+
+
+def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
+    """The first items of an iterable, no more than `most`: whoever takes it apart looks no further."""
+    if isinstance(value, Sequence):
+        return interp.outside.items(value)
+    source = interp.now(iterator(interp, value))
+    found: list[Value] = []
+    while len(found) < most and (item := advance(interp, source)) is not None:
+        found.append(item)
+    return found

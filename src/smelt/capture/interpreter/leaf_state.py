@@ -1,0 +1,67 @@
+"""What a program changes of its own leaves: `p.data = …`, `p.requires_grad_(False)`; done after the graph.
+
+    p.data = p.data - 0.1 * p.grad     →     p as it is in the graph; when that has run, p.data = sub
+
+Nothing of the graph knows the leaf as it is then. So the first use of it as a tensor ends the graph, and the next one
+is given it as it is by then; a loop over all parameters of a model is no break.
+"""
+
+from typing import Any
+
+from smelt.capture.interpreter.backward import require_grad, slots_of
+from smelt.capture.interpreter.externals import may_pin
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.values import Constant, Tensor, Value
+
+
+def changed(value: Tensor, name: str) -> Value | None:
+    """What the program made of an attribute of a leaf; None if it is as it was."""
+    found: Value | None = None if value.state is None else value.state.items.get(name)
+    return found
+
+
+def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
+    """`leaf.data = value`, of the same size and kind."""
+    if interp.tape.is_data(value, leaf) and changed(leaf, "data") is None:
+        return  # `x.data += 1` puts back what it has read
+    own, real = leaf.ghost, leaf.real
+    if real is None or not real.is_leaf or not may_pin(leaf) or not isinstance(value, Tensor):
+        raise Unsupported("B015", "Tensor.data = …")
+    given = value.ghost
+    alike = (given.shape, given.stride(), given.dtype, given.device) == (own.shape, own.stride(), own.dtype, own.device)
+    if not alike or value.real is not None or interp.tape.ambient.inference:
+        raise Unsupported("B015", "Tensor.data = … of another kind, or of a tensor from outside")
+    if own.requires_grad and interp.tape.leads_to(own):
+        raise Unsupported("B015", "Tensor.data = …, of what a backward may still come to,")
+    _store(interp, leaf, "data", value)
+
+
+def store_requires_grad(interp: Interpreter, leaf: Tensor, args: list[Value], kwargs: dict[str, Value]) -> None:
+    """`leaf.requires_grad_(…)`, `leaf.requires_grad = …`."""
+    asked = [*args, *kwargs.values()] or [Constant(True)]
+    flag = asked[0].value if len(asked) == 1 and isinstance(asked[0], Constant) else None
+    if leaf.real is None or type(flag) is not bool or not leaf.real.is_leaf:
+        require_grad(interp, leaf, args, kwargs)
+        return
+    if flag is leaf.ghost.requires_grad and changed(leaf, "requires_grad") is None:
+        return
+    if not leaf.ghost.dtype.is_floating_point or not may_pin(leaf):
+        raise Unsupported("B015", "Tensor.requires_grad_ of an argument, or of integers,")
+    _store(interp, leaf, "requires_grad", Constant(flag))
+
+
+def _store(interp: Interpreter, leaf: Tensor, name: str, value: Value) -> None:
+    slots = slots_of(interp, leaf)
+    interp.tape.change(leaf, slots)
+    interp.touch(slots)
+    slots.items[name] = value
+
+
+def read(interp: Interpreter, leaf: Tensor, name: str) -> Value | None:
+    """`leaf.data` or `leaf.requires_grad` where the program has set it; None where it has not."""
+    found = changed(leaf, name)
+    if found is None or name == "requires_grad":
+        return found
+    data: Any = interp.tensor_call("call_function", getattr, [found, Constant("data")])
+    return data if isinstance(data, Value) else None

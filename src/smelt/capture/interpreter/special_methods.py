@@ -1,0 +1,99 @@
+"""Special methods as Python finds them: on the class of an object, not on the object, and with checked answers.
+
+len(box)   →   type(box).__len__(box), if that is an int and not negative
+
+What Python would not take for an answer it shall refuse itself: the instruction breaks, and its words are right.
+"""
+
+import sys
+import types
+from typing import Any
+
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.static import ABSENT, is_a
+from smelt.capture.model.values import Constant, DeferredString, Instance, Method, Object, Value, describe, python_type
+
+_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def special(interp: Interpreter, value: Value, name: str) -> Method | None:
+    """The special method of the class of `value`, bound to it; None if the class has none."""
+    kind = python_type(value)
+    if isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.metaclass(interp.outside.pin(value))
+    found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
+    if found is ABSENT:
+        return None
+    if not isinstance(found, _METHODS):
+        raise Unsupported("B007", f"{name} of {describe(value)}")
+    return Method(interp.outside.fixed(found), value)
+
+
+def ask(interp: Interpreter, value: Value, name: str, *args: Value) -> Value:
+    """What the special method answers. An object without it is Python's to refuse."""
+    method = special(interp, value, name)
+    if method is None:
+        raise refused(value, name)
+    return interp.now(interp.call(method, list(args)))
+
+
+def refused(value: Value, name: str) -> Unsupported:
+    """For what Python raises TypeError of: no such method, or one that answers what it must not."""
+    return Unsupported("B019", f"TypeError: {name} of {describe(value)}")
+
+
+def said_bool(interp: Interpreter, value: Value, method: Value) -> bool:
+    """What `__bool__` answers, which must be a bool."""
+    answer = interp.plain(interp.now(interp.call(method, [])))
+    if type(answer) is not bool:
+        raise refused(value, "__bool__")
+    return answer
+
+
+def said_length(interp: Interpreter, value: Value, method: Value) -> int:
+    """What `__len__` or `__length_hint__` answers, which must be an int that a list could have as its length."""
+    answer = interp.plain(interp.now(interp.call(method, [])))
+    if type(answer) not in (int, bool) or not 0 <= answer <= sys.maxsize:
+        raise refused(value, "__len__")
+    return int(answer)
+
+
+def said_text(value: Value, answer: Value) -> Value:
+    """What `__str__`, `__repr__` or `__format__` answered, which must be a string."""
+    if not isinstance(answer, DeferredString) and python_type(answer) is not str:
+        raise refused(value, "__str__")
+    return answer
+
+
+def said_index(value: Value, answer: Value) -> Value:
+    """What `__index__` answered, which must be an int: a bool warns, and one too large is worded by its owner."""
+    if python_type(answer) is not int:
+        raise refused(value, "__index__")
+    if isinstance(answer, Constant) and not -sys.maxsize <= answer.value <= sys.maxsize:
+        raise refused(value, "__index__")
+    return answer
+
+
+def ask_length_hint(interp: Interpreter, value: Value) -> None:
+    """Before Python makes a list or tuple of an iterable it asks for its length: the program may see that it does."""
+    if not isinstance(value, Instance | Object):
+        return
+    for name in ("__len__", "__length_hint__"):
+        kind = python_type(value)
+        found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
+        if not isinstance(found, types.FunctionType):
+            continue
+        method = Method(interp.outside.fixed(found), value)
+        try:
+            answer = interp.now(interp.call(method, []))
+        except Raised as raised:
+            if issubclass(interp.failure_kind(raised), TypeError):
+                raise refused(value, name) from None  # which Python forgets, or not
+            raise
+        known: Any = answer.value if isinstance(answer, Constant) else None
+        if known is NotImplemented and name == "__length_hint__":
+            return
+        if type(known) not in (int, bool) or not 0 <= known <= sys.maxsize:
+            raise refused(value, name)
+        return

@@ -1,0 +1,164 @@
+"""Branches on numbers that the graph computes, where few small tensors from outside decide: foreseen, and guarded.
+
+    step_t += 1; rho = f(step_t.item()); if rho > 5:      →   the answer for the `step_t` there is now, which is asked
+                                                              again at each call, of a copy
+
+Optimizers count their steps in tensors, and some do otherwise after the first few. What leads from the input to the
+number is run, then and now, as PyTorch runs it. So it is with floats that one number from outside decides, as in
+schedulers: `math.floor(1 + epoch / 20)` is asked again at each call, and not the epoch itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from smelt.base.torch_originals import BASE, method
+from smelt.capture.guards.dynamic_sizes import read_size
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.values import Number, Tensor, Value
+from smelt.capture.tape.tape import Tape
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.symnode import Formula, meaning
+
+_MOST_NODES = 24
+
+
+def foretell(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Value, right: Value) -> bool:
+    """The answer of a comparison of numbers one of which the graph computes. It is relied on."""
+    sides = [_meaning(each) or interp.plain(each) for each in (left, right)]
+    leaves = [leaf for side in sides if isinstance(side, Formula) for leaf in side.leaves()]
+    nodes = {leaf: interp.tape.item_of(leaf) for leaf in leaves}
+
+    def decide(values: dict[fx.Node, Any]) -> bool:
+        numbers = {leaf: values[node] for leaf, node in nodes.items()}
+        found = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
+        return bool(compare(*found))
+
+    return _asked_again(interp, list(nodes.values()), decide)
+
+
+def foretell_truth(interp: Interpreter, value: Tensor) -> bool:
+    """The truth of a tensor of one element that the graph computes. It is relied on."""
+    if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
+        raise Unsupported("B003", "a tensor decides which way to go")
+    return _asked_again(interp, [value.node], lambda values: bool(values[value.node]))
+
+
+def _asked_again(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[dict[fx.Node, Any]], bool]) -> bool:
+    """What is decided by the values of `wanted`, now and, as a guard, at each call."""
+    steps = _steps(interp.tape, wanted)
+    given = [node for node in steps if node.op == "placeholder"]
+    if len(given) > 1 or any(interp.tape.inputs[node].value.real.numel() != 1 for node in given):
+        raise Unsupported("B003", "a number computed from more than one small tensor")
+
+    def answer(tensor: Any) -> bool:
+        with torch.no_grad():
+            return decide(_run(steps, tensor))
+
+    with _disable_current_modes():
+        if not given:
+            return answer(None)
+        source = interp.tape.inputs[given[0]]
+        now = answer(source.value.real)
+
+    def is_same(tensor: Any) -> bool:
+        return answer(tensor) is now
+
+    is_same.__qualname__ = "the way a number decided that is computed from it"
+    source.check(("predicate", is_same))
+    return now
+
+
+def decided(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Any:
+    """What a function yields of floats that one number from outside decides. It is relied on, and that number is not;
+    NotImplemented where several decide, and for integers, of which guards can say more."""
+    sides = [_meaning(each) or interp.plain(each) for each in values]
+    integers = all(isinstance(side, int | Expression) for side in sides)
+    leaves = {leaf for side in sides if isinstance(side, Formula | Expression) for leaf in _leaves(side)}
+    if integers or len(leaves) != 1:
+        return NotImplemented
+    (leaf,) = leaves
+    if not isinstance(leaf.origin, tuple):
+        return NotImplemented
+    source, read = leaf.origin[0], read_size(leaf.origin)
+
+    def answer(number: Any) -> Any:
+        given = [each.evaluate(lambda _: number) if isinstance(each, Formula | Expression) else each for each in sides]
+        return function(*given)
+
+    try:
+        now = answer(leaf.example)
+    except Exception:
+        return NotImplemented
+
+    def is_same(holder: Any) -> bool:
+        try:
+            found = answer(read(holder))
+        except Exception:
+            return False
+        return type(found) is type(now) and bool(found == now)
+
+    is_same.__qualname__ = "the way a number decided that is computed from it"
+    source.check(("predicate", is_same))
+    return now
+
+
+def _leaves(side: Formula | Expression) -> set[Any]:
+    return side.leaves() if isinstance(side, Formula) else side.symbols()
+
+
+def _meaning(value: Value) -> Any:
+    return meaning(value.symbolic) if isinstance(value, Number) and value.symbolic is not None else None
+
+
+def _steps(tape: Tape, wanted: list[fx.Node]) -> list[fx.Node]:
+    """The nodes that lead to `wanted`, writes to tensors on the way included."""
+    needed = set(wanted)
+    found: list[fx.Node] = []
+    for node in reversed(list(tape.graph.nodes)):
+        if node in needed or tape.written_by(node) & needed:
+            needed.add(node)
+            needed.update(_operands(node, needed))
+            found.append(node)
+            if len(found) > _MOST_NODES:
+                raise Unsupported("B003", "a number that takes many operators to compute")
+    return found[::-1]
+
+
+def _operands(node: fx.Node, needed: set[fx.Node]) -> list[fx.Node]:
+    """What a call reads; of one on lists, what stands beside the tensors it is needed for."""
+    places = _places(node, needed)
+    if places is None:
+        return node.all_input_nodes
+    return [each for item in _at(node, places) for each in (item if isinstance(item, list) else [item])
+            if isinstance(each, fx.Node)]  # fmt: skip
+
+
+def _places(node: fx.Node, needed: Any) -> list[int] | None:
+    first = node.args[0] if node.args else None
+    if not isinstance(first, list | tuple) or not str(getattr(node.target, "__name__", "")).startswith("_foreach_"):
+        return None
+    return [place for place, each in enumerate(first) if each in needed]
+
+
+def _at(node: fx.Node, places: list[int]) -> list[Any]:
+    return [[each[place] for place in places] if isinstance(each, list | tuple) else each for each in node.args]
+
+
+def _run(steps: list[fx.Node], given: Any) -> dict[fx.Node, Any]:
+    values: dict[fx.Node, Any] = {}
+    for node in steps:
+        if node.op == "placeholder":
+            values[node] = BASE.clone(BASE.detach(given))
+            continue
+        places = _places(node, values)
+        args = map_arg(node.args if places is None else tuple(_at(node, places)), values.__getitem__)
+        kwargs = map_arg(node.kwargs, values.__getitem__)
+        function: Any = method(str(node.target)) if node.op == "call_method" else node.target
+        values[node] = function(*args, **kwargs)
+    return values

@@ -1,0 +1,160 @@
+"""Values as text: `str`, `repr`, `format` and f-strings, a class's own `__str__` and `__repr__` included.
+
+The text of a tensor is made after the graph has run, so that a line that prints one is one break, not two:
+
+    print(f"loss {loss:.3f}")   →   print(Text("loss " + format(loss, ".3f")))
+"""
+
+import enum
+import functools
+import re
+import types
+from typing import Any
+
+import torch
+
+from smelt.capture.interpreter.exceptions import worded
+from smelt.capture.interpreter.interpreter import Interpreter
+from smelt.capture.interpreter.special_methods import said_text
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.static import is_a
+from smelt.capture.model.values import (
+    Constant,
+    DeferredScalar,
+    DeferredString,
+    ExceptionValue,
+    Instance,
+    Mapping,
+    Object,
+    Sequence,
+    Set,
+    Tensor,
+    Value,
+    describe,
+    own_operators,
+    python_type,
+)
+
+_REAL_SPEC = re.compile(r"[<>=^]?[-+ ]?0?\d{0,4}[_,]?(\.\d{1,4})?[eEfFgG%]")  # what every float can be formatted by
+_FUNCTIONS: dict[str, Any] = {"__str__": str, "__repr__": repr, "__ascii__": ascii}
+
+
+def _rely_on_names(interp: Interpreter, value: Any) -> None:
+    """The names of classes that a plain value's text tells."""
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
+        interp.tree.class_name(type(value.value))
+        interp.tree.class_name(type(value.value), "__qualname__")
+    elif isinstance(value, Object) and is_a(value.value, type):
+        interp.tree.class_name(value.value, "__qualname__")
+        interp.tree.class_attribute(value.value, "__module__")
+    elif isinstance(value, Sequence):
+        if value.kind not in (tuple, list):
+            interp.tree.class_name(value.kind)
+        for item in interp.outside.items(value):
+            _rely_on_names(interp, item)
+    elif isinstance(value, Mapping):
+        for key, item in value.items.items():
+            _rely_on_names(interp, interp.outside.fixed(key) if is_a(key, (type, enum.Enum)) else key)
+            _rely_on_names(interp, interp.outside.force(item))
+    elif isinstance(value, Set):
+        for item in value.items:
+            if is_a(item, (type, enum.Enum)):
+                _rely_on_names(interp, interp.outside.fixed(item))
+
+
+def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
+    """`str(value)`, or `repr` or `ascii` by `how`."""
+    if isinstance(value, ExceptionValue) and how != "__ascii__":
+        return worded(interp, value, how)
+    if how in _own_wording(value):
+        found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
+        return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+    if interp.is_plain(value):
+        _rely_on_names(interp, value)
+        return interp.compute(_FUNCTIONS[how], interp.plain(value))
+    if isinstance(value, DeferredString) and how == "__str__":
+        return value
+    if isinstance(value, DeferredScalar):
+        return DeferredString(_FUNCTIONS[how], [value])
+    if isinstance(value, Tensor) and _words_itself(interp, value):
+        return _later(interp, _FUNCTIONS[how], value)
+    if isinstance(value, Object) and type(value.value) is type:
+        _rely_on_names(interp, value)
+        return interp.compute(_FUNCTIONS[how], interp.outside.pin(value))
+    kind = python_type(value)
+    if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
+        found = interp.tree.class_attribute(kind, how)
+        if how == "__str__" and found is object.__str__:
+            return text_of(interp, value, "__repr__")
+        if isinstance(found, types.FunctionType):
+            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+    raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
+
+
+def _own_wording(value: Value) -> frozenset[str]:
+    """Methods by which the class of a member of an enum, or of a named tuple, words it."""
+    if isinstance(value, Sequence):
+        return own_operators(value.kind)
+    member = value.value if isinstance(value, Constant) else None
+    return own_operators(type(member)) if isinstance(member, enum.Enum) else frozenset()
+
+
+def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
+    """`format(value, spec)`."""
+    if "__format__" in _own_wording(value):
+        raise Unsupported("B002", f"formatting of {describe(value)}")
+    if "__str__" in _own_wording(value):
+        return formatted(interp, text_of(interp, value), spec)
+    if interp.is_plain(value):
+        _rely_on_names(interp, value)
+        return interp.compute(format, interp.plain(value), spec)
+    if isinstance(value, DeferredString) and not spec:
+        return value
+    if isinstance(value, DeferredScalar) and (not spec or _REAL_SPEC.fullmatch(spec)):
+        return DeferredString(functools.partial(_format_by, spec), [value])
+    if isinstance(value, Tensor) and _words_itself(interp, value) and (not spec or _is_real(value, spec)):
+        return _later(interp, functools.partial(_format_by, spec), value)
+    kind = python_type(value)
+    if isinstance(value, Object | Instance) and kind is not None:
+        found = interp.tree.class_attribute(kind, "__format__")
+        if isinstance(found, types.FunctionType):
+            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value, Constant(spec)])))
+        if found is object.__format__ and not spec:
+            return text_of(interp, value)
+    raise Unsupported("B002", f"formatting of {describe(value)}")
+
+
+def joined_text(interp: Interpreter, parts: list[Value]) -> Value:
+    """The parts of an f-string put together."""
+    if any(isinstance(part, DeferredString) for part in parts):
+        return DeferredString(_join, parts)
+    return Constant("".join(interp.plain(part) for part in parts))
+
+
+def _join(*parts: str) -> str:
+    return "".join(parts)
+
+
+def _format_by(spec: str, real: Any) -> str:
+    return format(real, spec)
+
+
+def _later(interp: Interpreter, make: Any, value: Tensor) -> DeferredString:
+    """`make(value)` once the graph has run; until then no tensor may be written to."""
+    interp.tape.texts = True
+    return DeferredString(make, [value])
+
+
+def _words_itself(interp: Interpreter, value: Tensor) -> bool:
+    """Whether PyTorch's own methods word the tensor: they have no effects and never fail."""
+    methods = [interp.tree.class_attribute(value.kind, name) for name in ("__str__", "__repr__", "__format__")]
+    return all(found is object.__str__ or getattr(found, "__module__", "") in _WORDING_MODULES for found in methods)
+
+
+_WORDING_MODULES = ("torch._tensor", "torch.nn.parameter")
+
+
+def _is_real(value: Tensor, spec: str) -> bool:
+    """Whether a number of any value can be formatted so: PyTorch formats tensors of no dimension as numbers."""
+    is_number = value.kind is torch.Tensor and value.ghost.dim() == 0 and value.ghost.dtype.is_floating_point
+    return is_number and _REAL_SPEC.fullmatch(spec) is not None

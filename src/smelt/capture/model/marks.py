@@ -1,0 +1,79 @@
+"""Marks that the user's program carries and capture heeds."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+from weakref import ref
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+
+DISABLED = "_smelt_disable"
+"""Functions with this attribute are called by Python, never captured."""
+
+_ENTERED = "_smelt_entered"
+DYNAMIC = "_smelt_dynamic"
+"""Tensors with this attribute are compiled for any size along the dimensions it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What a compiled function calls, and how that is compiled. A compiled method calls the same of another object:
+    which one, given its own, `function` says."""
+
+    by: "ref[Any]"  # wrappers copy the mark, and are functions of their own
+    function: Callable[..., Any]
+    settings: Hashable
+    fullgraph: bool
+    of_method: bool = False
+
+
+def mark_entered(
+    compiled: Any, function: Callable[..., Any], settings: Hashable, fullgraph: bool, of_method: bool = False
+) -> None:
+    """Mark a compiled function: one compiled alike that calls it goes on inside it."""
+    compiled.__dict__[_ENTERED] = Entered(ref(compiled), function, settings, fullgraph, of_method)
+
+
+def entered_by(function: Any) -> Entered | None:
+    """What a compiled function calls; None for any other."""
+    found: Entered | None = function.__dict__.get(_ENTERED)
+    return found if found is not None and found.by() is function else None
+
+
+def is_compiling() -> bool:
+    """False here; inside a function being captured, it is a constant True."""
+    return False
+
+
+def graph_break() -> None:
+    """Ends the captured graph where it is called; does nothing else."""
+
+
+def afterwards(function: Callable[..., None], *args: Any) -> None:
+    """Calls a function now; captured code calls it when its graph has run and all its writes are done.
+
+    For what depends on what the graph computes and nothing captured looks at any more.
+    """
+    function(*args)
+
+
+def nothing_waits(for_what: Any) -> bool:
+    """Whether nothing that has been captured is to be called `afterwards` with an object: in Python, always."""
+    return True
+
+
+def left_to_python(what: str) -> None:
+    """Ends the captured graph where it is called, because only Python can do what comes."""
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:
+    """Compile for any size of `tensor` along `dim` (one or several), from the first call on."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"mark_dynamic takes a tensor, not {type(tensor).__name__}")
+    marked = set(tensor.__dict__.get(DYNAMIC, ()))
+    for each in (dim,) if isinstance(dim, int) else dim:
+        if not -tensor.dim() <= each < tensor.dim():
+            raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {each}")
+        marked.add(each % tensor.dim())
+    tensor.__dict__[DYNAMIC] = frozenset(marked)

@@ -1,0 +1,379 @@
+"""What capture does with a callee, by where its code lives: one small table.
+
+INLINE  interpret its bytecode         user code, torch.nn modules, third-party model code
+LEAF    one node of the graph          torch functions and tensor methods (`is_torch_leaf`)
+BREAK   only Python can run it         everything with effects or frames of its own
+"""
+
+import os
+import types
+from enum import Enum
+from typing import Any
+
+import torch
+
+from smelt.base.options import config
+from smelt.base.paths import PACKAGE
+from smelt.base.torch_originals import TORCH as _TORCH
+from smelt.base.torch_originals import is_found, own_name
+
+# smelt's own code that capture goes through: stand-ins for library functions, and hooks as nodes of a backward.
+_POLYFILLS = tuple(
+    os.path.join(PACKAGE, *path)
+    for path in (
+        ("capture", "polyfills", "library.py"),
+        ("capture", "polyfills", "optimizers.py"),
+        ("ir", "nodes", "hook_calls.py"),
+    )
+)
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+class Treatment(Enum):
+    INLINE = "inline"
+    BREAK = "break"
+
+
+_TORCH_FILES: dict[str, Treatment] = {
+    "nn/modules/lazy.py": Treatment.BREAK,
+    "nn/modules/": Treatment.INLINE,
+    "nn/utils/parametrize.py": Treatment.INLINE,
+    "nn/utils/parametrizations.py": Treatment.INLINE,
+    "backends/mha/": Treatment.INLINE,
+    "amp/autocast_mode.py": Treatment.INLINE,
+    "autograd/grad_mode.py": Treatment.INLINE,
+    "utils/_contextlib.py": Treatment.INLINE,
+    "_jit_internal.py": Treatment.BREAK,
+    "_VF.py": Treatment.INLINE,
+    "optim/lbfgs.py": Treatment.BREAK,  # it runs its closure as often as the losses tell it to
+    "optim/": Treatment.INLINE,
+    "nn/utils/clip_grad.py": Treatment.INLINE,
+    "nn/utils/convert_parameters.py": Treatment.INLINE,
+    "nn/utils/prune.py": Treatment.INLINE,
+    "nn/utils/rnn.py": Treatment.INLINE,
+    "nn/utils/spectral_norm.py": Treatment.INLINE,
+    "nn/utils/weight_norm.py": Treatment.INLINE,
+    "utils/_foreach_utils.py": Treatment.INLINE,
+    "amp/grad_scaler.py": Treatment.INLINE,
+    "signal/windows/": Treatment.INLINE,
+    "distributions/": Treatment.INLINE,
+}
+
+# Of some files a few functions alone: `isinstance(x, nn.Parameter)` is one.
+_TORCH_PARTS: dict[str, tuple[str, ...]] = {"nn/parameter.py": ("_ParameterMeta.", "_BufferMeta.")}
+
+_STDLIB_INLINE = (
+    "contextlib.py",
+    "functools.py",
+    "collections/__init__.py",
+    "dataclasses.py",
+    "operator.py",
+    "typing.py",
+)
+
+# Of some files a few functions alone: what else is in `inspect` looks at frames and files, in `os` at the system.
+_STDLIB_PARTS: dict[str, tuple[str, ...]] = {
+    "inspect.py": ("Signature.", "BoundArguments.", "Parameter."),
+    "os.py": ("getenv", "_Environ.__getitem__", "_createenviron.<locals>."),
+}
+
+# Where functions that were compiled by `torch.compile`, or are kept from it, begin.
+_TORCH_COMPILE = tuple(_TORCH + name + os.sep for name in ("_dynamo", "_inductor"))
+_DISABLING = _TORCH + os.path.join("_dynamo", "eval_frame.py")
+
+# Code that tensors may pass through on their way, and that never starts anything.
+_FOLLOWED_ONLY = (
+    "<frozen _collections_abc>",
+    "<frozen os>",
+    *(_STDLIB + name for name in ("typing.py", "operator.py", "dataclasses.py", "inspect.py", "os.py")),
+    _STDLIB + "contextlib.py",
+    _STDLIB + os.path.join("collections", ""),
+)
+
+# Functions that answer from the process or the type alone: called at capture, and their answer is a constant that the
+# process-state guards (or the guards of their arguments) keep true.
+EVALUATED: frozenset[str] = frozenset(
+    {
+        "torch.get_default_dtype",
+        "torch.are_deterministic_algorithms_enabled",
+        "torch._C._get_tracing_state",
+        "torch._C._is_autocast_available",
+        "torch._C._get_privateuse1_backend_name",
+        "torch.cuda.amp.common.amp_definitely_not_available",
+        "torch.cuda.is_bf16_supported",
+        "torch._jit_internal.is_scripting",
+        "torch.jit._trace.is_tracing",
+        "torch.cuda.is_available",
+        "torch.finfo",
+        "torch.iinfo",
+        "torch.device",
+        "torch.promote_types",
+        "torch.result_type",
+        "torch.can_cast",
+        "torch.get_num_threads",
+        "torch.typename",
+    }
+)
+
+# Of those, the ones that another machine, or the same with other settings, may answer otherwise.
+OF_THE_MACHINE: frozenset[str] = frozenset(
+    {
+        "torch._C._get_privateuse1_backend_name",
+        "torch.cuda.amp.common.amp_definitely_not_available",
+        "torch.cuda.is_bf16_supported",
+        "torch.cuda.is_available",
+        "torch.get_num_threads",
+    }
+)
+
+# Functions that yield their last argument as it is: notes for a compiler.
+IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
+
+# Calls that only keep statistics of the process, and one by which torch.optim asks the peer's capture for a break.
+IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
+
+# What the compiled function sees as true of itself.
+ANSWERED_TRUE: frozenset[str] = frozenset(
+    {"torch.compiler.is_compiling", "torch.compiler.is_dynamo_compiling", "torch._dynamo.external_utils.is_compiling"}
+)
+
+# What it sees as false: smelt captures to run, never to ship the graph elsewhere, and not under modes but a default
+# device, which is followed without one.
+# Nothing compiled runs under a dispatch mode, and so under no tracer that is one.
+ANSWERED_FALSE: frozenset[str] = frozenset(
+    {
+        "torch.compiler.is_exporting",
+        "torch._C._is_torch_function_mode_enabled",
+        "torch.nn.modules.activation._is_make_fx_tracing",
+    }
+)
+
+# torch callables that look like tensor operators and are not to be recorded as such.
+NEVER_LEAVES: frozenset[str] = frozenset(
+    {
+        "torch.manual_seed",
+        "torch.seed",
+        "torch.initial_seed",
+        "torch.get_rng_state",
+        "torch.set_rng_state",
+        "torch.set_default_dtype",
+        "torch.set_num_threads",
+        "torch.use_deterministic_algorithms",
+        "torch.from_numpy",
+        "torch.save",
+        "torch.load",
+        "torch.set_printoptions",
+        "torch.set_flush_denormal",
+        "torch.as_tensor",
+        "torch.asarray",
+        "torch.frombuffer",
+        "torch.from_dlpack",
+        "torch.compile",
+        "torch.set_autocast_enabled",
+        "torch.set_autocast_dtype",
+        "torch.autocast_increment_nesting",
+        "torch.autocast_decrement_nesting",
+        "torch.clear_autocast_cache",
+        "torch.set_grad_enabled",
+        "torch._C._set_grad_enabled",
+        "torch.nn.functional.handle_torch_function",
+    }
+)
+
+# Tensor methods and attributes whose answer is not in the metadata, with the reason's code.
+TENSOR_BREAKS: dict[str, str] = {
+    **dict.fromkeys(("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"), "B004"),
+    **dict.fromkeys(
+        ("data_ptr", "storage", "untyped_storage", "__dlpack__", "is_shared", "is_pinned", "is_set_to", "is_inference"),
+        "B004",
+    ),
+    "storage_offset": "B004",  # guards do not look at it: a slice from elsewhere is the same input
+    **dict.fromkeys(
+        ("__repr__", "__str__", "__format__", "__hash__", "__reduce__", "__reduce_ex__", "__deepcopy__"), "B004"
+    ),
+    **dict.fromkeys(("cpu", "cuda", "pin_memory", "share_memory_", "apply_", "map_", "map2_", "record_stream"), "B004"),
+    **dict.fromkeys(
+        ("requires_grad_", "backward", "retain_grad", "register_hook", "detach_", "set_", "resize_"), "B015"
+    ),
+    **dict.fromkeys(
+        ("register_post_accumulate_grad_hook", "resize_as_", "swapaxes_", "t_", "transpose_", "squeeze_"), "B015"
+    ),
+    **dict.fromkeys(("unsqueeze_", "as_strided_", "rename_", "align_to", "is_leaf", "_is_view", "_version"), "B015"),
+    **dict.fromkeys(("grad", "grad_fn", "_base", "_grad", "_backward_hooks", "output_nr", "retains_grad"), "B015"),
+}
+
+
+_TYPES: dict[Any, str] = {
+    kind: name
+    for kind, name in ((torch.finfo, "torch.finfo"), (torch.iinfo, "torch.iinfo"), (torch.device, "torch.device"))
+    if isinstance(kind, type) and not kind.__flags__ & 1 << 9  # of C: nobody has put another class there
+}
+
+
+def known_name(function: Any) -> str:
+    """The name the tables above use for a function of PyTorch's own; "" for any other, whatever it calls itself."""
+    return _TYPES.get(function, "") if type(function) is type else own_name(function)
+
+
+def treatment_of_code(code: types.CodeType) -> Treatment:
+    """What to do with a Python function, by its file."""
+    file = code.co_filename
+    if file.startswith(_TORCH):
+        inside = file[len(_TORCH) :].replace(os.sep, "/")
+        for prefix, treatment in _TORCH_FILES.items():
+            if inside.startswith(prefix):
+                return treatment
+        followed = code.co_qualname.startswith(_TORCH_PARTS.get(inside, ()))
+        return Treatment.INLINE if followed else Treatment.BREAK
+    if file == "<frozen _collections_abc>":
+        return Treatment.INLINE
+    if file in _POLYFILLS:
+        return Treatment.INLINE
+    if file == "<frozen os>":
+        file = _STDLIB + "os.py"
+    if file.startswith((PACKAGE, "<smelt ", "<frozen")):
+        return Treatment.BREAK
+    if _is_numpy(file):
+        return Treatment.BREAK  # its Python leads to C at once
+    if file.startswith(_STDLIB) and "site-packages" not in file:
+        inside = file[len(_STDLIB) :].replace(os.sep, "/")
+        followed = inside in _STDLIB_INLINE or code.co_qualname.startswith(_STDLIB_PARTS.get(inside, ()))
+        return Treatment.INLINE if followed else Treatment.BREAK
+    return Treatment.INLINE
+
+
+def is_of_libraries(code: types.CodeType) -> bool:
+    """Whether the code is Python's own library's, or PyTorch's."""
+    file = code.co_filename
+    of_python = file.startswith("<frozen ") or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return of_python or file.startswith(_TORCH)
+
+
+_ALONE_BUILTINS: tuple[Any, ...] = (print, repr, str, ascii, format)
+_ALONE_FILES = (
+    _TORCH + os.path.join("nn", "modules", "lazy.py"),
+    _TORCH + os.path.join("nn", "init.py"),
+    _TORCH + "_tensor_str.py",
+    _TORCH + "_tensor.py",
+    _TORCH + os.path.join("autograd", "__init__.py"),
+    _TORCH + os.path.join("func", ""),
+    _TORCH + "_functorch" + os.sep,
+    _TORCH + "_higher_order_ops" + os.sep,
+    _STDLIB + "logging" + os.sep,
+    _STDLIB + "warnings.py",
+)
+
+
+_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+def runs_alone(function: Any) -> bool:
+    """Whether a call that only Python can run is run with nothing captured inside: text, set-up, backward, transforms.
+
+    Printing a tensor enters dozens of small frames that are called once each, and none is worth a graph; a backward
+    pass runs what was compiled before; under `torch.func.vmap` tensors are not what they look like.
+    """
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        file = function.__code__.co_filename
+        if config.compiled_autograd and function in _BACKWARDS:
+            return False  # compiled as what calls it is
+        return file.startswith(_ALONE_FILES) or _is_numpy(file)
+    return any(function is each for each in _ALONE_BUILTINS)
+
+
+def _is_numpy(file: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file
+
+
+def is_library(code: types.CodeType) -> bool:
+    """Whether the code is of PyTorch, of Python's library, or smelt's own: none of the program's."""
+    file = code.co_filename
+    if file.startswith((_TORCH, PACKAGE, "<frozen ")) or file.endswith(os.sep + "typing_extensions.py"):
+        return True
+    return file.startswith(_STDLIB) and "-packages" + os.sep not in file
+
+
+def is_polyfill(code: types.CodeType) -> bool:
+    """Whether the code is smelt's own stand-in for a library function: no line of the program."""
+    return code.co_filename in _POLYFILLS
+
+
+def acts_as_in_eager(code: types.CodeType) -> bool:
+    """Whether the code is to be told that nothing compiles it: optimizers compute in lower precision if something
+    does."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
+
+
+def optimizer_behind(function: types.FunctionType) -> str | None:
+    """If this keeps `torch.compile` out of a function of `torch.optim`, the name of that function in its closure.
+
+    `torch.compile` wraps such functions when it is first used, if only as a decorator: it cannot follow them, capture
+    can. What the program itself wrapped so it wants to run in Python.
+    """
+    code = function.__code__
+    if code.co_filename != _DISABLING or code.co_name != "_fn" or "fn" not in code.co_freevars:
+        return None
+    assert function.__closure__ is not None
+    inner = function.__closure__[code.co_freevars.index("fn")].cell_contents
+    return "fn" if isinstance(inner, types.FunctionType) and acts_as_in_eager(inner.__code__) else None
+
+
+def is_layer(code: types.CodeType) -> bool:
+    """Whether the code is of `torch.nn.modules`."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "nn", "modules", ""))
+
+
+def is_transform(code: types.CodeType) -> bool:
+    """Whether the code is of `torch.func`: `grad`, `vmap`, and the functions they yield."""
+    return code.co_filename.startswith(os.path.join(_TORCH, "_functorch"))
+
+
+def frame_is_worth_capturing(code: types.CodeType) -> bool:
+    """Whether a frame met while a region is active is looked at at all."""
+    generator = 0x20 | 0x80 | 0x100 | 0x200
+    if code.co_flags & generator or not code.co_flags & 0x1:
+        return False
+    if code.co_filename.startswith(_TORCH) and code.co_name.startswith("__"):
+        return False  # entering no_grad, looking up a submodule: followed inside a graph, no graph of its own
+    if code.co_filename.startswith(_FOLLOWED_ONLY):
+        return False
+    if code.co_filename == "<string>" and code.co_name.startswith("__"):
+        return False  # what a dataclass writes for itself
+    return treatment_of_code(code) is Treatment.INLINE
+
+
+def frame_runs_alone(code: types.CodeType) -> bool:
+    """Whether a frame met while a region is active is left alone with all that it calls: `torch.compile`'s, imports."""
+    return code.co_filename.startswith(_TORCH_COMPILE) or code.co_filename == "<frozen importlib._bootstrap>"
+
+
+_LEAF_MODULES = frozenset(
+    {
+        "torch",
+        "torch._C._nn",
+        "torch._C._linalg",
+        "torch._C._fft",
+        "torch._C._special",
+        "torch.functional",
+        "torch.nn.functional",
+        "torch.special",
+        "torch.linalg",
+        "torch.fft",
+        "torch._tensor",
+    }
+)
+
+
+def is_torch_leaf(function: Any) -> bool:
+    """Whether a callable is a torch operator: something that maps tensors to tensors."""
+    if issubclass(type(function), torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return is_found(function)
+    if type(function) not in (types.BuiltinFunctionType, types.FunctionType):
+        return False
+    name = own_name(function)
+    module, _, short = name.rpartition(".")
+    if module not in _LEAF_MODULES or name in NEVER_LEAVES or name in EVALUATED:
+        return False
+    return not short.startswith(("set_", "_set_"))

@@ -1,0 +1,600 @@
+"""What capture knows of each Python value while it interprets: few kinds, each one idea.
+
+`source` is where the value came from, or None if the captured code made it. Containers hold values, and for outside
+containers `LazyItem` items that become values (and guards) when they are first touched.
+
+    x + self.scale * 2      Tensor(add) ← Tensor(x, source), Tensor(mul) ← Tensor(self.scale, source), Constant(2)
+"""
+
+import enum
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from smelt import _native
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.bytecode import CodeInfo, Instruction
+from smelt.capture.model.set_order import NOTHING, Call, remade
+from smelt.capture.model.source import Source
+from smelt.capture.model.static import is_a, names_of, order_of, own_dict, static_lookup
+from smelt.meta.ghost import GhostTensor
+from smelt.symbolic.expressions import Undecided
+from smelt.symbolic.symnode import example_of, is_symbolic
+
+CONSTANT_TYPES: tuple[type, ...] = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(Ellipsis),
+    type(NotImplemented),
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    types.CodeType,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """Anything a slot, a stack or a container can hold."""
+
+    source: Source | None = field(default=None, kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class Constant(Value):
+    """A Python value known at capture; immutable, so identity does not matter."""
+
+    value: Any
+
+
+class Number(Constant):
+    """An int or float from outside, or a sum, difference or product with one, of which only the type is relied on yet.
+
+    A string from outside is one too: a name that is only passed on may be another at each call.
+
+    Whoever looks at `value` relies on it from then on, and it is guarded; a counter that is only read, counted up and
+    written back stays free, and is computed again when the graph has run (`made`: function and operands).
+
+    A number that is known to differ from call to call has a `symbolic` form, which graphs compute with.
+    """
+
+    __slots__ = ("known", "made", "settled", "symbolic")
+
+    def __init__(
+        self,
+        known: Any,
+        made: tuple[Any, ...] | None = None,
+        *,
+        source: Source | None = None,
+        symbolic: Any = None,
+    ) -> None:
+        self.known, self.made, self.source, self.settled, self.symbolic = known, made, source, False, symbolic
+        if source is not None:
+            source.check(("type", type(known)))
+
+    @property
+    def value(self) -> Any:
+        if self.symbolic is not None:
+            try:
+                return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
+            except Undecided as unknowable:
+                raise Unsupported("B004", str(unknowable)) from None
+        pending = [self]
+        while pending:  # a sum may be long
+            number = pending.pop()
+            if number.settled:
+                continue
+            number.settled = True
+            if number.source is not None:
+                number.source.checks.clear()
+                number.source.check(("equals", number.known))
+            for operand in (number.made or ())[1:]:
+                if isinstance(operand, Number) and operand.symbolic is None:
+                    pending.append(operand)
+                else:
+                    operand.value  # noqa: B018
+        return self.known
+
+
+@dataclass(slots=True, eq=False)
+class Tensor(Value):
+    """A tensor: the graph node that yields it and a ghost with its metadata.
+
+    `kind` is Tensor or Parameter; `real` is the tensor itself if it came from outside.
+    """
+
+    node: fx.Node
+    ghost: GhostTensor
+    kind: type = torch.Tensor
+    real: torch.Tensor | None = None
+    state: "Slots | None" = None  # of a leaf from outside of which the program has changed more than its gradient
+
+
+@dataclass(slots=True, eq=False)
+class LazyItem:
+    """An item of an outside container that nobody has looked at yet."""
+
+    value: Any
+    source: Source
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Value):
+    """A tuple, list, torch.Size, namedtuple or torch.return_types tuple, by `kind`.
+
+    A list from outside remembers its `original` items. Nothing is assumed of their number until somebody looks at
+    `items`: who only appends works on `unseen`, and the list may be longer every time.
+    """
+
+    kind: type
+    unseen: list[Any]
+    original: tuple[Any, ...] | None = None
+    counted: bool = False
+
+    @property
+    def items(self) -> list[Any]:
+        if self.original is not None and not self.counted and self.source is not None:
+            self.counted = True
+            self.source.check(("length", len(self.original)))
+        return self.unseen
+
+    @items.setter
+    def items(self, items: list[Any]) -> None:
+        self.unseen = items
+
+
+@dataclass(slots=True, eq=False)
+class Deque(Value):
+    """A `collections.deque`; as of a list, nothing is assumed of the length of one from outside until it is looked at.
+
+    `changes` counts how often it grew, shrank or turned, which its iterators do not survive.
+    """
+
+    kind: ClassVar[type] = deque
+    unseen: list[Any]
+    maxlen: int | None = None
+    original: tuple[Any, ...] | None = None
+    counted: bool = False
+    changes: int = 0
+
+    @property
+    def items(self) -> list[Any]:
+        if self.original is not None and not self.counted and self.source is not None:
+            self.counted = True
+            self.source.check(("length", len(self.original)))
+        if self.maxlen is not None and len(self.unseen) > self.maxlen:
+            del self.unseen[: len(self.unseen) - self.maxlen]
+        return self.unseen
+
+
+@dataclass(slots=True, eq=False)
+class Mapping(Value):
+    """A dict; keys are the real keys.
+
+    One from outside remembers its `original` items; one that is the `__dict__` or the contents of a new object knows
+    its `owner`.
+    """
+
+    items: dict[Any, Any]
+    kind: type = dict
+    original: dict[Any, Any] | None = None
+    owner: "Instance | None" = None
+    inside: bool = False  # it is what an object of a class of dicts from outside holds
+    factory: Value | None = None  # of a defaultdict
+    proxy: Any = None  # the mappingproxy that it is, which nobody can write
+    taken: set[Any] = field(default_factory=set)  # keys of the original that were taken out on the way
+
+
+@dataclass(slots=True, eq=False)
+class Slots(Mapping):
+    """What the `__slots__` of an object from outside hold: no dict that the program could see."""
+
+    holder: Any = None
+    """The `Object` whose they are."""
+    cleared: bool = False
+    """Whether they were emptied before the captured code computed anything."""
+
+    @property
+    def is_other(self) -> bool:
+        """Of a leaf: whether it is another tensor by now, by its data or by whether it requires grad."""
+        return len(self.items) > 1
+
+
+class Held:
+    """An item of a set that is known by identity: a module, a parameter. `real` is the object or stands for it."""
+
+    __slots__ = ("real", "value")
+
+    def __init__(self, value: Value, real: Any) -> None:
+        self.value, self.real = value, real
+
+    def __hash__(self) -> int:
+        return hash(self.real)  # the object's own, so that the set yields its items in Python's order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.real is self.real
+
+
+@dataclass(slots=True, eq=False)
+class Set(Value):
+    """A set or frozenset of plain Python values and `Held` objects; one from outside remembers its `original` items.
+
+    `ordered`: made as Python makes it, so that it yields them in the same order.
+    """
+
+    items: set[Any]
+    kind: type
+    calls: Call
+    original: frozenset[Any] | None = None
+    ordered: bool = False
+    was_read: bool = False  # it is from outside, and other sets are made of it
+
+    @classmethod
+    def given(cls, real: Any, source: Any) -> "Set":
+        """A set from outside: equal ones may yield their items in another order."""
+        made = cls(set(real), type(real), NOTHING, frozenset(real), source=source)
+        made.calls = Call("given", (made,))
+        return made
+
+    def restore(self, calls: Call, ordered: bool) -> None:
+        """Make it what it was after some calls."""
+        self.items, self.calls, self.ordered = remade(calls), calls, ordered
+
+
+@dataclass(slots=True, eq=False)
+class DictView(Value):
+    """`keys`, `values` or `items` of a dict."""
+
+    mapping: Mapping
+    part: str
+
+
+@dataclass(slots=True, eq=False)
+class Slice(Value):
+    start: Value
+    stop: Value
+    step: Value
+
+
+@dataclass(slots=True, eq=False)
+class Iterator(Value):
+    """An iterator over a known container (`over`): `part` says which way, `position` how far it has come."""
+
+    over: Value
+    part: str
+    position: int = 0
+    size: int | None = None  # of a dict, or the changes of a deque, when the loop began: it may not change
+    looped: bool = False  # whether a loop takes its items
+    keys: list[Any] = field(default_factory=list)  # of a dict, as they were listed last
+
+
+@dataclass(slots=True, eq=False)
+class ZippedIterator(Value):
+    """`zip`, `enumerate` or `map` over other iterators; `function` is map's, `position` enumerate's counter."""
+
+    kind: type
+    parts: list[Value]
+    position: int = 0
+    function: Value | None = None
+    strict: bool = False
+    looped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Generator(Value):
+    """A generator made by the captured code: its suspended `interpret.Frame`, and what it returned once `done`.
+
+    Of another `kind` is one that stands for an iterator written in C.
+    """
+
+    frame: Any
+    kind: type = types.GeneratorType
+    done: bool = False
+    result: Value | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Object(Value):
+    """A Python object from outside, known by its type (and attributes read), or by identity once `pinned`."""
+
+    value: Any
+    pinned: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Method(Value):
+    """A function bound to a receiver."""
+
+    function: Value
+    receiver: Value
+
+
+@dataclass(slots=True, eq=False)
+class Cell(Value):
+    """A closure cell; `contents` is None while empty. An outside cell is read through its source on demand."""
+
+    contents: Any = None
+    real: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Globals:
+    """A module's namespace, as a function sees it."""
+
+    names: dict[str, Any]
+    source: Source
+
+
+@dataclass(slots=True, eq=False)
+class Function(Value):
+    """A function made by the captured code."""
+
+    info: CodeInfo
+    globals: Globals
+    qualname: str
+    defaults: Sequence | None
+    keyword_defaults: Mapping | None
+    closure: tuple[Cell, ...]
+    annotations: Value | None = None
+    wraps: Value | None = None  # the function that it was made to look like
+
+
+@dataclass(slots=True, eq=False)
+class Instance(Value):
+    """An object of a Python class made by the captured code: its `__dict__`, and `contents` if it is a dict too."""
+
+    kind: type
+    members: Mapping = field(default_factory=lambda: Mapping({}))
+    contents: Mapping | None = None
+
+    def __post_init__(self) -> None:
+        self.members.owner = self
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return self.members.items
+
+
+Place = tuple[Value, CodeInfo, Instruction]
+"""A line of a traceback: the function, its code, and the instruction it was at."""
+
+
+@dataclass(slots=True, eq=False)
+class ExceptionValue(Instance):
+    """An exception made by the captured code: its `args`, what it is chained to, and where it has been.
+
+    `places` are its traceback, outermost first; `context` may be `HANDLED_OUTSIDE`; `details` are attributes that C
+    code gave it (`AttributeError.name`).
+    """
+
+    args: Any = None
+    cause: Value | None = None
+    context: Value | None = None
+    suppresses: bool = False
+    places: tuple[Place, ...] = ()
+    details: dict[str, Value] = field(default_factory=dict)
+
+    def restore(self, parts: dict[str, Any]) -> None:
+        """Put back what was noted before a change."""
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+@dataclass(slots=True, eq=False)
+class Trace(Value):
+    """The traceback that a `ExceptionValue` had at some moment."""
+
+    failure: ExceptionValue
+    places: tuple[Place, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Handled(Value):
+    """The exception that the program was handling before the captured code began, if any."""
+
+
+HANDLED_OUTSIDE = Handled()
+
+
+@dataclass(slots=True, eq=False)
+class Super(Value):
+    """`super()` seen from `kind` with `receiver`."""
+
+    kind: type
+    receiver: Value
+
+
+@dataclass(slots=True, eq=False)
+class Partial(Value):
+    """`functools.partial` made by the captured code."""
+
+    function: Value
+    args: list[Value]
+    keywords: dict[str, Value]
+
+
+@dataclass(slots=True, eq=False)
+class DeferredString(Value):
+    """A string that tensors are worded in: `make` of the real `parts`, once the graph has run."""
+
+    make: Callable[..., str]
+    parts: list[Value]
+
+
+@dataclass(slots=True, eq=False)
+class DeferredScalar(Value):
+    """A number that a tensor holds, or that Python computes of one: `make` of the real `parts`, once the graph has
+    run."""
+
+    kind: type
+    make: Callable[..., Any]
+    parts: list[Value]
+
+
+@dataclass(slots=True, eq=False)
+class Null(Value):
+    """The empty stack slot that PUSH_NULL leaves."""
+
+
+NULL = Null()
+
+
+def of_number(number: Any) -> Constant:
+    """A number that came out of an operator: a size, or something computed from sizes."""
+    return Number(example_of(number), symbolic=number) if is_symbolic(number) else Constant(number)
+
+
+# What Python's operators call; what has nothing to do with operators; and what yields text.
+_OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
+_OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
+WORDING = frozenset({"__str__", "__repr__", "__format__"})
+_HEAP_TYPE = 1 << 9  # a class that Python code has made
+
+
+def own_operators(kind: type) -> frozenset[str]:
+    """Those special methods for operators that a class of the program has from code of the program."""
+    version = _native.class_version(kind)
+    if version not in _FOUND_OPERATORS:
+        if len(_FOUND_OPERATORS) > _MANY_CLASSES:
+            _FOUND_OPERATORS.clear()
+        _FOUND_OPERATORS[version] = frozenset(
+            name
+            for base in order_of(kind)
+            for name, found in names_of(base).items()
+            if name in _OPERATORS and not _is_pythons(found)
+        )
+    return _FOUND_OPERATORS[version] if version else _FOUND_OPERATORS.pop(0)
+
+
+_FOUND_OPERATORS: dict[int, frozenset[str]] = {}  # by versions of classes, which are never given twice
+_MANY_CLASSES = 512
+_OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, type(None))
+
+
+def _is_pythons(found: Any) -> bool:
+    """Whether an entry of a class is no code of the program's."""
+    if isinstance(found, types.FunctionType):
+        return (found.__module__ or "").partition(".")[0] in sys.stdlib_module_names
+    return isinstance(found, _OF_C)
+
+
+def is_constant(value: object) -> bool:
+    """Whether a real value is one that capture treats as a constant."""
+    if type(value) in CONSTANT_TYPES:
+        return True
+    return is_a(value, enum.Enum) and own_operators(type(value)) <= WORDING and _is_whole(value)
+
+
+def _is_whole(member: object) -> bool:
+    """Whether a member of an enum has what Python's operators look at, and its class lets them look at it."""
+    held = own_dict(member) or {}
+    asks = isinstance(static_lookup(type(member), "__getattribute__"), types.FunctionType)
+    return "_name_" in held and "_value_" in held and not asks
+
+
+_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, for messages."""
+    if isinstance(value, Constant) and is_a(value.value, enum.Enum):
+        return f"{type(value.value).__qualname__}.{own_dict(value.value).get('_name_')}"
+    if isinstance(value, Constant):
+        return repr(value.value)
+    if isinstance(value, Tensor):
+        return "a tensor"
+    if isinstance(value, DeferredScalar):
+        return "a number from Tensor.item"
+    if isinstance(value, Object):
+        return str(value.value.__qualname__) if is_a(value.value, _TITLED) else f"a {type(value.value).__qualname__}"
+    if isinstance(value, Method):
+        return describe(value.function)
+    if isinstance(value, Function):
+        return value.qualname
+    if isinstance(value, Sequence | Deque | Mapping | Set | Instance | ZippedIterator):
+        return f"a {value.kind.__qualname__}"
+    return f"a {type(value).__name__.lower()}"
+
+
+_BOUND: dict[type, type] = {  # what binding a function of C makes of it
+    types.MethodDescriptorType: types.BuiltinMethodType,
+    types.ClassMethodDescriptorType: types.BuiltinMethodType,
+    types.WrapperDescriptorType: types.MethodWrapperType,
+}
+
+
+def python_type(value: Value) -> type | None:
+    """The exact Python type of the value, or None where it is not known."""
+    if isinstance(value, Number):
+        return type(value.known)
+    if isinstance(value, Constant | Object):
+        return type(value.value)
+    if isinstance(
+        value, Tensor | DeferredScalar | Sequence | Deque | Mapping | Set | Instance | ZippedIterator | Generator
+    ):
+        return value.kind
+    if isinstance(value, DictView) and value.mapping.kind is types.MappingProxyType:
+        return None
+    if isinstance(value, DictView):
+        return type(getattr(value.mapping.kind(), value.part)())
+    if isinstance(value, Method):
+        function = value.function.value if isinstance(value.function, Constant | Object) else None
+        return _BOUND.get(type(function), types.MethodType)
+    fixed: dict[type, type] = {
+        Function: types.FunctionType,
+        Slice: slice,
+        Cell: types.CellType,
+        Trace: types.TracebackType,
+        Partial: functools.partial,
+    }
+    return fixed.get(type(value))
+
+
+def reachable(roots: Iterable[Any]) -> dict[int, Any]:
+    """The values that `roots` are or hold, at whatever depth, by id."""
+    found: dict[int, Any] = {}
+    pending = list(roots)
+    while pending:
+        value = pending.pop()
+        if value is None or id(value) in found:
+            continue
+        found[id(value)] = value
+        for name in _PARTS.get(type(value), ()):
+            part = getattr(value, name)
+            if isinstance(part, dict):
+                pending.extend(part.values())
+            else:
+                pending.extend(part if isinstance(part, list | tuple) else (part,))
+    return found
+
+
+_PARTS: dict[type, tuple[str, ...]] = {
+    Sequence: ("unseen",),
+    Deque: ("unseen",),
+    Mapping: ("items", "owner"),
+    Instance: ("members", "contents"),
+    ExceptionValue: ("members", "args"),
+    Cell: ("contents",),
+    Method: ("function", "receiver"),
+    Partial: ("function", "args", "keywords"),
+    Function: ("closure", "defaults", "keyword_defaults", "wraps"),
+    Iterator: ("over",),
+    ZippedIterator: ("parts", "function"),
+    DictView: ("mapping",),
+    Super: ("receiver",),
+}

@@ -1,0 +1,1 @@
+"""What each bytecode instruction does to the virtual frame."""

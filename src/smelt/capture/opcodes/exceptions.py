@@ -1,0 +1,158 @@
+"""Instructions that raise, catch and clean up: `raise`, `except`, `finally`, `with`.
+
+What an instruction raises is a `Raised`; the interpreter carries it to the handler the exception table names, and these
+do the rest there.
+
+    except KeyError as e:     PUSH_EXC_INFO · LOAD_GLOBAL KeyError · CHECK_EXC_MATCH · … · POP_EXCEPT
+"""
+
+import types
+from dataclasses import replace
+
+import torch
+
+from smelt.capture.interpreter.attributes import attribute
+from smelt.capture.interpreter.interpreter import Frame, Interpreter
+from smelt.capture.interpreter.opcode_table import handles, push, take
+from smelt.capture.interpreter.special_methods import special
+from smelt.capture.model.breaks import Raised, Unsupported
+from smelt.capture.model.bytecode import Instruction
+from smelt.capture.model.static import is_a
+from smelt.capture.model.values import (
+    HANDLED_OUTSIDE,
+    Constant,
+    ExceptionValue,
+    Handled,
+    Method,
+    Object,
+    Sequence,
+    Trace,
+    Value,
+    describe,
+    python_type,
+)
+
+
+@handles("RAISE_VARARGS")
+def _raise_varargs(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    if instruction.arg == 0:
+        raise _again(interp.handled())
+    values = take(frame, instruction.arg)
+    raised = Raised(_exception(interp, values[0]), describe(values[0]))
+    if instruction.arg == 2:
+        none = isinstance(values[1], Constant) and values[1].value is None
+        raised.cause = values[1] if none else _exception(interp, values[1])
+    raise raised
+
+
+def _exception(interp: Interpreter, value: Value) -> Value:
+    """What `raise value` raises: a class is called for an instance."""
+    if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
+        value = interp.now(interp.call(value, []))
+    kind = python_type(value)
+    if kind is None or not issubclass(kind, BaseException):
+        raise Unsupported("B019", f"TypeError: {describe(value)} is not an exception")
+    return value
+
+
+def _again(error: Value) -> Unsupported:
+    """Raise once more what has been raised before."""
+    if isinstance(error, Handled) or not isinstance(error, ExceptionValue | Object):
+        return Unsupported("B019", "raise")
+    return Raised(error, describe(error), again=True)
+
+
+@handles("RERAISE")
+def _reraise(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    raise _again(frame.stack[-1])
+
+
+@handles("PUSH_EXC_INFO")
+def _push_exc_info(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    error = frame.stack.pop()
+    frame.stack += [interp.handled(), error]
+    frame.handled = error
+
+
+@handles("POP_EXCEPT")
+def _pop_except(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    before = frame.stack.pop()
+    frame.handled = None if before is HANDLED_OUTSIDE or isinstance(before, Constant) else before
+
+
+@handles("CHECK_EXC_MATCH")
+def _check_exc_match(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    wanted = _classes(interp, frame.stack.pop())
+    kind = python_type(frame.stack[-1])
+    if kind is None:
+        raise Unsupported("B012", f"except with {describe(frame.stack[-1])}")
+    frame.stack.append(Constant(any(interp.tree.has_base(kind, each) for each in wanted)))
+
+
+def _classes(interp: Interpreter, value: Value) -> list[type]:
+    if isinstance(value, Sequence) and value.kind is tuple:
+        return [kind for item in interp.outside.items(value) for kind in _classes(interp, item)]
+    if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
+        return [interp.outside.pin(value)]
+    raise Unsupported("B019", f"TypeError: except {describe(value)}")
+
+
+@handles("STOPITERATION_ERROR")
+def _stop_iteration_error(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    error = frame.stack[-1]
+    if python_type(error) is not StopIteration:
+        return
+    outer = ExceptionValue(RuntimeError, args=Sequence(tuple, [Constant("generator raised StopIteration")]))
+    outer.cause = outer.context = error
+    outer.suppresses = True
+    frame.stack[-1] = outer
+
+
+@handles("CLEANUP_THROW")
+def _cleanup_throw(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:  # 3.12
+    """What was thrown into a generator inside `yield from`, after it was thrown into what that takes its items from."""
+    if python_type(frame.stack[-1]) is StopIteration:
+        raise Unsupported("B002", "generator.throw inside yield from")
+    raise _again(frame.stack[-1])
+
+
+# with
+
+
+@handles("BEFORE_WITH")
+def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    manager = frame.stack.pop()
+    if isinstance(manager, Constant) and type(manager.value) is torch.device:
+        _enter_device(interp, frame, manager)
+        return
+    if not isinstance(manager, Object | Method) and not hasattr(manager, "members"):
+        raise Unsupported("B013", describe(manager))
+    leave, enter = special(interp, manager, "__exit__"), special(interp, manager, "__enter__")
+    if leave is None or enter is None or not (_is_python(leave.function) and _is_python(enter.function)):
+        raise Unsupported("B013", describe(manager))
+    frame.stack.append(leave)
+    push(frame, interp.call(enter, []))
+
+
+def _enter_device(interp: Interpreter, frame: Frame, device: Constant) -> None:
+    """`with torch.device(…)`: factories inside make their tensors there."""
+    ambient = interp.tape.ambient
+    interp.tape.become(replace(ambient, devices=(*ambient.devices, device.value)))
+    frame.stack += [Method(interp.outside.fixed(torch.device.__exit__), device), device]
+
+
+def _is_python(function: Value) -> bool:
+    return isinstance(function, Object) and is_a(function.value, types.FunctionType)
+
+
+@handles("WITH_EXCEPT_START")
+def _with_except_start(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
+    leave, error = frame.stack[-4], frame.stack[-1]
+    kind = python_type(error)
+    if kind is None:
+        raise Unsupported("B012", "with")
+    if isinstance(error, ExceptionValue):
+        trace: Value = Trace(error, error.places)
+    else:
+        trace = attribute(interp, error, "__traceback__")
+    push(frame, interp.call(leave, [interp.outside.fixed(kind), error, trace]))

@@ -1,0 +1,212 @@
+"""A capture as data: guards, recipe, the way back, in numbers of objects that `named` tells to other processes.
+
+    self.lin.weight: tensor f32[4, 4]   →   [number of ("key", "weight"), [number of ("tensor", …)], [], 1, "self.…"]
+
+Accessors and checks are written once each and referred to by number. What has no form raises `NotPersistable`, which
+says why.
+"""
+
+import functools
+import json
+import math
+import os
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import astuple
+from typing import Any
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.calls.lru_cache import Remembered
+from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.guards.tree import GuardTree
+from smelt.capture.model.marks import entered_by
+from smelt.capture.persist.object_names import Names, NotPersistable, file_of, is_library, own_folders
+from smelt.capture.replay.plan import Entrance, Return
+from smelt.capture.replay.rollback import WritePolicy
+from smelt.ir.json_values import encode
+
+_STEPS: tuple[Any, ...] = (object, list, tuple, dict, set, frozenset, slice, str, deque, OrderedDict, defaultdict)
+_STEPS += (types.CellType, sys.modules["_operator"], math)
+
+_IDENTIFIED = {"is": 1, "type": 1, "class has": 2}  # where in a check the object stands that is meant itself
+
+
+@dataclass(frozen=True, slots=True)
+class SerializedCapture:
+    """The parts of a capture that make it up."""
+
+    roots: tuple[Any, ...]
+    plan: Return
+    entrance: Entrance
+    history: History
+    care: WritePolicy
+    tree: GuardTree
+
+
+def record_of(capture: SerializedCapture, graph: Any) -> dict[str, Any]:
+    """All of it."""
+    names = Names()
+    remembered = [_call(each, names) for each in capture.tree.remembered.values()]
+    tree = _Tree(names, [each.guard for each in capture.tree.remembered.values()])
+    roots = [tree.node(root) for root in capture.roots]
+    computation, entrance = capture.plan.computation, capture.entrance
+    (frame,) = entrance.frames
+    _refuse_compiled(names)
+    found = capture.tree.asked.values()
+    asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in found]
+    machine = [[names.other(function), encode(answer, refuse)] for function, answer in capture.tree.machine.items()]
+    steps = [[_step(function, names), list(operands)] for function, operands in computation.recipe.steps]
+    return {
+        "accessors": tree.accessors,
+        "asked": asked,
+        "machine": machine,
+        "remembered": remembered,
+        "checks": tree.checks,
+        "roots": roots,
+        "arguments": list(computation.arguments),
+        "collected": computation.collected,
+        "relations": [list(relation) for relation in entrance.relations],
+        "frame": [frame.function, list(frame.slots)],
+        "constants": [_constant(constant, names) for constant in computation.recipe.constants],
+        "steps": steps,
+        "writes": computation.recipe.writes,
+        "care": [list(each) if isinstance(each, tuple) else each for each in astuple(capture.care)],
+        "result": capture.plan.result,
+        "history": encode(capture.history.seen(), refuse),
+        "graph": graph,
+        "objects": names.forms,
+        "files": stamps_of(names.reals, frame.info.code.co_filename),
+        "program": program_stamps(),
+    }
+
+
+class _Tree:
+    """Guards as numbers of accessors and checks, each of which is written once."""
+
+    def __init__(self, names: Names, remembered: list[Any]) -> None:
+        self.names = names
+        self.remembered = remembered
+        self.accessors: list[Any] = []
+        self.checks: list[Any] = []
+        self._known: dict[str, int] = {}
+
+    def node(self, node: Any) -> list[Any]:
+        accessor, checks, children, collected, text = node
+        if accessor[0] == "value":
+            form = ["value", self.names.itself(accessor[1])]
+        else:
+            form = [accessor[0], *[encode(part, self.names.other) for part in accessor[1:]]]
+        numbers = [self._number(self.checks, self._check(check)) for check in checks]
+        below = [self.node(child) for child in children]
+        return [self._number(self.accessors, form), numbers, below, int(collected), text]
+
+    def _check(self, check: Any) -> list[Any]:
+        kind, *parts = check
+        if kind == "predicate":
+            return self._predicate(parts[0])
+        if kind == "of class":
+            return ["of class", _step(parts[0], self.names), encode(parts[1], self.names.other)]
+        place = _IDENTIFIED.get(kind, 0)
+        return [
+            kind,
+            *[
+                self.names.itself(part) if number == place else encode(part, self.names.other)
+                for number, part in enumerate(parts, 1)
+            ],
+        ]
+
+    def _predicate(self, function: Any) -> list[Any]:
+        """A guard that is a function: of smelt's own, or one with its first arguments given."""
+        for number, guard in enumerate(self.remembered):
+            if function is guard:
+                return ["remembered", number]
+        inner = function.func if type(function) is functools.partial else function
+        if getattr(inner, "__closure__", None) is not None:
+            raise NotPersistable(f"a guard is a function: {function.__qualname__}")
+        return ["predicate", _step(function, self.names)]
+
+    def _number(self, table: list[Any], form: Any) -> int:
+        text = f"{id(table)} {json.dumps(form)}"
+        if text not in self._known:
+            self._known[text] = len(table)
+            table.append(form)
+        return self._known[text]
+
+
+def _call(call: Remembered, names: Names) -> list[Any]:
+    """A call of a cached function: with what, and what it answered."""
+    args = [encode(each, names.other) for each in call.args]
+    named = [[name, encode(each, names.other)] for name, each in call.kwargs.items()]
+    return [names.other(call.function), args, named, names.answer(call.answer)]
+
+
+def _constant(real: Any, names: Names) -> Any:
+    """What a recipe starts from: a plain value that nobody changes, or an object that is meant itself."""
+    return names.itself(real) if type(real) in (list, dict, set) else encode(real, names.other)
+
+
+def _step(function: Any, names: Names) -> Any:
+    """A step of a recipe: a function of smelt's or Python's own, or one with its first arguments given."""
+    if type(function) is functools.partial:
+        if function.keywords:
+            raise NotPersistable("a step has keywords")
+        return ["#partial", _step(function.func, names), *[_constant(each, names) for each in function.args]]
+    if not may_be_step(function):
+        raise NotPersistable(
+            f"a step is a function of the program's own: {getattr(function, '__qualname__', function)!r}"
+        )
+    return ["#", names.number(function)]
+
+
+def may_be_step(function: Any) -> bool:
+    """Whether a file may name it to be called: a function of smelt's, or of a plain type or of numbers in Python."""
+    if type(function) is types.FunctionType:
+        return function.__module__.startswith("smelt.") and _is_smelts(function.__code__)
+    owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None) or function
+    return any(owner is each for each in _STEPS)
+
+
+def _is_smelts(code: types.CodeType) -> bool:
+    return code.co_filename.startswith(own_folders()[-1])
+
+
+def _refuse_compiled(names: Names) -> None:
+    """What is done with other compiled functions depends on how those are compiled."""
+    for real in names.reals:
+        if type(real) is types.FunctionType and entered_by(real) is not None:
+            raise NotPersistable(f"{real.__qualname__} is compiled, too")
+
+
+def stamps_of(reals: list[Any], file: str) -> list[list[Any]]:
+    """The files that code and classes with their bases come from, and the function itself, by size and time."""
+    files, modules = {file}, set[str]()
+    for real in reals:
+        if isinstance(real, types.CodeType):
+            files.add(real.co_filename)
+        elif isinstance(real, type):
+            modules.update(base.__module__ for base in real.__mro__)
+        elif isinstance(real, types.FunctionType):
+            modules.add(real.__module__)
+    files |= {file_of(sys.modules.get(name)) for name in modules}
+    return [[file, *stamp_of(file)] for file in sorted(files) if not is_library(file) and os.path.isfile(file)]
+
+
+def program_stamps() -> list[list[Any]]:
+    """The files of the program itself that are loaded, packages that are installed apart: what one of them does to
+    another's classes, no guard asks."""
+    files = {file_of(module) for module in list(sys.modules.values())}
+    own = [file for file in files if file and "site-packages" not in file and not is_library(file)]
+    return [[file, *stamp_of(file)] for file in sorted(own)]
+
+
+def stamp_of(file: str) -> list[int]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+def refuse(value: Any) -> Any:
+    raise NotPersistable(f"a {type(value).__qualname__} has no form")

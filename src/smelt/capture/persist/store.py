@@ -1,0 +1,167 @@
+"""Captures that outlive the process: what a function became is kept beside its code, and tried before it is captured.
+
+    guards, recipe, graph  ── keep ──►  file, under the function's code and what it was called with
+    file + a state         ── recall ─►  Captured, if every guard holds of the state; else it is captured anew
+
+Guards are all that a capture relied on, so where they hold, capturing again would yield the same. They hold objects of
+the process: `named` says how those are told to another one. What a guard cannot ask for is taken care of here: code is
+known by its digest, files that classes and functions come from by size and time, and by the key
+(`Recaller.surroundings`) smelt, PyTorch, Python, processor, options and settings. A capture that looked at something
+else (`GuardTree.transient`: addresses, whether there is a GPU), and one whose parts have no form, is not kept, and
+`SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to its end, one graph, sizes as
+they are.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from smelt.base import events
+from smelt.base.errors import is_fault
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.options import config
+from smelt.capture.guards.dynamic_sizes import History
+from smelt.capture.guards.tree import GuardTree
+from smelt.capture.model.marks import DYNAMIC
+from smelt.capture.model.state import LiveFrame
+from smelt.capture.persist.deserialize import Loading, Recalled, verify_roundtrip
+from smelt.capture.persist.object_names import NotPersistable, digest, forget_classes
+from smelt.capture.persist.serialize import SerializedCapture, record_of, refuse
+from smelt.capture.replay.plan import Entrance, Plan, Return
+from smelt.capture.replay.rollback import WritePolicy
+from smelt.ir.graph import Recaller, Traced
+from smelt.ir.json_values import decode
+from smelt.runtime.cache import CacheStore, open_store
+
+_WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
+Keep = Callable[[Any, Plan, Entrance, "tuple[Traced, WritePolicy] | None", GuardTree], None]
+"""What a capture is handed to: its guards, its plan, the way back, its graph and the care for it, and what else it
+relied on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStore:
+    """Where the captures of one compiled function are kept. `manner` is how they are made."""
+
+    recaller: Recaller
+    manner: tuple[Any, ...]
+
+    def recall(self, frame: LiveFrame, history: History) -> Recalled | None:
+        """What an earlier process made of this very state, if it did."""
+        place = self._place(frame)
+        if place is None or events.collecting() or config.check_specs or any(map(events.wanted, _WATCHED)):
+            return None  # whoever watches wants to see every stage
+        store, key = place
+        parts = store.get(key)
+        if parts is None:
+            return None
+        try:
+            with events.timed("recall"):
+                record = json.loads(parts[0])
+                found = Loading(record, frame).recalled(self.recaller)
+                if found is not None:
+                    history.restore(decode(record["history"], refuse))
+        except NotPersistable as reason:
+            events.emit("cache", f"a capture of {frame.info.code.co_qualname} is not used: {reason}")
+            return None
+        except Exception as reason:  # whatever it is, capturing is the answer
+            events.emit("cache", f"{store.path(key).name} is not used: {type(reason).__name__}: {reason}")
+            store.drop(key)
+            return None
+        finally:
+            forget_classes()
+        return found
+
+    def keeper(self, frame: LiveFrame, history: History) -> Keep | None:
+        """What keeps a capture of a state for later processes; None if none is kept."""
+        place = self._place(frame)
+        if place is None:
+            return None
+
+        def keep(
+            roots: Any, plan: Plan, entrance: Entrance, compiled: tuple[Traced, WritePolicy] | None, tree: GuardTree
+        ) -> None:
+            assert isinstance(plan, Return) and compiled is not None
+            traced, care = compiled
+            self._keep(place, frame, SerializedCapture(roots, plan, entrance, history, care, tree), traced)
+
+        return keep
+
+    def _keep(
+        self, place: tuple[CacheStore, str], frame: LiveFrame, capture: SerializedCapture, traced: Traced
+    ) -> None:
+        name = frame.info.code.co_qualname
+        try:
+            with events.timed("keep"):
+                form = self.recaller.form_of(traced)
+                if form is None:
+                    raise NotPersistable("its graph has no form")
+                record = record_of(capture, form)
+                text = json.dumps(record, separators=(",", ":"))
+                verify_roundtrip(capture, json.loads(text), frame)
+        except NotPersistable as reason:
+            events.emit("cache", f"a capture of {name} is not kept: {reason}")
+            return
+        except Exception as reason:  # it is a good capture of this process all the same
+            if config.check_specs and is_fault(reason):
+                raise
+            events.emit("cache", f"a capture of {name} is not kept: {type(reason).__name__}: {reason}")
+            return
+        finally:
+            forget_classes()
+        store, key = place
+        store.put(key, [text.encode()])
+
+    def _place(self, frame: LiveFrame) -> tuple[CacheStore, str] | None:
+        store = open_store()
+        surroundings = None if store is None else self.recaller.surroundings()
+        if store is None or surroundings is None:
+            return None
+        function = frame.function
+        settings = [f"{name}={getattr(config, name)!r}" for name in ("compiled_autograd", "cache_size_limit")]
+        lines = ["capture", surroundings, " ".join(settings), repr(self.manner)]
+        code = function.__code__
+        place = code.co_filename if os.path.isfile(code.co_filename) else ""  # a cell of a notebook has one of its own
+        lines += [f"{function.__module__}.{function.__qualname__} {digest(code)} {place}"]
+        try:
+            return store, "\n".join([*lines, *map(_summary, frame.slots)])
+        except (NotPersistable, ValueError, RecursionError):  # a number of too many digits, say
+            return None
+
+
+def _summary(real: Any, depth: int = 2) -> str:
+    """What a slot holds at first sight, running no code of the program's: enough to tell most calls apart, guards do
+    the rest."""
+    kind = type(real)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if real.__dict__.get(DYNAMIC):
+            raise NotPersistable("sizes are to change")
+        return f"{kind.__name__} {real.dtype} {tuple(real.shape)} {real.requires_grad}"
+    if issubclass(kind, torch.nn.Module):
+        held = [f"{tuple(each.shape)} {each.dtype}" for each in _parameters(real)]
+        return f"{kind.__qualname__} {real.__dict__.get('training')!r:.5} {' '.join(held)}"
+    if kind in (bool, int, float, str, type(None)):
+        return repr(real)
+    if kind in (tuple, list) and depth:
+        return f"{kind.__name__}({', '.join(_summary(item, depth - 1) for item in real)})"
+    if kind is dict and depth:
+        items = [f"{key!r}: {_summary(item, depth - 1)}" for key, item in real.items() if type(key) is str]
+        return f"dict({', '.join(items)})"
+    return kind.__qualname__
+
+
+def _parameters(module: Any) -> Iterator[torch.Tensor]:
+    """What it and its parts hold."""
+    pending, seen = [module], set()
+    while pending:
+        held = pending.pop().__dict__
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        own, parts = (held.get(name) for name in ("_parameters", "_modules"))
+        yield from (each for each in (own.values() if type(own) is dict else ()) if type(each) is torch.nn.Parameter)
+        below = parts.values() if type(parts) is dict else ()
+        pending += [each for each in below if issubclass(type(each), torch.nn.Module)]

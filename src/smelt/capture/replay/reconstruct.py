@@ -1,0 +1,630 @@
+"""Recipes that turn values back into objects after a graph has run.
+
+    Sequence(list, [Tensor(node add), Tensor(x, source)])   →   steps: make list; fill with output 0, input "x"
+
+A recipe is straight-line: registers start with constants, collected inputs and graph outputs; each step appends one.
+Mutable containers are made empty first and filled afterwards, so sharing and cycles come out as they were.
+"""
+
+import contextlib
+import functools
+import itertools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Iterator as Iterating
+from collections.abc import Mapping as Mapped
+from collections.abc import Sequence as Many
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt import _native
+from smelt.base.fast_dataclass import dataclass
+from smelt.capture.guards.dynamic_sizes import computed_from, read_size
+from smelt.capture.interpreter.exceptions import builtin_base
+from smelt.capture.interpreter.interpreter import make_sequence
+from smelt.capture.model.breaks import Abandoned
+from smelt.capture.model.paused_iterators import CHANGED, Paused, PausedJoined
+from smelt.capture.model.set_order import ITSELF, Call, Items, begun_by, formed
+from smelt.capture.model.set_order import changed as set_changed
+from smelt.capture.model.set_order import made as set_made
+from smelt.capture.model.source import Source
+from smelt.capture.model.values import (
+    Cell,
+    Constant,
+    DeferredScalar,
+    DeferredString,
+    Deque,
+    DictView,
+    ExceptionValue,
+    Function,
+    Handled,
+    Held,
+    Instance,
+    Iterator,
+    LazyItem,
+    Mapping,
+    Method,
+    Null,
+    Number,
+    Object,
+    Partial,
+    Place,
+    Sequence,
+    Set,
+    Slice,
+    Slots,
+    Super,
+    Tensor,
+    Trace,
+    Value,
+    ZippedIterator,
+    describe,
+)
+from smelt.runtime.autograd.freed_graph import spent
+from smelt.symbolic.symnode import Formula, meaning
+
+_DEEP = 50
+_LOOKING = (Iterator, ZippedIterator, DeferredString, ExceptionValue)  # what is made with a look at what others hold
+
+Operand = tuple[str, Any]
+"""("constant" | "begun" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Sealed: operands are register numbers."""
+
+    constants: tuple[Any, ...]
+    steps: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...]
+    writes: bool = False
+    """Whether a step changes an object from outside."""
+
+    def registers(self, collected: Many[Any], outputs: Many[Any]) -> list[Any]:
+        """Run the recipe."""
+        registers = [*self.constants, *collected, *outputs]
+        for function, operands in self.steps:
+            registers.append(function(*[registers[number] for number in operands]))
+        return registers
+
+
+class Rebuilder:
+    """Collects what must be rebuilt; `operand(value)` says where it will be found."""
+
+    def __init__(
+        self,
+        home: Callable[[Tensor], fx.Node],
+        spent: Callable[[Tensor], fx.Node | None],
+        slots: Callable[[Tensor], Slots | None],
+        begun: Callable[[Tensor], int | None] = lambda value: None,
+    ) -> None:
+        self.home = home
+        self.spent = spent
+        self.slots = slots
+        self.begun = begun
+        self.outputs: list[fx.Node] = []
+        self._constants: list[Any] = []
+        self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
+        self._known: dict[int, Operand] = {}
+        self._kept: list[Any] = []  # values whose ids are keys of _known
+        self._output_number: dict[fx.Node, int] = {}
+        self._moved: dict[int, int] = {}  # outputs by their numbers → where they come
+        self.is_replaying = False
+        self._writes = False
+        self._depth = 0
+        self._unfilled: list[Callable[[], None]] = []
+
+    def operand(self, value: Value | LazyItem) -> Operand:
+        """Where the object for `value` will be."""
+        known = self._known.get(id(value))
+        if known is None:
+            self._kept.append(value)
+            self._depth += 1
+            try:
+                known = self._make(value)
+                while self._depth == 1 and self._unfilled:
+                    self._unfilled.pop()()
+            except RecursionError:
+                raise Abandoned("what holds others too deep to be rebuilt") from None
+            finally:
+                self._depth -= 1
+            # What a value holds may lead back to it, as the cell of a function that names itself: then it is made.
+            known = self._known.setdefault(id(value), known)
+        return known
+
+    def fill(self, steps: Callable[[], None]) -> None:
+        """Add the steps that fill an object which is made; of what lies deep, when what holds it is known: a linked
+        list is as deep as it is long."""
+        if self._depth < _DEEP:
+            steps()
+        else:
+            self._unfilled.append(steps)
+
+    @contextlib.contextmanager
+    def replaying(self) -> Iterating[None]:
+        """Steps added inside the block write to objects from outside."""
+        before = len(self._steps)
+        self.is_replaying = True
+        yield
+        self.is_replaying = False
+        self._writes = len(self._steps) > before
+
+    def paused(self, value: Value) -> Operand:
+        """The operand for a value of the interpreter's own: the iterator of a loop says where it stands.
+
+        Not so one that the program holds, or is about to take: that is made before, by `operand`.
+        """
+        return (
+            self.counted(value)
+            if isinstance(value, Iterator | ZippedIterator) and value.looped
+            else self.operand(value)
+        )
+
+    def counted(self, value: Value) -> Operand:
+        """The operand for the iterator of a loop, or for one that it goes through."""
+        if id(value) not in self._known and value.source is None:
+            if isinstance(value, Iterator) and _can_pause(value.over):
+                return self.early(value, self._keep(value, _paused))
+            if isinstance(value, ZippedIterator):
+                return self.early(value, self._keep(value, _paused_joined))
+        return self.operand(value)
+
+    def _keep(self, value: Value, make: "Callable[[Rebuilder, Any], Operand]") -> Operand:
+        self._kept.append(value)
+        return make(self, value)
+
+    def once(self, key: Any, make: Callable[[], Operand]) -> Operand:
+        """The operand that was made for `key`, which is no value; `make()` the first time."""
+        known = self._known.get(id(key))
+        if known is None:
+            self._kept.append(key)
+            known = self._known[id(key)] = make()
+        return known
+
+    def items(self, items: Iterable[Any]) -> list[Operand]:
+        """The items of a set."""
+        return [self.operand(item.value) if isinstance(item, Held) else self.constant(item) for item in items]
+
+    def constant(self, real: Any) -> Operand:
+        self._constants.append(real)
+        return ("constant", len(self._constants) - 1)
+
+    def step(self, function: Callable[..., Any], *operands: Operand) -> Operand:
+        self._steps.append((function, list(operands)))
+        return ("step", len(self._steps) - 1)
+
+    def _input(self, source: Source) -> Operand:
+        if source.accessor[0] == "value":
+            return self.constant(source.accessor[1])
+        return ("input", source.collect())
+
+    def _output(self, node: fx.Node) -> Operand:
+        if node not in self._output_number:
+            self._output_number[node] = len(self.outputs)
+            self.outputs.append(node)
+        return ("output", self._output_number[node])
+
+    def _make(self, value: Any) -> Operand:
+        if isinstance(value, Null):
+            return self.constant(_native.NULL)
+        if isinstance(value, Number) and value.symbolic is not None:
+            return self._symbolic(value)
+        if isinstance(value, Number) and not value.settled:
+            return self._number(value)
+        if isinstance(value, Constant):
+            return self.constant(value.value)
+        if isinstance(value, Object) and value.pinned:
+            return self.constant(value.value)
+        if value.source is not None:
+            return self._input(value.source)
+        maker = _MAKERS.get(type(value))
+        if self._unfilled and isinstance(value, _LOOKING):
+            raise Abandoned(f"{describe(value)} deep inside of others cannot be rebuilt")
+        if maker is None or (self.is_replaying and isinstance(value, Iterator | ZippedIterator)):
+            raise Abandoned(f"{describe(value)} cannot be rebuilt")
+        return maker(self, value)
+
+    def _symbolic(self, value: Number) -> Operand:
+        """A number computed from sizes is computed again from the sizes of what came in."""
+        if value.source is not None:
+            return self._input(value.source)
+        what = meaning(value.symbolic)
+        if isinstance(what, Formula) and what.is_computed:
+            raise Abandoned("a number that the graph computes cannot be rebuilt")
+        compute, origins = computed_from(what)
+        return self.step(compute, *[self.step(read_size(origin), self._input(origin[0])) for origin in origins])
+
+    def _number(self, value: Number) -> Operand:
+        if value.source is not None:
+            return self._input(value.source)
+        assert value.made is not None
+        function, *operands = value.made
+        return self.step(function, *map(self.operand, operands))
+
+    def early(self, value: Value, operand: Operand) -> Operand:
+        """Make a container known before its contents are built, for contents that refer back to it."""
+        self._known[id(value)] = operand
+        return operand
+
+    def sort_outputs(self, places: Mapped[fx.Node, int]) -> None:
+        """Let the graph hand out its outputs in another order than they were asked for."""
+        asked = self.outputs
+        self.outputs = sorted(asked, key=places.__getitem__)
+        self._moved = {number: self.outputs.index(node) for number, node in enumerate(asked)}
+
+    def seal(self, collected: int, begun: int = 0) -> "tuple[Recipe, Callable[[Operand], int]]":
+        """Fix the register numbers, now that every source knows its place among the collected."""
+        first_output = len(self._constants) + collected + begun
+        bases = {
+            "constant": 0,
+            "input": len(self._constants),
+            "begun": len(self._constants) + collected,
+            "output": first_output,
+            "step": first_output + len(self.outputs),
+        }
+
+        def number(operand: Operand) -> int:
+            kind, which = operand
+            if kind == "output":
+                which = self._moved.get(which, which)
+            return bases[kind] + (which.index if isinstance(which, Source) else which)
+
+        steps = tuple((function, tuple(map(number, operands))) for function, operands in self._steps)
+        return Recipe(tuple(self._constants), steps, self._writes), number
+
+
+def _tensor(build: Rebuilder, value: Tensor) -> Operand:
+    begun = build.begun(value) if build.is_replaying else None
+    if begun is not None:
+        return ("begun", begun)
+    detached = build.spent(value)
+    if detached is not None:
+        return build.step(spent, build._output(detached))
+    made = build._output(build.home(value))
+    slots = build.slots(value)
+    gradient = Constant(None) if slots is None else slots.items["grad"]
+    return build.step(_with_gradient, made, build.operand(gradient)) if isinstance(gradient, Tensor) else made
+
+
+def _with_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    leaf.grad = gradient
+    return leaf
+
+
+def _sequence(build: Rebuilder, value: Sequence) -> Operand:
+    if value.kind is list:
+        made = build.early(value, build.step(list))
+        build.fill(lambda: _extend(build, made, value.items, list.extend))
+        return made
+    make = _tuple if value.kind is tuple else functools.partial(_make_sequence, value.kind)
+    return build.step(make, *map(build.operand, value.items))
+
+
+def _extend(build: Rebuilder, made: Operand, items: Iterable[Any], extend: Callable[..., None]) -> None:
+    build.step(extend, made, build.step(_tuple, *map(build.operand, items)))
+
+
+def _make_sequence(kind: Any, *items: Any) -> Any:
+    return make_sequence(kind, list(items))
+
+
+def _deque(build: Rebuilder, value: Deque) -> Operand:
+    made = build.early(value, build.step(functools.partial(deque, (), value.maxlen)))
+    build.step(deque.extend, made, build.step(_tuple, *map(build.operand, value.items)))
+    return made
+
+
+def _tuple(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _mapping(build: Rebuilder, value: Mapping) -> Operand:
+    if value.owner is not None:
+        made = build.operand(value.owner)
+        return made if value.owner.contents is value else build.step(vars, made)
+    keys = tuple(value.items)
+    if value.kind is types.MappingProxyType:
+        return build.constant(value.proxy)
+    made = build.early(value, build.step(value.kind))
+    if value.factory is not None:
+        build.step(_set_factory, made, build.operand(value.factory))
+    build.step(functools.partial(_update, keys), made, *map(build.operand, value.items.values()))
+    return made
+
+
+def _set_factory(real: Any, factory: Any) -> None:
+    real.default_factory = factory
+
+
+def _update(keys: tuple[Any, ...], real: Any, *items: Any) -> None:
+    real.update(zip(keys, items, strict=True))
+
+
+def _set(build: Rebuilder, value: Set) -> Operand:
+    return set_operand(build, value.calls)
+
+
+def set_operand(build: Rebuilder, call: Call) -> Operand:
+    """A set made by the calls that made the captured one, so that its items come in the same order."""
+    first, changes = begun_by(call)
+    if first.name == "given":
+        made = build.operand(first.args[0])
+    elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
+        keys = first.args[0].keys if first.args else ()
+        made = build.step(functools.partial(_of_items, _SETS[first.name]), *build.items(keys))
+    else:
+        made = build.step(functools.partial(set_made, first.name), *_set_arguments(build, first))
+    return changed_set(build, made, changes)
+
+
+_SETS: dict[str, type] = {"set": set, "frozenset": frozenset}
+
+
+def changed_set(build: Rebuilder, real: Operand, changes: list[Call]) -> Operand:
+    """The set at `real` after calls that change it; items that are added one after the other are one step."""
+    for name, calls in itertools.groupby(changes, key=lambda call: call.name):
+        if name == "add":
+            items = build.step(functools.partial(_formed, "tuple"), *build.items(call.args[0] for call in calls))
+            real = build.step(functools.partial(set_changed, "update"), real, items)
+            continue
+        for call in calls:
+            real = build.step(functools.partial(set_changed, name), real, *_set_arguments(build, call, real))
+    return real
+
+
+def _set_arguments(build: Rebuilder, call: Call, real: Operand | None = None) -> list[Operand]:
+    operands = []
+    for arg in call.args:
+        if arg is ITSELF and real is not None:
+            operands.append(real)
+        elif isinstance(arg, Call):
+            operands.append(build.once(arg, functools.partial(set_operand, build, arg)))
+        elif isinstance(arg, Items):
+            operands.append(build.step(functools.partial(_formed, arg.form), *build.items(arg.keys)))
+        else:
+            operands.extend(build.items((arg,)))
+    return operands
+
+
+def _formed(form: str, *keys: Any) -> Any:
+    return formed(form, keys)
+
+
+def _of_items(kind: Any, *items: Any) -> Any:
+    return kind(items)
+
+
+def _slice(build: Rebuilder, value: Slice) -> Operand:
+    return build.step(slice, *map(build.operand, (value.start, value.stop, value.step)))
+
+
+def _view(build: Rebuilder, value: DictView) -> Operand:
+    return build.step(functools.partial(_view_of, value.part), build.operand(value.mapping))
+
+
+def _view_of(part: str, real: Any) -> Any:
+    return getattr(real, part)()
+
+
+def _iterator(build: Rebuilder, value: Iterator) -> Operand:
+    if isinstance(value.over, Deque) and value.over.changes != value.size:
+        raise Abandoned("an iterator over a deque that has changed cannot be rebuilt")
+    part, position = value.part, value.position
+
+    def make(over: Any) -> Any:
+        if part in ("keys", "values", "items"):
+            made = iter(getattr(over, part)())
+        else:
+            made = iter(over) if part == "forward" else reversed(over)
+        for _ in range(position):
+            next(made)
+        return made
+
+    return build.step(make, build.operand(value.over))
+
+
+def _joined(build: Rebuilder, value: ZippedIterator) -> Operand:
+    kind, position, strict = value.kind, value.position, value.strict
+    parts = [build.operand(part) for part in value.parts]
+    if kind is enumerate:
+        return build.step(lambda part: enumerate(part, position), *parts)
+    if kind is zip:
+        return build.step(lambda *real: zip(*real, strict=strict), *parts)
+    assert value.function is not None
+    return build.step(map, build.operand(value.function), *parts)
+
+
+def _can_pause(over: Value) -> bool:
+    """Whether the items of a container can be counted off: no order of its own, no class of its own."""
+    if isinstance(over, Mapping):
+        return over.kind in CHANGED
+    return isinstance(over, Constant) or (isinstance(over, Sequence) and over.kind in (list, tuple, torch.Size))
+
+
+def _paused(build: Rebuilder, value: Iterator) -> Operand:
+    part, position = value.part, value.position
+    size = value.size
+    return build.step(lambda over: Paused(over, part, position, size), build.operand(value.over))
+
+
+def _paused_joined(build: Rebuilder, value: ZippedIterator) -> Operand:
+    kind, position, strict = value.kind, value.position, value.strict
+    parts = build.step(_tuple, *map(build.counted, value.parts))
+    function = build.constant(None) if value.function is None else build.operand(value.function)
+    return build.step(lambda parts, real: PausedJoined(kind, parts, position, real, strict), parts, function)
+
+
+def _method(build: Rebuilder, value: Method) -> Operand:
+    return build.step(_bind, build.operand(value.function), build.operand(value.receiver))
+
+
+def _bind(function: Any, receiver: Any) -> Any:
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function.__get__(receiver, type(receiver))
+    if isinstance(function, types.ClassMethodDescriptorType):
+        return function.__get__(None, receiver)
+    return types.MethodType(function, receiver)
+
+
+def _cell(build: Rebuilder, value: Cell) -> Operand:
+    made = build.early(value, build.step(types.CellType))
+    if value.contents is not None:
+        build.step(fill_cell, made, build.operand(value.contents))
+    return made
+
+
+def fill_cell(real: Any, contents: Any) -> None:
+    real.cell_contents = contents
+
+
+def _function(build: Rebuilder, value: Function) -> Operand:
+    code, names, qualname = value.info.code, value.globals.names, value.qualname
+    none = build.constant(None)
+    defaults = build.operand(value.defaults) if value.defaults is not None else none
+    keyword_defaults = build.operand(value.keyword_defaults) if value.keyword_defaults is not None else none
+    annotations = build.operand(value.annotations) if value.annotations is not None else none
+    closure = build.step(_tuple, *map(build.operand, value.closure))
+
+    def make(defaults: Any, keyword_defaults: Any, annotations: Any, closure: Any) -> Any:
+        made = types.FunctionType(code, names, code.co_name, defaults, closure or None)
+        made.__kwdefaults__ = keyword_defaults
+        made.__qualname__ = qualname
+        if isinstance(annotations, tuple):
+            made.__annotations__ = dict(zip(annotations[::2], annotations[1::2], strict=True))
+        elif annotations is not None:
+            made.__annotations__ = annotations
+        return made
+
+    made = build.step(make, defaults, keyword_defaults, annotations, closure)
+    if value.wraps is not None:
+        build.step(functools.update_wrapper, made, build.operand(value.wraps))
+    return made
+
+
+def _instance(build: Rebuilder, value: Instance) -> Operand:
+    base: Any = value.contents.kind if value.contents is not None else object
+    made = build.early(value, build.step(functools.partial(base.__new__, value.kind)))
+    build.fill(lambda: _fill_instance(build, value, base, made))
+    return made
+
+
+def _fill_instance(build: Rebuilder, value: Instance, base: Any, made: Operand) -> None:
+    operands = map(build.operand, value.attributes.values())
+    fill = _fill_dict if value.kind.__dictoffset__ else _fill_slots
+    build.step(functools.partial(fill, tuple(value.attributes)), made, *operands)
+    if value.contents is not None:
+        fill_contents = functools.partial(_fill_contents, base, tuple(value.contents.items))
+        build.step(fill_contents, made, *map(build.operand, value.contents.items.values()))
+
+
+def _fill_dict(names: tuple[str, ...], real: Any, *items: Any) -> None:
+    object.__getattribute__(real, "__dict__").update(zip(names, items, strict=True))
+
+
+def _fill_slots(names: tuple[str, ...], real: Any, *items: Any) -> None:
+    for name, item in zip(names, items, strict=True):
+        object.__setattr__(real, name, item)
+
+
+def _fill_contents(base: Any, keys: tuple[Any, ...], real: Any, *items: Any) -> None:
+    """Fill a dict of a class of its own without asking that class."""
+    for key, item in zip(keys, items, strict=True):
+        base.__setitem__(real, key, item)
+
+
+def _failure(build: Rebuilder, value: ExceptionValue) -> Operand:
+    kind, base, suppresses = value.kind, builtin_base(value.kind), value.suppresses
+    made = build.early(value, build.step(lambda: base.__new__(kind)))
+
+    def initialise(real: Any, args: Any) -> None:
+        base.__init__(real, *args)
+        real.args = args  # that very tuple, which the program may have taken
+
+    build.step(initialise, made, build.operand(value.args))
+    names, details = tuple(value.attributes), tuple(value.details)
+    operands = map(build.operand, (*value.attributes.values(), *value.details.values()))
+
+    def fill(real: Any, trace: Any, cause: Any, context: Any, *items: Any) -> None:
+        object.__getattribute__(real, "__dict__").update(zip(names, items[: len(names)], strict=True))
+        for name, item in zip(details, items[len(names) :], strict=True):
+            setattr(real, name, item)
+        real.__traceback__, real.__cause__, real.__context__ = trace, cause, context
+        real.__suppress_context__ = suppresses
+
+    none = build.constant(None)
+    links = [none if link is None else build.operand(link) for link in (value.cause, value.context)]
+    build.step(fill, made, _traceback(build, value.places), *links, *operands)
+    return made
+
+
+def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:
+    if not places:
+        return build.constant(None)
+    instructions = [instruction for _, _, instruction in places]
+
+    def make(*functions: Any) -> Any:
+        trace = None
+        for function, at in zip(reversed(functions), reversed(instructions), strict=True):
+            trace = types.TracebackType(trace, _native.new_frame(function, at.offset), at.offset, at.line)
+        return trace
+
+    return build.step(make, *[build.operand(function) for function, _, _ in places])
+
+
+def _trace(build: Rebuilder, value: Trace) -> Operand:
+    return _traceback(build, value.places)
+
+
+def _handled(build: Rebuilder, value: Handled) -> Operand:
+    return build.step(lambda: sys.exc_info()[1])
+
+
+def _super(build: Rebuilder, value: Super) -> Operand:
+    kind = value.kind
+    return build.step(lambda receiver: super(kind, receiver), build.operand(value.receiver))
+
+
+def _partial(build: Rebuilder, value: Partial) -> Operand:
+    names = tuple(value.keywords)
+
+    def make(function: Any, args: Any, *keywords: Any) -> Any:
+        return functools.partial(function, *args, **dict(zip(names, keywords, strict=True)))
+
+    args = build.step(_tuple, *map(build.operand, value.args))
+    return build.step(make, build.operand(value.function), args, *map(build.operand, value.keywords.values()))
+
+
+def _made_of(build: Rebuilder, value: DeferredString | DeferredScalar) -> Operand:
+    return build.step(value.make, *map(build.operand, value.parts))
+
+
+def _object(build: Rebuilder, value: Object) -> Operand:
+    return build.constant(value.value)
+
+
+_MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
+    Tensor: _tensor,
+    Sequence: _sequence,
+    Deque: _deque,
+    Mapping: _mapping,
+    Set: _set,
+    Slice: _slice,
+    DictView: _view,
+    Iterator: _iterator,
+    ZippedIterator: _joined,
+    Method: _method,
+    Cell: _cell,
+    Function: _function,
+    Instance: _instance,
+    Super: _super,
+    Partial: _partial,
+    Object: _object,
+    DeferredString: _made_of,
+    DeferredScalar: _made_of,
+    ExceptionValue: _failure,
+    Trace: _trace,
+    Handled: _handled,
+}

@@ -1,0 +1,128 @@
+"""Writes of the captured code to objects from outside, as the last steps of a recipe: after the graph, before the rest.
+
+While capture runs, a container from outside (a list, dict, set, cell, or an object's `__dict__`) is written to in its
+value only. What the program did to it is the difference between that value and what was there at first; nobody can look
+in between, so the difference is what is replayed, container by container in the order of their first writes.
+
+    self.calls = self.calls + 1; seen.append(y)   →   self.__dict__.update(calls=4); seen.extend((output 0,))
+"""
+
+import functools
+import itertools
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smelt.capture.interpreter.externals import keys_check, same_keys, unchanged
+from smelt.capture.model.set_order import begun_by
+from smelt.capture.model.values import Cell, Deque, LazyItem, Mapping, Sequence, Set, Slots, Value
+from smelt.capture.replay.reconstruct import Rebuilder, changed_set, fill_cell
+
+
+def replay(
+    build: Rebuilder, written: Iterable[Value], later: Iterable[tuple[Callable[..., None], Iterable[Value]]]
+) -> None:
+    """Add the steps that bring each written container to its final state, and calls that the program put off."""
+    with build.replaying():
+        for value in written:
+            _WRITERS[type(value)](build, value)
+        for function, args in later:
+            build.step(function, *map(build.operand, args))
+
+
+def given_up(written: Iterable[Value]) -> list[Any]:
+    """Leaves whose gradients the program dropped before it computed anything, and whose values nobody asked for: their
+    memory is free while the graph runs, as it is in eager. Should the graph fail and Python take over, it finds them
+    as the program had made them by then."""
+    found = []
+    for value in written:
+        first = value.original.get("grad") if isinstance(value, Slots) and value.cleared and value.original else None
+        if isinstance(first, LazyItem) and value.items["grad"] is not first and not first.source.collected:  # type: ignore[attr-defined]
+            found.append(value.holder.value)  # type: ignore[attr-defined]
+    return found
+
+
+def _list(build: Rebuilder, value: Sequence | Deque) -> None:
+    original, final = value.original or (), value.unseen
+    real = build.operand(value)
+    kept = len(original)
+    if len(final) >= kept and all(map(unchanged, original, final)):
+        if len(final) > kept:
+            build.step(_extend, real, *map(build.operand, final[kept:]))
+        return
+    assert value.counted
+    build.step(_refill_list if isinstance(value, Sequence) else _refill_deque, real, *map(build.operand, final))
+
+
+_at_once: Callable[[Iterable[Any]], None] = deque[Any](maxlen=0).extend
+"""Takes all of an iterator, whose parts are in C: an exception from outside comes before or after all of it."""
+
+
+def _extend(real: Any, *items: Any) -> None:
+    real.extend(items)
+
+
+def _refill_list(real: list[Any], *items: Any) -> None:
+    real[:] = items
+
+
+def _refill_deque(real: Any, *items: Any) -> None:
+    _at_once(map(operator.call, (real.clear, functools.partial(real.extend, items))))
+
+
+def _mapping(build: Rebuilder, value: Mapping) -> None:
+    original, final = value.original or {}, value.items
+    real = build.operand(value)
+    removed = tuple(key for key in original if key not in final)
+    in_place = [key for key in original if key in final] + [key for key in final if key not in original]
+    if any(key in final for key in value.taken):  # taken out and put back: it comes last, wherever it was
+        assert value.source is not None
+        value.source.checks["complete"] = keys_check(value, tuple(original))
+    if not same_keys(in_place, list(final)):
+        removed, changed = tuple(original), tuple(final)
+    else:
+        changed = tuple(key for key in final if key not in original or not unchanged(original[key], final[key]))
+
+    if removed or changed:
+        write = functools.partial(_write_items, value.kind, removed, changed)
+        build.step(write, real, *[build.operand(final[key]) for key in changed])
+
+
+def _write_items(base: Any, removed: tuple[Any, ...], changed: tuple[Any, ...], real: Any, *items: Any) -> None:
+    """By the methods of `base`: a class of dicts may have others."""
+    taken_out = map(base.__delitem__, itertools.repeat(real), removed)
+    _at_once(itertools.chain(taken_out, map(base.__setitem__, itertools.repeat(real), changed, items)))
+
+
+def _slots(build: Rebuilder, value: Slots) -> None:
+    original, final = value.original or {}, value.items
+    removed = tuple(name for name in original if name not in final)
+    changed = tuple(name for name in final if name not in original or not unchanged(original[name], final[name]))
+
+    if removed or changed:
+        write = functools.partial(_write_slots, removed, changed)
+        build.step(write, build.operand(value.holder), *[build.operand(final[name]) for name in changed])
+
+
+def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, *items: Any) -> None:
+    taken_out = map(object.__delattr__, itertools.repeat(real), removed)
+    _at_once(itertools.chain(taken_out, map(object.__setattr__, itertools.repeat(real), changed, items)))
+
+
+def _set(build: Rebuilder, value: Set) -> None:
+    changed_set(build, build.operand(value), begun_by(value.calls)[1])
+
+
+def _cell(build: Rebuilder, value: Cell) -> None:
+    build.step(fill_cell, build.operand(value), build.operand(value.contents))
+
+
+_WRITERS: dict[type, Callable[[Rebuilder, Any], None]] = {
+    Sequence: _list,
+    Deque: _list,
+    Mapping: _mapping,
+    Slots: _slots,
+    Set: _set,
+    Cell: _cell,
+}

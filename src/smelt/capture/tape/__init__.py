@@ -1,0 +1,1 @@
+"""The graph under construction, and what autograd and random numbers mean for it."""

@@ -1,0 +1,97 @@
+"""A graph inside the graph: for code that runs later, such as a backward, or a second time.
+
+Tensors of the outer graph that it uses become its inputs, in the order in which it meets them:
+
+    backward(ctx, grad): return grad * ctx.x      graph(grad, x): mul = grad * x; return (mul,)      lifted: x
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.source import Source
+from smelt.capture.model.values import Number, Tensor
+from smelt.capture.tape.tape import Tape
+from smelt.ir.nodes.ambient import Ambient
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, tensor_spec
+from smelt.meta.ghost import GhostTensor
+from smelt.symbolic.symnode import meaning
+
+
+class Subtape(Tape):
+    """A tape for code that is handed all it works on.
+
+    `lifted` are the outer graph's tensors that it uses, by id, and its numbers that change, by what they mean.
+    """
+
+    def __init__(self, ambient: Ambient) -> None:
+        super().__init__(ambient)
+        self._inner: dict[Any, fx.Node] = {}
+
+    def argument(self, name: str, spec: TensorSpec) -> Tensor:
+        """An input that is handed in when the graph runs."""
+        node = self._placeholder(name)
+        spec = replace(spec, requires_grad=False)
+        set_spec(node, spec)
+        value = Tensor(node, GhostTensor(spec))
+        self._by_ghost[id(value.ghost)] = value
+        return value
+
+    def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
+        raise Unsupported("B017", f"{source.text}, a tensor that only it uses")
+
+    def _ghost(self, value: Tensor | Number) -> Any:
+        if isinstance(value, Tensor) and self.home(value).graph is not self.graph:
+            self._lift(value)
+        return super()._ghost(value)
+
+    def _node(self, value: Tensor | Number) -> fx.Node:
+        return value.node if isinstance(value, Tensor) and self.home(value).graph is self.graph else self._lift(value)
+
+    def _lift(self, value: Tensor | Number) -> fx.Node:
+        key: Any = id(value) if isinstance(value, Tensor) else meaning(value.symbolic)
+        if key not in self.lifted:
+            self.lifted[key] = value
+            self._inner[key] = node = self._placeholder(value.node.name if isinstance(value, Tensor) else "number")
+            set_spec(node, tensor_spec(value.node) if isinstance(value, Tensor) else NumberSpec(key))
+        return self._inner[key]
+
+    def inner(self, value: Tensor) -> fx.Node:
+        """The node that yields a tensor of either graph in this one."""
+        return self._node(value)
+
+    def written_outside(self) -> list[Tensor]:
+        """Tensors of the outer graph that were written; they are as they were before this is asked."""
+        found = [(value, before) for value, before in self._rewritten if id(value) in self.lifted]
+        for value, before in reversed(found):
+            value.node = before
+        return [value for value, _ in found]
+
+
+class LaterTape(Subtape):
+    """For code that runs when the engine calls it: in which grad mode is not known."""
+
+    def become(self, ambient: Ambient) -> None:
+        if ambient.grad != self.ambient.grad:
+            raise Unsupported("B013", "a grad mode")
+        super().become(ambient)
+
+    def rely_on_grad_mode(self) -> None:
+        raise Unsupported("B013", "a grad mode")
+
+
+class RegionTape(Subtape):
+    """For code that runs where it stands, and perhaps once more."""
+
+    def __init__(self, outer: Tape) -> None:
+        super().__init__(outer.ambient)
+        self._outer = outer
+        self.regions = outer.regions
+        self.inferred = outer.inferred
+        self.methods = outer.methods
+
+    def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
+        return self._outer.input(tensor, source, shape, stride)

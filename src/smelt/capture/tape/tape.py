@@ -1,0 +1,656 @@
+"""The graph under construction: tensor calls written down as `torch.fx` nodes and run on ghosts for their metadata.
+
+tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost f32[2, 3])
+"""
+
+import operator
+from collections.abc import Iterator as Iterating
+from collections.abc import Mapping as Mapped
+from collections.abc import Sequence as Many
+from dataclasses import field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._device import _device_constructors
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import held_by, is_own, method
+from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.source import Source
+from smelt.capture.model.values import (
+    Constant,
+    DeferredScalar,
+    LazyItem,
+    Mapping,
+    Number,
+    Object,
+    Sequence,
+    Slice,
+    Slots,
+    Tensor,
+    Value,
+    is_constant,
+    of_number,
+)
+from smelt.capture.tape.autograd_history import Histories, leaves_of
+from smelt.capture.tape.uniform_bounds import decided
+from smelt.ir.generators import Own
+from smelt.ir.nodes.ambient import Ambient, forget_casts, set_autocast
+from smelt.ir.nodes.checkpoint import Checkpoint
+from smelt.ir.nodes.custom_backward import Derivative
+from smelt.ir.symbolic_numbers import NumberWriter
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, spec_of_value, tensor_spec
+from smelt.meta.effects import is_random, quietly_written, raises
+from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
+from smelt.meta.nonleaf import computed
+from smelt.meta.symbolic_decomps import spell_out
+from smelt.symbolic.expressions import COMPUTED, Expression, ShapeEnv, Symbol, Undecided
+from smelt.symbolic.shapes import may_overlap
+from smelt.symbolic.symnode import Formula, as_number, is_symbolic
+
+# What makes a tensor of a shape and of numbers that are known before.
+_BEGINNINGS = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full, torch.tensor}
+)
+
+
+class Tape:
+    """An `fx.Graph` that grows as capture interprets, and can take back what one instruction added."""
+
+    def __init__(self, ambient: Ambient | None = None) -> None:
+        self.graph = fx.Graph()
+        self.inputs: dict[fx.Node, Source] = {}
+        self.place = ""
+        self.callers: tuple[tuple[str, int], ...] = ()  # of the current instruction, where somebody wants to know
+        self.called_from: dict[fx.Node, tuple[tuple[str, int], ...]] = {}
+        self.line = 0
+        self.writes = False
+        self._histories: dict[fx.Node, tuple[Any, Any]] = {}
+        self.only_apart = False  # whether the graph is right only where inputs lie apart: see `Care`
+        self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
+        self.draws = False  # whether an operator draws random numbers
+        self.raises = False  # whether an operator raises for some values
+        self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
+        self._quietly: dict[int, Any] = {}  # ghosts that are written without a count
+        self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
+        self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
+        self.ambient = ambient or Ambient.now()  # what the captured code has made of it
+        self._entry = self.ambient
+        self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
+        self._heeded = self.ambient  # what the nodes so far have made of it
+        self._before = (self.ambient, self.ambient)
+        self.regions: dict[fx.Graph, Region] = {}
+        self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
+        self.once = False  # whether what is captured says of itself that it cannot be differentiated
+        self.texts = False  # whether a string is still to be made of a tensor's numbers
+        self._last_input: fx.Node | None = None
+        self._by_ghost: dict[int, Tensor] = {}
+        self._items: dict[Any, fx.Node] = {}
+        self._written: dict[fx.Node, list[int]] = {}  # the ghosts that a node writes, by their ids
+        self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a ghost which is written
+        self._met: dict[int, list[tuple[fx.Node, Tensor]]] = {}
+        self.histories = Histories()
+        self._places: dict[Source, fx.Node] = {}
+        self._numbers = NumberWriter(self.graph, self._number, lambda node: self._added.append(node))
+        self._added: list[fx.Node] = []
+        self._rewritten: list[tuple[Tensor, fx.Node]] = []
+
+    def release(self) -> None:
+        """Let go of the program's tensors now: a tape holds on to itself, and the collector is slow."""
+        for met in self._met.values():
+            for _, value in met:
+                value.real = value.state = None
+        for table in (self._met, self._by_ghost, self._data, self._made_leaves, self.inputs, self._places, self.lifted):
+            table.clear()
+
+    def begin(self) -> None:
+        """A new instruction starts: from here `rollback_to` undoes."""
+        if self._added or self._rewritten:
+            self._added.clear()
+            self._rewritten.clear()
+        self._before = (self.ambient, self._heeded)
+
+    @property
+    def computes(self) -> bool:
+        """Whether anything is computed yet."""
+        return any(node.op != "placeholder" for node in self.graph.nodes)
+
+    @property
+    def grew(self) -> bool:
+        """Whether nodes were added since `begin`."""
+        return bool(self._added)
+
+    def rollback_to(self) -> None:
+        """Erase the nodes added since `begin`, newest first."""
+        for value, before in reversed(self._rewritten):
+            value.node = before
+        for node in reversed(self._added):
+            self.graph.erase_node(node)
+        self._numbers.forget(self._added)
+        self._added.clear()
+        ambient, self._heeded = self._before
+        self.become(ambient)
+
+    def _placeholder(self, text: str) -> fx.Node:
+        """A new input of the graph, behind those there are."""
+        first = next(iter(self.graph.nodes), None)
+        name = "".join(letter if letter.isalnum() else "_" for letter in text).strip("_") or "input"
+        after = self._last_input
+        with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+            node.target = node.name  # self.a.b and self.a_b are two inputs
+        self._last_input = node
+        return node
+
+    def _input(self, source: Source) -> fx.Node:
+        node = self._placeholder(source.text)
+        self.inputs[node] = source
+        self._places[source] = node
+        return node
+
+    def _number(self, leaf: Symbol | Formula) -> fx.Node:
+        """The node of a size or a stride of an input, or the placeholder of a number from outside."""
+        source, what, dim = leaf.origin
+        if what != "number":
+            node = self._method(what, self._places[source], dim)
+            self._added.append(node)
+            return node
+        if source not in self._places:
+            set_spec(self._input(source), NumberSpec(Expression.of(leaf) if isinstance(leaf, Symbol) else leaf))
+        return self._places[source]
+
+    def _method(self, name: str, *args: Any) -> fx.Node:
+        if self._is_replaced(name, Constant(None)):
+            return self.graph.call_function(method(name), args)
+        return self.graph.call_method(name, args)
+
+    def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
+        """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
+        self._refuse_two_kinds(tensor, 1)
+        node = self._input(source)
+        spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
+        set_spec(node, spec)
+        ghost: Any = GhostTensor(spec)
+        if spec.requires_grad and not tensor.is_leaf:
+            ghost = computed(ghost, lambda: GhostTensor(replace(spec, requires_grad=False)))
+        value = Tensor(node, ghost, type(tensor), tensor, source=source)
+        self._by_ghost[id(value.ghost)] = value
+        self._histories[node] = (ghost, ghost.grad_fn)
+        met = self._met.setdefault(id(tensor), [])
+        value.state = met[0][1].state if met else None
+        met.append((node, value))
+        return value
+
+    def change(self, leaf: Tensor, slots: Slots) -> None:
+        """A leaf from outside becomes another tensor when the graph has run, by whatever name it is known."""
+        for _, each in self._met[id(leaf.real)]:
+            each.state = slots
+
+    def leads_to(self, leaf: Any) -> bool:
+        """Whether a backward from something that the graph computed comes to a leaf, and is still possible."""
+        made = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
+        return self.histories.lead_to(made, leaf)
+
+    def _refuse_two_kinds(self, tensor: torch.Tensor | None, names: int) -> None:
+        """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
+        has a ghost of its own until the graph is whole, and the others do not know."""
+        met = self._met.get(id(tensor), ()) if tensor is not None else ()
+        if len(met) >= names and any(is_otherwise(node, value.ghost) for node, value in met):
+            raise Unsupported("B015", "A write to a tensor that has another name")
+
+    def value_of(self, ghost: Any) -> Tensor | None:
+        """The tensor that a ghost stands for."""
+        return self._by_ghost.get(id(ghost))
+
+    def spent(self, value: Tensor) -> fx.Node | None:
+        """A tensor without its history, if a backward has freed that; None if it has it still."""
+        if not value.ghost.requires_grad or not self.histories.is_spent(value.ghost):
+            return None
+        node = self._method("detach", self.home(value))
+        set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
+        return node
+
+    def begin_with(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
+        """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
+        new input, and the call that makes it, of constants and inputs."""
+        written = () if value.ghost.requires_grad else self._names.get(id(value.ghost), ())
+        made = [node for node in written if node.op == "call_function" and node.target in _BEGINNINGS]
+        if len(made) != 1 or made[0].graph is not self.graph or made[0] in self.inferred:
+            return None
+        call = (made[0].target, made[0].args, dict(made[0].kwargs))
+        given = (*call[1], *call[2].values())
+        if "out" in call[2] or not all(node in self.inputs and node in given for node in made[0].all_input_nodes):
+            return None
+        node = self._placeholder(made[0].name)
+        set_spec(node, spec_of(made[0]))
+        made[0].replace_all_uses_with(node)
+        self.graph.erase_node(made[0])
+        self._histories[node] = (value.ghost, value.ghost.grad_fn)
+        return node, *call
+
+    def met_again(self) -> list[list[tuple[fx.Node, Tensor]]]:
+        """Tensors from outside, each as often as it was met: the input it was made, and what it was known as."""
+        return list(self._met.values())
+
+    def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
+        if self.ambient.devices and opcode == "call_function" and target in _device_constructors():
+            given = kwargs.get("device", Constant(None))
+            if isinstance(given, Constant) and given.value is None:
+                kwargs = {**kwargs, "device": Constant(self.ambient.devices[-1])}
+        if target in ("new", torch.Tensor.new) and len(args) == 2:
+            size = args[1]
+            if isinstance(size, Sequence) and size.kind is torch.Size:
+                args = (args[0], *size.items)  # other tuples are data to it, and in a graph there are no others
+        ghosts = [_convert(value, self._ghost) for value in args]
+        named = {name: _convert(value, self._ghost) for name, value in kwargs.items()}
+        seen = [(tensor, tensor._version) for tensor in _ghosts_in((*ghosts, *named.values()))]
+        result = self._run(opcode, target, ghosts, named)
+        written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
+        if self.inferred:
+            self._keep_apart(target, [tensor for tensor, _ in seen], written, result)
+        for value in written:
+            self._refuse_two_kinds(value.real, 2)
+        if written and self.texts:
+            raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
+        known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
+        if known is not None and not written:
+            return known  # x.contiguous() of a contiguous x is x
+        if not (args or kwargs) and is_constant(result):
+            raise Unsupported("B002", _name_of(target))  # it answers from the process, which no guard asks
+        if not written and is_constant(result) and result is not None:
+            return Constant(result)
+        if not written and is_symbolic(result):
+            return of_number(result)
+        if not written and isinstance(result, torch.Size):
+            return Sequence(torch.Size, [of_number(size) for size in result])
+        if result is None and seen and not written:
+            raise Unsupported("B002", _name_of(target))  # it does something, and not to a tensor
+        node = self._record(opcode, target, args, kwargs, result)
+        if isinstance(result, GhostTensor) and result.requires_grad and result.is_leaf and known is None:
+            self._note_leaf(result)
+        if target is getattr and ghosts[1] == "data":
+            assert isinstance(args[0], Tensor)
+            self._data[id(result)] = (result, args[0])
+        for value in (*written, *self._beneath(written)):
+            self.writes = True
+            self._written.setdefault(node, []).append(id(value.ghost))
+            self._names.setdefault(id(value.ghost), set()).update((value.node, node))
+            if value.ghost is result:
+                self._yield_from(value, node)
+        return self._wrap(result, node)
+
+    def require(self, test: Value, text: str) -> None:
+        """The graph fails, with everything undone, where `test` is false."""
+        self.may_raise()
+        self._record("call_function", torch.ops.aten._assert_async.msg, (test, Constant(text)), {}, None)
+
+    def item(self, value: Tensor, world: ShapeEnv) -> Number:
+        """The float that a tensor of one element holds when the graph comes to this place."""
+        node = self._record("call_method", "item", (value,), {}, None)
+        leaf = Formula(None, (), 2.0, f"{value.node.name}.item()", COMPUTED)
+        set_spec(node, NumberSpec(leaf))
+        self._numbers.given(leaf, node)
+        self._items[leaf] = node
+        return Number(leaf.example, symbolic=as_number(world, leaf))
+
+    def item_of(self, leaf: Any) -> fx.Node:
+        """The node that yields a number which the graph takes out of a tensor."""
+        if leaf not in self._items:
+            raise Unsupported("B003", "a number that is given at each call, and one that is computed")
+        return self._items[leaf]
+
+    def written_by(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes that yield a tensor which this node writes."""
+        return {each for ghost in self._written.get(node, ()) for each in self._names.get(ghost, ())}
+
+    def tie(
+        self, target: Derivative, outputs: list[Value], others: list[Tensor | Number], inputs: list[Tensor]
+    ) -> list[Value]:
+        """From here on the outputs are what `target` yields: the same objects, known to autograd, but for inputs that
+        are outputs too, of which it yields views."""
+        args: tuple[Value, ...] = (Sequence(tuple, list(outputs)), Sequence(tuple, list(others)), *inputs)
+        result = self._run("call_function", target, [_convert(value, self._ghost) for value in args], {})
+        node = self._record("call_function", target, args, {}, result)
+        tied: list[Value] = []
+        for value, ghost in zip(outputs, result, strict=True):
+            if isinstance(value, Tensor):
+                part = self.graph.call_function(operator.getitem, (node, len(tied)))
+                set_spec(part, spec_of_value(ghost))
+                self._added.append(part)
+                if ghost is value.ghost:
+                    self._yield_from(value, part)
+                else:
+                    value = self._wrap(ghost, part)
+            tied.append(value)
+        return tied
+
+    def region(self, target: Checkpoint, tape: "Tape") -> None:
+        """One node for what `tape` recorded. Which of its tensors the graph needs turns out as they are used."""
+        args = tuple(tape.lifted.values())
+        node = self._record("call_function", target, args, {}, ())
+        self.regions[tape.graph] = Region(self, node, tape.graph)
+        self._made_leaves |= tape._made_leaves
+
+    def home(self, value: Tensor) -> fx.Node:
+        """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
+        while value.node.graph is not self.graph and value.node.graph in self.regions:
+            region = self.regions[value.node.graph]
+            region.owner._yield_from(value, region.result(value.node))
+        return value.node
+
+    def close_regions(self) -> None:
+        """No more results will be asked for."""
+        for region in self.regions.values():
+            region.close()
+
+    def _yield_from(self, value: Tensor, node: fx.Node) -> None:
+        self._rewritten.append((value, value.node))
+        if value.node in self.inferred:
+            self.inferred.add(node)
+        value.node = node
+
+    def _ghost(self, value: Tensor | Number) -> Any:
+        """What stands for a tensor, or for a number that may change, where an operator is run for its metadata."""
+        if not isinstance(value, Tensor):
+            return value.symbolic
+        self._by_ghost.setdefault(id(value.ghost), value)
+        return value.ghost
+
+    def _operand(self, value: Tensor | Number) -> fx.Node:
+        if isinstance(value, Tensor) and value.state is not None and value.state.is_other:
+            raise Unsupported("B015", "Tensor.data = … or requires_grad_(), before a tensor is used again,")
+        return self._node(value)
+
+    def _node(self, value: Tensor | Number) -> fx.Node:
+        """The node of this graph that yields it."""
+        return self.home(value) if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
+
+    def decided(self, value: Tensor) -> bool | None:
+        """The truth of a tensor if it does not depend on what running will yield."""
+        return decided(value, self._by_ghost)
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether a tensor from outside, or a view of one, is written."""
+        by_views = (value.source is not None and value.ghost._version > 0 for value in self._by_ghost.values())
+        return any(by_views) or bool(self.written())
+
+    @property
+    def acts(self) -> bool:
+        """Whether the graph runs even if nobody wants its results."""
+        return self.writes or self.draws or self.raises
+
+    def may_raise(self) -> None:
+        """The operator that comes now raises for some values: what is written by then may have to be undone."""
+        self.raises = True
+        self.at_risk |= self.written()
+
+    def require_grad(self, value: Tensor, wanted: bool) -> None:
+        """`requires_grad_` of a tensor that the graph computes, which has no history."""
+        self._run("call_method", "requires_grad_", [value.ghost, wanted], {})
+        node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
+        self._yield_from(value, node)
+        self._note_leaf(value.ghost)
+
+    def _note_leaf(self, ghost: Any) -> None:
+        self._made_leaves.setdefault(id(ghost), (ghost, Slots({"grad": Constant(None)})))
+
+    def gradient_slots(self, value: Tensor) -> Slots | None:
+        """The `.grad` of a leaf that the graph makes; None for any other tensor."""
+        found = self._made_leaves.get(id(value.ghost))
+        return None if found is None else found[1]
+
+    def hands_out_leaves(self, outputs: Many[fx.Node]) -> bool:
+        """Whether a leaf that the graph makes comes out of it, or something that leads to no other leaves. Where others
+        are led to as well, nobody can see whether a gradient reaches one that has gone."""
+        nodes = set(outputs) if self._made_leaves else set()
+        handed = [value.ghost for value in self._by_ghost.values() if value.node in nodes and value.ghost.requires_grad]
+        if any(id(ghost) in self._made_leaves for ghost in handed):
+            return True
+        return any(all(id(leaf) in self._made_leaves for leaf in leaves_of([ghost])) for ghost in handed)
+
+    def is_data(self, value: Value, of: Tensor) -> bool:
+        """Whether a value is what `.data` of a tensor yielded."""
+        found = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
+        return found is not None and found[1].ghost is of.ghost
+
+    def is_given_twice(self, out: Tensor, args: Many[Value], pointwise: bool) -> bool:
+        """Whether memory that a call is to write is among what it reads, or has elements that it shows more than once.
+        Element by element, a tensor may be written in its own place."""
+        if may_overlap(tuple(out.ghost.shape), out.ghost.stride()):
+            return True
+        read = _ghosts_in(tuple(_convert(value, self._ghost) for value in args))
+        memory = self._memory(out.ghost)
+        return any(self._memory(each) is memory for each in read if not (pointwise and each is out.ghost))
+
+    def _memory(self, ghost: GhostTensor) -> Any:
+        """The tensor that all views of one memory are views of, `.data` included."""
+        whole = _whole(ghost)
+        while id(whole) in self._data:
+            whole = _whole(self._data[id(whole)][1].ghost)
+        return whole
+
+    def _beneath(self, written: list[Tensor]) -> list[Tensor]:
+        """The tensors that are written by way of their `.data`, whose version tells nothing."""
+        found = []
+        for value in written:
+            while (id(whole := _whole(value.ghost))) in self._data:
+                value = self._data[id(whole)][1]
+                self.writes_quietly(value.ghost)
+                found.append(value)
+        return found
+
+    def writes_quietly(self, tensor: Any) -> None:
+        """A tensor is written, of which its version will tell nothing."""
+        whole = _whole(tensor)
+        self._quietly[id(whole)] = whole
+
+    def written(self) -> set[fx.Node]:
+        """Inputs that are written, by themselves or by a view."""
+        found = self._histories.items()
+        return {node for node, (ghost, _) in found if ghost._version or id(ghost) in self._quietly}
+
+    def rebased(self) -> set[fx.Node]:
+        """Inputs that are written with gradients: they have another history than they came with."""
+        return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
+
+    def is_as_at_first(self) -> bool:
+        """Whether the state of the process is the one that the captured code was entered in."""
+        return self.ambient == self._entry
+
+    def become(self, ambient: Ambient) -> None:
+        """The nodes that follow run under this grad mode and this autocast."""
+        if ambient != self.ambient:
+            self.ambient = ambient
+            replace(ambient, grad=ambient.records).impose()
+
+    def rely_on_grad_mode(self) -> None:
+        """The grad mode is read; it is guarded."""
+
+    def _is_inferred(self, ghost: GhostTensor) -> bool:
+        """Whether a new tensor is one of inference mode: made in it, and no view of one that was not."""
+        known = self._by_ghost.get(id(ghost._base))  # there may be one that only an operator has seen
+        if known is None:
+            return self.ambient.inference and not self._entry.inference
+        return known.node in self.inferred
+
+    def _keep_apart(self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any) -> None:
+        """Outside inference mode, tensors made in it may neither be written nor be part of what autograd records."""
+        known = [self._by_ghost[id(ghost)] for ghost in used if id(ghost) in self._by_ghost]
+        if self.ambient.inference or not any(value.node in self.inferred for value in known):
+            return
+        if written or any(ghost.requires_grad for ghost in _ghosts_in((result,))):
+            raise Unsupported("B021", _name_of(target))
+
+    def forget_casts(self) -> None:
+        """The outermost autocast block was left."""
+        forget_casts()
+        self._added.append(self.graph.call_function(forget_casts))
+
+    def heed(self, wanted: Ambient) -> None:
+        """Nodes that lead from the state the graph is in to `wanted`; only where needed: an empty block is no node."""
+        heeded, self._heeded = self._heeded, wanted
+        if wanted.records != heeded.records:
+            self._added.append(self.graph.call_function(torch._C._set_grad_enabled, (wanted.records,)))
+        for cast, before in zip(wanted.casts, heeded.casts, strict=True):
+            if cast != before or wanted.cached != heeded.cached:
+                self._added.append(self.graph.call_function(set_autocast, (*cast, wanted.cached)))
+
+    def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
+        try:
+            function = method(target) if opcode == "call_method" else target
+            made = spell_out(function, ghosts, named)
+            return function(*ghosts, **named) if made is NotImplemented else made
+        except (GhostError, Undecided) as unknowable:
+            raise Unsupported("B004", _name_of(target)) from unknowable
+        except Exception as error:
+            text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern
+            if any(phrase in text for phrase in _NEEDS_DATA):
+                raise Unsupported("B004", _name_of(target)) from error
+            raise Unsupported("B011", f"{_name_of(target)}: {type(error).__name__}: {text}") from error
+
+    def _record(
+        self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value], result: Any
+    ) -> fx.Node:
+        nodes = tuple(_convert(value, self._operand) for value in args)
+        named = {name: _convert(value, self._operand) for name, value in kwargs.items()}
+        self.heed(self.ambient)
+        if opcode == "call_method" and self._is_replaced(target, args[0]):
+            opcode, target = "call_function", method(target)
+        node = self.graph.create_node(opcode, target, nodes, named)
+        node.stack_trace = self.place
+        if self.callers:
+            self.called_from[node] = self.callers
+        set_spec(node, spec_of_value(result))
+        self._added.append(node)
+        return node
+
+    def _is_replaced(self, name: str, receiver: Value) -> bool:
+        """Whether the program has put something else in the place of a method of tensors; that it has not is relied
+        on, as a graph's text finds the method by its name."""
+        kind = receiver.kind if isinstance(receiver, Tensor) else torch.Tensor
+        if not is_own(held_by(kind, name)):
+            return True
+        self.methods.add((kind, name))
+        return False
+
+    def _wrap(self, result: Any, node: fx.Node) -> Value:
+        if isinstance(result, GhostTensor):
+            known = self._by_ghost.get(id(result))
+            if known is not None:
+                return known
+            value = Tensor(node, result)
+            self._by_ghost[id(result)] = value
+            if self._is_inferred(result):
+                self.inferred.add(node)
+            return value
+        if isinstance(result, tuple | list):
+            items = [self._item(item, node, position) for position, item in enumerate(result)]
+            return Sequence(type(result), items)
+        if is_constant(result) or is_symbolic(result):
+            return of_number(result)
+        raise Unsupported("B017", f"{_name_of(node.target)} yields a {type(result).__qualname__}")
+
+    def _item(self, item: Any, node: fx.Node, position: int) -> Value:
+        if not isinstance(item, GhostTensor | tuple | list):
+            return self._wrap(item, node)
+        part = self.graph.call_function(operator.getitem, (node, position))
+        set_spec(part, spec_of_value(item))
+        self._added.append(part)
+        return self._wrap(item, part)
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """A node that runs a graph of its own, whose results are named one by one."""
+
+    owner: Tape
+    node: fx.Node
+    graph: fx.Graph
+    results: list[fx.Node] = field(default_factory=list)
+    last: fx.Node | None = None
+
+    def result(self, inner: fx.Node) -> fx.Node:
+        """A new node of the outer graph for one that the region computes."""
+        with self.owner.graph.inserting_after(self.last or self.node):
+            self.last = self.owner.graph.call_function(operator.getitem, (self.node, len(self.results)))
+        set_spec(self.last, spec_of(inner))
+        self.results.append(inner)
+        return self.last
+
+    def close(self) -> None:
+        self.graph.output(tuple(self.results))
+        set_spec(self.node, tuple(tensor_spec(node) for node in self.results))
+
+
+_NEEDS_DATA = ("meta tensor", "1D meta Long tensor", "data is not allocated", "with symbolic sizes")
+"""What operators say of a tensor that is none, when they want to read it."""
+
+
+class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
+    """The mode that capture runs operators under: notes what they do besides yielding ghosts."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tape = tape
+
+    def __torch_dispatch__(
+        self, func: Any, types: Many[type], args: tuple[Any, ...] = (), kwargs: Mapped[str, Any] | None = None
+    ) -> Any:
+        if is_random(func):
+            self._tape.draws = True
+        if raises(func, args):
+            self._tape.may_raise()
+        for tensor in quietly_written(func, args):
+            self._tape.writes_quietly(tensor)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _whole(tensor: Any) -> Any:
+    """What a tensor is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
+    for value in values:
+        if isinstance(value, GhostTensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _ghosts_in(tuple(value))
+
+
+def _convert(value: Any, of_tensor: Any) -> Any:
+    """A value as a graph argument: plain Python all the way down, tensors and symbols as `of_tensor` says."""
+    if isinstance(value, Tensor) or (isinstance(value, Number) and value.symbolic is not None):
+        return of_tensor(value)
+    if isinstance(value, Constant):
+        return value.value
+    if isinstance(value, Sequence):
+        if any(isinstance(item, LazyItem) for item in value.items):
+            raise Unsupported("B017", "a container from outside as an operator's argument")
+        items = [_convert(item, of_tensor) for item in value.items]
+        return items if value.kind is list else tuple(items)
+    if isinstance(value, Slice):
+        return slice(_convert(value.start, of_tensor), _convert(value.stop, of_tensor), _convert(value.step, of_tensor))
+    if isinstance(value, Mapping):
+        return {key: _convert(item, of_tensor) for key, item in value.items.items()}
+    if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
+        return value.value
+    if isinstance(value, Object) and isinstance(value.value, Own):
+        return value.value
+    if isinstance(value, DeferredScalar):
+        raise Unsupported("B004", "Tensor.item")
+    raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
+
+
+def is_otherwise(node: fx.Node, ghost: Any) -> bool:
+    """Whether an input has become another kind of tensor than it came as."""
+    spec = tensor_spec(node)
+    came = spec.requires_grad, spec.shape, spec.stride
+    return came != (ghost.requires_grad, tuple(ghost.shape), tuple(ghost.stride()))

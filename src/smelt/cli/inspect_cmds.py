@@ -1,0 +1,125 @@
+"""Commands that look at one program: `smelt explain`, `verify`, `bisect`, `bench`."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import smelt
+from smelt.cli.example_spec import add_target, load
+from smelt.cli.run import Commands
+from smelt.explain.bisect import bisect
+
+
+def add_explain(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="what the compiler does with a program, and what to change in it; more on request",
+        epilog="example: smelt explain train.py:example",
+    )
+    add_target(parser)
+    parser.add_argument("--backend", default="llvm", help="backend of smelt.compile (default: llvm)")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="after the summary: break reasons with stacks, operators, kernels, saved values, guards, times",
+    )
+    parser.add_argument("--guards", action="store_true", help="after the summary: guards, in words and one by one")
+    parser.set_defaults(do=_explain)
+
+
+def _explain(given: argparse.Namespace) -> int:
+    target = load(given.target)
+    told = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
+    if given.full or given.guards:
+        print(told.text(full=given.full, guards=given.guards))
+    else:
+        told.show()
+    return 0
+
+
+def add_verify(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="whether every backend agrees with eager, forward and gradients; exit code 1 if not",
+        epilog="example: smelt verify train.py:example",
+    )
+    add_target(parser)
+    parser.set_defaults(do=_verify)
+
+
+def _verify(given: argparse.Namespace) -> int:
+    target = load(given.target)
+    found = smelt.verify(target.model, target.args, target.kwargs)
+    print(found)
+    return 0 if found.ok else 1
+
+
+def add_bisect(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bisect",
+        help="find the rewrite that makes a result wrong, and write a small program that shows it; then exit code 1",
+        epilog="example: smelt bisect train.py:example --out repro.py",
+    )
+    add_target(parser)
+    parser.add_argument("--out", default="smelt_repro.py", help="where the program is written (default: %(default)s)")
+    parser.set_defaults(do=_bisect)
+
+
+def _bisect(given: argparse.Namespace) -> int:
+    target = load(given.target)
+    culprit = bisect(target.model, target.args, target.kwargs, smelt.compile)
+    if culprit is None:
+        print("every graph of the program agrees with eager")
+        return 0
+    with open(given.out, "w", encoding="utf-8") as file:
+        file.write(culprit.source)
+    print(f"{culprit}\nwritten to {given.out}: run it with python")
+    return 1
+
+
+def add_bench(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="how fast a program runs compiled, beside eager",
+        epilog="example: smelt bench train.py:example --backward",
+    )
+    add_target(parser)
+    parser.add_argument("--backward", action="store_true", help="time forward and backward of the summed results")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure (default: %(default)s)")
+    parser.set_defaults(do=_bench)
+
+
+def _bench(given: argparse.Namespace) -> int:
+    target = load(given.target)
+    compiled = smelt.compile(target.model)
+
+    def once(function: Callable[..., Any]) -> float:
+        start = time.perf_counter()
+        result = function(*target.args, **target.kwargs)
+        if given.backward:
+            sum(part.sum() for part in _differentiable(result)).backward()  # type: ignore[union-attr]
+        return time.perf_counter() - start
+
+    once(target.model)
+    first = once(compiled)
+    times: dict[str, list[float]] = {"eager": [], "smelt": []}
+    end = time.perf_counter() + given.seconds
+    while time.perf_counter() < end or len(times["smelt"]) < 3:
+        times["eager"].append(once(target.model))
+        times["smelt"].append(once(compiled))
+    eager, ours = (statistics.median(times[name]) for name in ("eager", "smelt"))
+    print(f"eager {eager * 1e3:.3f} ms, smelt {ours * 1e3:.3f} ms: {eager / ours:.2f} times eager's speed")
+    print(f"first call, compiling included: {first:.2f} s; medians of {len(times['smelt'])} calls each, in turns")
+    return 0
+
+
+def _differentiable(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [part for item in value for part in _differentiable(item)] if isinstance(value, tuple | list) else []

@@ -1,0 +1,77 @@
+"""Commands about the installation: `smelt doctor`, `cache`, `info`."""
+
+import argparse
+import platform
+
+import torch
+
+import smelt
+from smelt.base.events import CHANNELS
+from smelt.base.options import Config, Options, config, describe
+from smelt.cli.run import Commands
+from smelt.explain.doctor import examine
+from smelt.runtime.cache import CacheStore, directory, open_store
+
+
+def add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="whether everything needed is there, by a small model compiled and checked; exit code 1 if not",
+        epilog="example: smelt doctor",
+    )
+    parser.set_defaults(do=_doctor)
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    healthy = True
+    for check in examine(smelt.compile):
+        healthy = healthy and check.good is not False
+        print(check)
+    print("all is well" if healthy else "something is missing: see the lines marked FAIL")
+    return 0 if healthy else 1
+
+
+def add_cache(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="the disk cache of compiled graphs",
+        epilog="example: smelt cache info",
+    )
+    parser.add_argument("action", choices=("info", "clear"), help="say where it is and what it holds, or empty it")
+    parser.set_defaults(do=_cache)
+
+
+def _cache(given: argparse.Namespace) -> int:
+    """Works on the cache's directory whether or not compiling uses it just now."""
+    store = CacheStore(directory(), config.disk_cache_limit)
+    if given.action == "clear":
+        print(f"deleted {store.clear()} files from {store.directory}")
+        return 0
+    usage = store.usage()
+    print(f"directory: {usage.directory}")
+    print(f"graphs and captures: {usage.files}")
+    print(f"size: {usage.bytes / 1e6:.1f} MB of at most {usage.limit / 1e6:.0f} MB")
+    print(f"in use: {'yes' if open_store() is not None else 'no'}")
+    return 0
+
+
+def add_info(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "info", help="versions, backends, options and log channels", epilog="example: smelt info"
+    )
+    parser.set_defaults(do=_info)
+
+
+def _info(given: argparse.Namespace) -> int:
+    print(f"smelt {smelt.__version__}, torch {torch.__version__}")
+    print(f"Python {platform.python_version()} on {platform.machine()}")
+    print(f"threads: {torch.get_num_threads()}")
+    print("backends: " + ", ".join(smelt.list_backends()))
+    print("log channels (SMELT_LOGS=…):")
+    for name, text in CHANNELS.items():
+        print(f"  {name:20} {text}")
+    for title, kind in (("options of smelt.compile(options={…}):", Options), ("settings of smelt.config:", Config)):
+        print(title)
+        for name, default, doc in describe(kind):
+            print(f"  {name:20} {doc} (default {default!r})")
+    return 0

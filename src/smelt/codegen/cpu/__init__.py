@@ -1,0 +1,1 @@
+"""The CPU: schedules, loop nests, threads, and the rewrites that make them fast."""

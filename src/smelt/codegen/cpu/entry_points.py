@@ -1,0 +1,105 @@
+"""The functions round a kernel's loops: the entry callers use, and the part of the points that one thread runs.
+
+    k0(buffers, threads, workspace)     smelt.launch(k0.part, …), then for folds over rows k0.finish
+      k0.part(…, first, last, ends)     the points first up to last, in a workspace of its own
+
+`smelt.launch` is C (`csrc/runner/parallel.c`): it divides the points into chunks and has each run by some thread.
+"""
+
+from collections.abc import Sequence
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.loop_nest import Body
+from smelt.codegen.cpu.schedule import SchedulePlan, Split
+from smelt.codegen.cpu.workspace import WorkspaceLayout
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.runtime_sizes import RuntimeParam, Sizes
+from smelt.device import Target
+from smelt.symbolic.expressions import SizeGuard
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import greater, lesser
+from smelt.torch_abi.symbols import LAUNCH
+
+_DECLARE_LAUNCH = f"declare i64 @{LAUNCH}(ptr, ptr, ptr, i64, i64, i64, i64)"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCode:
+    """LLVM text of one kernel: its functions, and what they need declared or defined once per module."""
+
+    functions: str
+    declarations: frozenset[str]
+    helpers: tuple[tuple[str, str], ...]
+    per_thread_workspace: Size
+    sizes: tuple[RuntimeParam, ...] = ()  # what the code is told at each launch
+    facts: tuple[SizeGuard, ...] = ()  # what it relies on of them
+
+
+def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
+    """The functions of a planned kernel under the name `symbol`."""
+    sizes = Sizes(len(plan.kernel.parameters))
+    ways = [(symbol, plan, WorkspaceLayout.of(plan))]
+    while (otherwise := ways[-1][1].otherwise) is not None:
+        ways.append((f"{symbol}.way{len(ways)}", otherwise, WorkspaceLayout.of(otherwise)))
+    workspace = ways[0][2].size
+    for _, _, layout in ways[1:]:
+        workspace = greater(workspace, layout.size)
+    builders = []
+    texts = []
+    for name, each, layout in ways:
+        part = Builder(target, name, sizes)
+        Body.of(part, each, layout).write()
+        builders.append(part)
+        signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
+        texts += [part.pool_text, _function(signature, part)]
+    combine = plan.split in (Split.ROWS, Split.PLACES) and bool(plan.accumulators)
+    if combine:
+        finish = Builder(target, symbol, sizes)
+        _write_finish(finish, plan, ways[0][2], workspace)
+        builders.append(finish)
+        texts.append(_function(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
+    entry = Builder(target, symbol, sizes)
+    _write_entry(entry, [(name, each) for name, each, _ in ways], workspace, combine=combine)
+    texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
+    declarations = frozenset({_DECLARE_LAUNCH}).union(*(builder.declared for builder in builders))
+    helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
+    return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.told))
+
+
+def _function(signature: str, b: Builder, *, label: bool = True) -> str:
+    body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*b.prologue, *b.lines))
+    head = "entry:\n" if label else ""
+    order = f' "tune-cpu"="{b.target.tune_cpu}"' if b.target.tune_cpu else ""
+    return f"define {signature}{order} {{\n{head}{body}\n}}\n"
+
+
+def _write_finish(b: Builder, plan: SchedulePlan, layout: WorkspaceLayout, workspace: Size) -> None:
+    body = Body.of(b, plan, layout)
+    body.load_pointers()
+    body.finish((LlvmValue("%chunks", "i64"), workspace))
+    b.emit("ret void")
+
+
+def _write_entry(b: Builder, ways: Sequence[tuple[str, SchedulePlan]], workspace: Size, *, combine: bool) -> None:
+    """Launch the first of `ways` that the extents are long enough for."""
+    part, most, extent = _way(b, *ways[-1])
+    for name, plan in reversed(ways[:-1]):
+        fits = LlvmValue("true", "i1")
+        for size, least in plan.needs:
+            fits = b.and_(fits, b.icmp("sge", b.const("i64", size), least))
+        better = _way(b, name, plan)
+        part, most, extent = (
+            b.op(f"select {fits}, {one}, {other}", one.kind, 1)
+            for one, other in zip(better, (part, most, extent), strict=True)
+        )
+    shared = f"i64 %threads, {most}, {extent}, {b.const('i64', workspace)}"
+    b.emit(f"%chunks = call i64 @{LAUNCH}({part}, ptr %buffers, ptr %workspace, {shared})")
+    if combine:
+        b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %workspace, i64 %chunks)")
+    b.emit("ret void")
+
+
+def _way(b: Builder, name: str, plan: SchedulePlan) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+    """What the launcher is told: the part, how many threads at most, and what is shared out."""
+    most = lesser(plan.threads, plan.extent)
+    return LlvmValue(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)

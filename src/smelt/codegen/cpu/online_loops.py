@@ -1,0 +1,153 @@
+"""Writes the loops of `online`: block by block a maximum, then the powers below it, and what they come to for the row.
+
+    b0: m = 3, s = Σ exp(v - 3)      b1: m = 5, s = s · exp(3 - 5) + Σ exp(v - 5)      …      s as a float32, at the end
+
+The sum is a float64, and so is the factor that moves it to another maximum: it may be moved any number of times. Blocks
+without anything above -inf are relative to the lowest number, from which it is infinitely far: it adds nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
+from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.llvm import reductions
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math import FLOAT64, OF_NEGATIVE
+from smelt.ir.kernel import Instruction, Load, Reduce, Scan, Stage
+from smelt.symbolic.shapes import Size
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(slots=True)
+class Fold:
+    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
+    along lanes: what it has come to."""
+
+    instruction: Reduce | Scan
+    dtype: torch.dtype
+    partial: LlvmValue
+    wide: LlvmValue | None = None
+
+
+class LoopWriter(Protocol):
+    """What writes the loops of a kernel, as far as the loops here need it."""
+
+    b: Builder
+    plan: SchedulePlan
+    lanes: int
+    values: dict[str, LlvmValue]
+    pointers: dict[str, str]
+    ahead: list[Load]
+    before_block: Callable[[LlvmValue], None] | None
+
+    def number(self, value: Size) -> LlvmValue: ...
+    def enter(self, stage: Stage) -> list[Instruction]: ...
+    def attend(self, stage: Stage, ahead_by: int = 0) -> None: ...
+    def loop_stage(self, stage: Stage) -> None: ...
+    def start(self, instruction: Reduce) -> Fold: ...
+    def has_tail(self) -> bool: ...
+    def run(
+        self, inside: list[Instruction], name: str, first: LlvmValue, last: LlvmValue, started: list[Fold]
+    ) -> None: ...
+    def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None: ...
+
+
+Write = Callable[[Fold], None]  # a loop that folds, or the rest of it
+
+
+class OnlineFolds:
+    """The state of writing the loops of one row."""
+
+    def __init__(self, body: LoopWriter, found: Online) -> None:
+        self.body = body
+        self.found = found
+        self.b: Builder = body.b
+        self.block = block_of(body.plan.lanes)
+        self.axis = body.plan.kernel.cols[0]
+        self.largest = self.b.const("f32", -math.inf)
+        self.sum = self.b.const("f64", 0.0)
+
+    def write(self, stage: Stage) -> None:
+        if stage is self.found.first:
+            self._both_loops()
+        elif stage is self.found.second:
+            self._settle()
+        else:
+            self.body.before_block = self._make_good
+            self.body.loop_stage(stage)
+            self.body.before_block = None
+
+    @property
+    def _full(self) -> LlvmValue:
+        return self.body.number(self.axis.size // self.body.lanes * self.body.lanes)
+
+    def _both_loops(self) -> None:
+        body, b = self.body, self.b
+        values, powers = body.enter(self.found.first), body.enter(self.found.second)
+        b.open_loop()
+        loop = b.begin(body.number(0), self._full, self.block, (self.largest, self.sum), guard=False)
+        self.largest, self.sum = loop.values
+        stop = b.intrinsic("llvm.smin", b.add(loop.index, self.block), self._full)
+        body.attend(self.found.first)
+        body.ahead = []  # it was asked for while the powers of the block before were computed
+        self._raise(lambda peak: body.run(values, self.axis.name, loop.index, stop, [peak]), loop.index)
+        body.attend(self.found.second, self.block)
+        self._add(lambda total: body.run(powers, self.axis.name, loop.index, stop, [total]))
+        self.largest, self.sum = loop.end(self.largest, self.sum)
+        if body.has_tail():
+            body.ahead = []
+            self._raise(lambda peak: body.tail(values, self.axis.name, self.axis.size, [peak]), self._full)
+            self._add(lambda total: body.tail(powers, self.axis.name, self.axis.size, [total]))
+        b.close_loop()
+        body.values[self.found.peak.out] = self.largest
+        body.lanes = 1
+
+    def _raise(self, fold: Write, column: LlvmValue) -> None:
+        """Make the largest value so far what powers are relative to, those before too."""
+        b, lanes = self.b, self.body.lanes
+        peak, before = self.body.start(self.found.peak), self.largest
+        # From one number: a vector would lie in registers all through the powers.
+        peak.partial = b.splat(self.largest, lanes)
+        fold(peak)
+        self.largest = reductions.fold_lanes(b, "max", torch.float32, peak.partial)
+        now = b.maximum(_LOWEST, self.largest)
+        apart = b.fsub(b.convert("fpext", before, "f64"), b.convert("fpext", now, "f64"))
+        self.sum = b.fmul(self.sum, OF_NEGATIVE["exp"](b, apart))
+        self.body.values[self.found.reference] = b.splat(now, lanes)
+        if self.found.third is not None:
+            b.store(now, self._reference_of(column))
+
+    def _add(self, fold: Write) -> None:
+        total = self.body.start(self.found.total)
+        fold(total)
+        narrow = reductions.fold_lanes(self.b, "sum", torch.float32, total.partial)
+        self.sum = self.b.fadd(self.sum, self.b.convert("fpext", narrow, "f64"))
+
+    def _settle(self) -> None:
+        """The sum relative to what the kernel says. Of an infinite maximum, that one power is all there is to it."""
+        b, values = self.b, self.body.values
+        peak, reference = (
+            b.convert("fpext", values[name], "f64") for name in (self.found.peak.out, self.found.reference)
+        )
+        infinite = b.fcmp("oeq", b.fabs(peak), math.inf)
+        total = b.fmul(b.select(infinite, 1.0, self.sum), FLOAT64["exp"](b, b.fsub(peak, reference)))
+        values[self.found.total.out] = b.convert("fptrunc", total, "f32")
+
+    def _reference_of(self, column: LlvmValue) -> str:
+        """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
+        number = self.b.binary("udiv", self.b.add(column, self.block - 1), self.block)
+        return self.b.element(self.body.pointers[REFERENCES], "f32", number)
+
+    def _make_good(self, column: LlvmValue) -> None:
+        """What the powers of a block are to be multiplied by, to be relative to the maximum of the row."""
+        b, peak = self.b, self.body.values[self.found.peak.out]
+        then = b.load(self._reference_of(column), "f32")
+        apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))
+        factor = b.convert("fptrunc", FLOAT64["exp"](b, apart), "f32")
+        self.body.values[FACTOR] = b.splat(factor, self.body.lanes)

@@ -1,0 +1,137 @@
+"""Two rows at a time, from the two halves of the rows: what both add to is read and written once, and memory is read
+at two places side by side.
+
+    rows(i:4096) cols(j:1024)                       rows(i:2048) cols(j:1024)
+      a = load x[1024*i + j]                          a = load x[1024*i + j]
+      w = load weight[j]                              a' = load x[1024*i + j + 2097152]
+      b = mul a, w                                    w = load weight[j]
+      accumulate sum y[j] = b                     →   b = mul a, w
+                                                      b' = mul a', w
+                                                      b+b' = add b, b'
+                                                      accumulate sum y[j] = b+b'
+
+Neighbouring rows would not do: each of the two would be read in pieces of a row with gaps between them, which nothing
+that guesses what is read next sees through.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from smelt.codegen.llvm.reductions import COMBINE
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import (
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Scan,
+    Stage,
+    Store,
+)
+from smelt.symbolic.symsize import known_equal
+
+
+def paired(kernel: Kernel) -> Kernel | None:
+    """`kernel` with row i done together with row i + n/2; None where n is odd or folds tell rows apart."""
+    if not kernel.rows or not known_equal(kernel.rows[-1].size % 2, 0):
+        return None
+    axis = kernel.rows[-1]
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
+    return None if any(axis.name in fold.index.axes for fold in folds) else _Pairing(kernel, axis).run()
+
+
+class _Pairing:
+    def __init__(self, kernel: Kernel, axis: Axis) -> None:
+        self.kernel = kernel
+        self.axis = axis
+        self.half = axis.size // 2
+        self.dtypes = value_dtypes(kernel)
+        self.inputs = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+        self.scratch = {buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH}
+        self.shared: set[str] = set()
+
+    def run(self) -> Kernel:
+        rows = (*self.kernel.rows[:-1], Axis(self.axis.name, self.half))
+        stages = tuple(
+            Stage(stage.loop, tuple(each for i in stage.body for each in self._both(i))) for stage in self.kernel.stages
+        )
+        second = tuple(replace(b, name=_second(b.name)) for b in self.kernel.buffers if b.role is Role.SCRATCH)
+        return replace(self.kernel, rows=rows, buffers=(*self.kernel.buffers, *second), stages=stages)
+
+    def _both(self, instruction: Instruction) -> Iterator[Instruction]:
+        """What an instruction becomes: itself where rows share it, else one for each of the two rows."""
+        if self._is_shared(instruction):
+            self.shared.add(instruction.out)  # type: ignore[union-attr]  # stores and folds are never shared
+            yield instruction
+        elif isinstance(instruction, Accumulate):
+            value, other = instruction.value, self._second(instruction.value)
+            both = f"{value}+{other}"
+            yield Compute(both, COMBINE[instruction.op], (value, other), self.dtypes[value])
+            yield replace(instruction, value=both)
+        else:
+            yield instruction
+            yield self._renamed(self._moved(instruction))
+
+    def _is_shared(self, instruction: Instruction) -> bool:
+        match instruction:
+            case Const():
+                return True
+            case Load(_, buffer, index):
+                return buffer in self.inputs and self.axis.name not in index.axes
+            case Gather(_, buffer, index, by):
+                fixed = buffer in self.inputs and self.axis.name not in index.axes
+                return fixed and self.shared.issuperset(value for value, _, _ in by)
+            case Position(_, index):
+                return self.axis.name not in index.axes
+            case Compute(_, _, args, _):
+                return self.shared.issuperset(args)
+            case Cast(_, value, _):
+                return value in self.shared
+        return False
+
+    def _moved(self, instruction: Instruction) -> Instruction:
+        """At the second of the two rows."""
+        if not isinstance(instruction, Load | Gather | Store | Position):
+            return instruction
+        index = instruction.index
+        further = self.half * index.stride(self.axis.name)
+        return replace(instruction, index=replace(index, offset=index.offset + further))
+
+    def _renamed(self, instruction: Instruction) -> Instruction:
+        match instruction:
+            case Compute(out, op, args, dtype):
+                return Compute(_second(out), op, tuple(map(self._second, args)), dtype)
+            case Cast(out, value, dtype):
+                return Cast(_second(out), self._second(value), dtype)
+            case Reduce(out, op, value):
+                return Reduce(_second(out), op, self._second(value))
+            case Scan(out, op, value):
+                return replace(instruction, out=_second(out), value=self._second(value))
+            case Load(out, buffer, index):
+                return Load(_second(out), self._own(buffer), index)
+            case Gather(out, buffer, index, by):
+                places = tuple((self._second(value), stride, extent) for value, stride, extent in by)
+                return Gather(_second(out), self._own(buffer), index, places)
+            case Store(buffer, index, value):
+                return Store(self._own(buffer), index, self._second(value))
+            case Position(out, index):
+                return Position(_second(out), index)
+        raise AssertionError(instruction)
+
+    def _second(self, name: str) -> str:
+        return name if name in self.shared else _second(name)
+
+    def _own(self, buffer: str) -> str:
+        return _second(buffer) if buffer in self.scratch else buffer
+
+
+def _second(name: str) -> str:
+    return f"{name}'"

@@ -1,0 +1,171 @@
+"""Scans: folds up to each point of an axis, whose loop runs in order and leaves behind what it has come to.
+
+    cumsum along the last of [64, 1000]      →  each row in vectors, added up lane by lane in f64
+    cumsum along the first of [1000, 256]    →  a line of 256 sums in f64, to which each line of the input is added;
+                                                in blocks of columns, which threads share out
+
+Where an axis is run along backwards, every index counts it from the other end: the loop is the same.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import dropwhile
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.llvm import reductions
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Index,
+    Instruction,
+    Kernel,
+    Position,
+    Reduce,
+    Role,
+    Running,
+    Scan,
+    Stage,
+    neutral,
+)
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+_BLOCK = (64, 512)  # columns of a block: enough for vectors, few enough for their sums to stay in the nearest cache
+_ROWS = 16  # with as many rows, threads have enough to share out
+
+
+def scans(kernel: Kernel) -> list[Scan]:
+    return [instruction for instruction in kernel.instructions() if isinstance(instruction, Scan)]
+
+
+def scanned(kernel: Kernel) -> frozenset[str]:
+    """The axes that something is folded along."""
+    return frozenset(scan.axis for scan in scans(kernel))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The private array that one scan leaves its folds in: an element for each point of the axes inside of its own."""
+
+    name: str
+    dtype: torch.dtype
+    index: Index
+    size: Size
+
+    @classmethod
+    def of(cls, scan: Scan, dtype: torch.dtype, cols: tuple[Axis, ...]) -> "State":
+        inside = list(dropwhile(lambda axis: axis.name != scan.axis, cols))[1:]
+        terms: list[tuple[str, Size]] = []
+        step: Size = 1
+        for axis in reversed(inside):
+            terms.insert(0, (axis.name, step))
+            step *= axis.size
+        return cls(f"{scan.out}.scan", fold_dtype(scan, dtype), Index(tuple(terms)), step)
+
+
+def fold_dtype(scan: Scan, dtype: torch.dtype) -> torch.dtype:
+    """What a scan is folded in, so that its error does not grow with the number of elements."""
+    return torch.float64 if scan.op in ("sum", "prod", "logaddexp") and dtype is torch.float32 else dtype
+
+
+# Rewrites that keep the kernel's meaning.
+
+
+def forwards(kernel: Kernel) -> Kernel:
+    """The same kernel without scans that run backwards."""
+    turned = {scan.axis for scan in scans(kernel) if scan.backwards}
+    if not turned:
+        return kernel
+    sizes = {axis.name: axis.size for axis in kernel.cols}
+
+    def change(instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Scan):
+            return replace(instruction, backwards=False)
+        if not isinstance(instruction, Access | Position):
+            return instruction
+        index = instruction.index
+        terms = tuple((name, -step if name in turned else step) for name, step in index.terms)
+        further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in turned), index.offset)
+        return replace(instruction, index=Index(terms, further))
+
+    return _changed(kernel, change)
+
+
+def in_blocks(kernel: Kernel) -> Kernel:
+    """The innermost axis cut into blocks, which are rows of their own, where there are few rows otherwise."""
+    if not scans(kernel) or kernel.cols[-1].name in scanned(kernel) or kernel.row_count >= _ROWS:
+        return kernel
+    if any(isinstance(i, Reduce | Accumulate) for i in kernel.instructions()):
+        return kernel
+    if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers) or not all(stage.loop for stage in kernel.stages):
+        return kernel
+    inner = kernel.cols[-1]
+    if is_symsize(inner.size):
+        return kernel
+    sides = [side for side in range(_BLOCK[0], min(_BLOCK[1], inner.size // 2) + 1) if inner.size % side == 0]
+    if not sides:
+        return kernel
+    block = Axis(f"{inner.name}.block", inner.size // max(sides))
+
+    def change(instruction: Instruction) -> Instruction:
+        if not isinstance(instruction, Access | Position) or inner.name not in instruction.index.axes:
+            return instruction
+        index = instruction.index
+        terms = ((block.name, index.stride(inner.name) * max(sides)), *index.terms)
+        return replace(instruction, index=Index(terms, index.offset))
+
+    cut = replace(kernel, rows=(*kernel.rows, block), cols=(*kernel.cols[:-1], Axis(inner.name, max(sides))))
+    return _changed(cut, change)
+
+
+def _changed(kernel: Kernel, change: Callable[[Instruction], Instruction]) -> Kernel:
+    return replace(kernel, stages=tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages))
+
+
+# Code.
+
+
+def run_lanes(
+    b: Builder, op: Running, dtype: torch.dtype, before: LlvmValue, value: LlvmValue
+) -> tuple[LlvmValue, LlvmValue]:
+    """Along the lanes: the folds up to each, and the one up to the last.
+
+    Each lane is folded with the one before it, then with the two before that, and so on; what comes before them all is
+    waited for only at the end.
+    """
+    if op == "logaddexp":
+        return _run_logs(b, before, value)
+    first = -0.0 if op == "sum" and dtype.is_floating_point else neutral(op, dtype)  # nothing is added to -0.0
+    for step in _steps(value):
+        value = reductions.run_on(b, op, dtype, _behind(b, value, step, first), value)
+    after = reductions.run_on(b, op, dtype, before, b.extract(value, value.lanes - 1))
+    return reductions.run_on(b, op, dtype, b.splat(before, value.lanes), value), after
+
+
+def _steps(value: LlvmValue) -> Iterator[int]:
+    step = 1
+    while step < value.lanes:
+        yield step
+        step *= 2
+
+
+def _behind(b: Builder, value: LlvmValue, step: int, first: float | bool) -> LlvmValue:
+    """Every lane moved on by `step`, with `first` in those before."""
+    nothing = b.const(value.kind, first, value.lanes)
+    order = b.ramp("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
+    return b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
+
+
+def _run_logs(b: Builder, before: LlvmValue, value: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+    """Logarithms of sums of exponentials, as pairs until the end: the largest, and what the others add to its one."""
+    most, rest = value, b.const(value.kind, 0.0, value.lanes)
+    for step in _steps(value):
+        most, rest = reductions.merge(b, most, rest, _behind(b, most, step, -math.inf), _behind(b, rest, step, -1.0))
+    most, rest = reductions.merge(b, most, rest, b.splat(before, value.lanes), b.const(value.kind, 0.0, value.lanes))
+    found = reductions.log_of_sum(b, most, rest)
+    return found, b.extract(found, value.lanes - 1)

@@ -1,0 +1,541 @@
+"""Kernel → `SchedulePlan`: how its loops run on a target. Every choice is made here; `loop_nest` only writes it out.
+
+    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
+    → rows() cols(j:32768), 16 lanes, split over cols
+
+Axes of extent one go, neighbours that every access walks as one are merged, a fold over rows that also folds over cols
+becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from enum import Enum
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.online_softmax import Online, online
+from smelt.codegen.cpu.row_pairing import paired
+from smelt.codegen.cpu.scans import fold_dtype, forwards, in_blocks, scanned
+from smelt.codegen.cpu.transpose_tiles import Tile, tiled
+from smelt.codegen.llvm.builder import SIGNED_LESS
+from smelt.codegen.llvm.math import FLOAT32
+from smelt.device import Target
+from smelt.ir.check_kernel import operands, value_dtypes
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Stage,
+    Store,
+)
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, known_equal
+
+# Work is counted in instructions per point; below a grain a second thread costs more than it saves.
+GRAIN = 1 << 16
+_FEW_ROWS = 64
+_UNITS_ENOUGH = 16
+_BLOCK_WORTH = 32
+BUCKETS = 1024  # places that are scattered to fall into so many, which threads share
+# Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
+_FETCH_LEAST, _FETCH_MOST = 256, 4096
+# Rows of a tile are read in pieces too short for the processor to guess the next: each is asked for so much earlier.
+_TILE_BYTES_AHEAD = 1536
+_EARLY_MOST = 1  # two arrays are read faster as they come: the slope of gelu at 0.73 of a copy for 0.66
+_COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
+_MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
+_MATH_COST = 16
+_LIGHT = ("exp", "ndtr", "sigmoid")  # functions that keep two or three values of a point at a time
+_LIGHT_MOST = 12  # instructions of a point, one of them such a function
+_LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the registers
+
+
+class Split(Enum):
+    """What is shared out between threads."""
+
+    UNITS = "units"  # points of the leading row axes, each with its accumulators
+    ROWS = "rows"  # points of all row axes; accumulators are combined at the end
+    COLS = "cols"  # blocks of lanes of the one col axis
+    TILES = "tiles"  # squares of a row axis and the col axis
+    PLACES = "places"  # where rows scatter to: a row is run by the part that its place belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The private array behind one `Accumulate`: a dense `index` over the axes it is kept for, in fold precision."""
+
+    instruction: Accumulate
+    axes: tuple[Axis, ...]
+    index: Index
+    dtype: torch.dtype
+    value_dtype: torch.dtype
+
+    @property
+    def blocked(self) -> bool:
+        """Whether rows are first summed in f32, a few at a time: half the memory traffic of summing each in f64."""
+        wide = self.dtype is not self.value_dtype and self.instruction.op == "sum"
+        return wide and hint(self.size) >= _BLOCK_WORTH
+
+    @property
+    def arrays(self) -> tuple[tuple[str, torch.dtype], ...]:
+        """The private arrays it is kept in, the one each row adds to last."""
+        name = self.instruction.buffer
+        whole = ((f"{name}.fold", self.dtype),)
+        return (*whole, (f"{name}.block", self.value_dtype)) if self.blocked else whole
+
+    @property
+    def size(self) -> Size:
+        return product(axis.size for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """A kernel in the shape its code will have. `units` counts the leading row axes that `Split.UNITS` shares out."""
+
+    kernel: Kernel
+    split: Split
+    units: int
+    lanes: int
+    threads: Size
+    accumulators: tuple[Accumulator, ...]
+    tile: Tile | None = None
+    otherwise: "SchedulePlan | None" = None
+    fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) asks memory for, for a row after it
+    fetched_rows: int = 1  # which row that is
+    online: Online | None = None  # loops that run as one
+
+    @property
+    def unit_axes(self) -> tuple[Axis, ...]:
+        return self.kernel.rows[: self.units]
+
+    @property
+    def inner_axes(self) -> tuple[Axis, ...]:
+        return self.kernel.rows[self.units :]
+
+    @property
+    def width(self) -> Size:
+        """Extent of the vector axis."""
+        return self.kernel.cols[-1].size if self.kernel.cols else 1
+
+    @property
+    def needs(self) -> tuple[tuple[Size, Size], ...]:
+        """Extents that vary, and what each must be at least; where one is not, `otherwise` is run."""
+        wanted = [(self.width, self.lanes)]
+        if self.tile is not None:
+            wanted += [(self.tile.down.size, self.tile.height), (self.tile.along.size, self.tile.width)]
+        return tuple(each for each in wanted if is_symsize(each[0]) and not known_at_least(*each))
+
+    @property
+    def extent(self) -> Size:
+        """How many points are shared out between threads."""
+        match self.split:
+            case Split.UNITS:
+                return product(axis.size for axis in self.unit_axes)
+            case Split.ROWS:
+                return self.kernel.row_count
+            case Split.COLS:
+                again = repeatable(self.kernel.stages[0].body)
+                return -(-self.width // self.lanes) if again else self.width // self.lanes
+            case Split.TILES:
+                return product(axis.size for axis in self.tile_axes)
+            case Split.PLACES:
+                return BUCKETS
+
+    @property
+    def tile_axes(self) -> tuple[Axis, ...]:
+        """What `Split.TILES` shares out: the rows outside of tiles, and the tiles' numbers."""
+        assert self.tile is not None
+        return (*self.kernel.rows[:-1], *self.tile.blocks)
+
+
+def plan(kernel: Kernel, target: Target) -> SchedulePlan:
+    """The schedule of `kernel` on `target`."""
+    kernel = _fold_rows_first(_without_unit_axes(forwards(kernel)))
+    pointwise = _is_pointwise(kernel)
+    kernel = _flattened(kernel) if pointwise else in_blocks(_ordered(kernel))
+    kernel, units = _units_first(kernel)
+    if target.pairs_rows and _only_folds_one_array(kernel):
+        kernel = paired(kernel) or kernel
+    kernel, as_one = online(kernel)
+    folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
+    accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
+    split = Split.ROWS if folds and not units else Split.UNITS
+    scatters = [instruction for instruction in kernel.instructions() if isinstance(instruction, Scatter)]
+    if scatters and not units and placing(kernel):
+        split = Split.PLACES
+    rows, cols = hint(kernel.row_count), hint(kernel.col_count)
+    if pointwise and rows < _FEW_ROWS and cols > rows:
+        split = Split.COLS
+    if not folds and not scatters:
+        units = len(kernel.rows)
+    # Rows that may meet at one place, and do not say beforehand which, are run by one thread.
+    useful = greater(1, _total_cost(kernel) // GRAIN) if units or not scatters or split is Split.PLACES else 1
+    lanes = _lanes(kernel, target)
+    turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
+    fetched = _fetched(kernel, target)
+    planned = SchedulePlan(kernel, split, units, lanes, useful, accumulators, fetched=fetched, online=as_one)
+    made = _or_otherwise(planned, lambda made: replace(made, lanes=1, fetched=()))
+    if turned is None:
+        return made
+    across = tuple(_streams(turned[0], turned[0].instructions())) if target.prefetch_next_row else ()
+    line = turned[1].width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
+    rows_ahead = -(-_TILE_BYTES_AHEAD // line)
+    in_tiles = SchedulePlan(turned[0], Split.TILES, units, lanes, useful, (), turned[1], None, across, rows_ahead)
+    return _or_otherwise(in_tiles, lambda _: made)
+
+
+def _or_otherwise(made: SchedulePlan, otherwise: Callable[[SchedulePlan], SchedulePlan]) -> SchedulePlan:
+    return replace(made, otherwise=otherwise(made)) if made.needs else made
+
+
+# Rewrites that keep the kernel's meaning.
+
+
+def _fold_rows_first(kernel: Kernel) -> Kernel:
+    """`accumulate sum b[0] = v` in a loop → `t = reduce sum v`, then `accumulate sum b[0] = t` once a row."""
+    cols = {axis.name for axis in kernel.cols}
+    stages: list[Stage] = []
+    for stage in kernel.stages:
+        body: list[Instruction] = []
+        after: list[Instruction] = []
+        for instruction in stage.body:
+            if stage.loop and isinstance(instruction, Accumulate) and not instruction.index.axes & cols:
+                out = f"{instruction.buffer}.{instruction.value}"
+                body.append(Reduce(out, instruction.op, instruction.value))
+                after.append(replace(instruction, value=out))
+            else:
+                body.append(instruction)
+        stages.append(Stage(stage.loop, tuple(body)))
+        if after:
+            stages.append(Stage(False, tuple(after)))
+    return replace(kernel, stages=tuple(stages))
+
+
+def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
+    """`kernel` with new axes; index terms of those that are gone are dropped."""
+
+    def fixed(instruction: Instruction) -> Instruction:
+        if not isinstance(instruction, Access | Position):
+            return instruction
+        terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
+        return replace(instruction, index=Index(terms, instruction.index.offset))
+
+    stages = tuple(Stage(stage.loop, tuple(map(fixed, stage.body))) for stage in kernel.stages)
+    return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
+
+
+def _without_unit_axes(kernel: Kernel) -> Kernel:
+    gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1} - scanned(kernel)
+    rows = [axis for axis in kernel.rows if axis.name not in gone]
+    cols = [axis for axis in kernel.cols if axis.name not in gone]
+    return _without_axes(kernel, gone, rows, cols) if gone else kernel
+
+
+def _indices(kernel: Kernel) -> list[Index]:
+    return [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
+
+
+def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
+    """Neighbouring axes that every index walks as one axis become one, under the inner one's name."""
+    axes = list(kernel.cols if cols else kernel.rows)
+    indices, alone = _indices(kernel), scanned(kernel)
+    position = len(axes) - 2
+    gone: set[str] = set()
+    while position >= 0:
+        outer, inner = axes[position], axes[position + 1]
+        walked = all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices)
+        if walked and not alone & {outer.name, inner.name}:
+            axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
+            gone.add(outer.name)
+        position -= 1
+    if not gone:
+        return kernel
+    return _without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
+
+
+def _is_pointwise(kernel: Kernel) -> bool:
+    """One loop, no folds, no scratch: every point on its own, in any order."""
+    return (
+        len(kernel.stages) == 1
+        and kernel.stages[0].loop
+        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in kernel.instructions())
+        and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
+        and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
+    )
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """A pointwise kernel with its axes in the order memory is written, merged, the last of them as its cols."""
+    store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
+    axes = list(kernel.rows + kernel.cols)
+    if store is not None:
+        axes.sort(key=lambda axis: -abs(store.index.stride(axis.name)))
+    kernel = _merged(replace(kernel, rows=tuple(axes), cols=()), cols=False)
+    return replace(kernel, rows=kernel.rows[:-1], cols=kernel.rows[-1:])
+
+
+def _ordered(kernel: Kernel) -> Kernel:
+    """Cols with the axis most accesses walk by single steps last; neighbours merged."""
+    kernel = _merged(_merged(kernel, cols=False), cols=True)
+    if len(kernel.cols) < 2 or any(isinstance(i, Scatter) for i in kernel.instructions()):
+        return kernel  # points that meet take turns in the order given
+
+    def steps(axis: Axis) -> int:
+        return sum(index.stride(axis.name) in (1, -1) for index in _indices(kernel)) if axis.size > 1 else -1
+
+    last = max(reversed(kernel.cols), key=steps)
+    rest = tuple(axis for axis in kernel.cols if axis is not last)
+    return replace(kernel, cols=(*rest, last))
+
+
+def _units_first(kernel: Kernel) -> tuple[Kernel, int]:
+    """Row axes that every fold over rows and every scatter names, moved to the front; none if they are too few to
+    share out. No two points that differ along them meet."""
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
+    shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
+    if any(isinstance(fold, Scatter) and not _keeps_apart(kernel, fold) for fold in folds):
+        return kernel, 0
+    if hint(product(axis.size for axis in shared)) < _UNITS_ENOUGH:
+        return kernel, 0
+    rest = [axis for axis in kernel.rows if axis not in shared]
+    return replace(kernel, rows=(*shared, *rest)), len(shared)
+
+
+def _keeps_apart(kernel: Kernel, scatter: Scatter) -> bool:
+    """Whether a position tells where along each axis and at which places it lies: each step is longer than all that
+    the shorter ones reach together."""
+    steps = [(abs(scatter.index.stride(axis.name)), axis.size) for axis in kernel.rows + kernel.cols]
+    steps += [(abs(stride), extent) for _, stride, extent in scatter.by]
+    reach: Size = 0
+    running = [(step, size) for step, size in steps if step and not known_equal(size, 1)]
+    for stride, size in sorted(running, key=lambda each: hint(each[0])):
+        if not known_at_least(stride, reach + 1):
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def placing(kernel: Kernel) -> list[Instruction]:
+    """What works out the places that a row scatters to, before anything else of the row; empty if they differ along
+    cols, or follow from a fold."""
+    scatters = [i for i in kernel.instructions() if isinstance(i, Scatter)]
+    if len(scatters) != 1 or not _keeps_apart(kernel, scatters[0]):
+        return []
+    wanted = {place for place, _, _ in scatters[0].by}
+    cols = {axis.name for axis in kernel.cols}
+    written = {i.buffer for i in kernel.instructions() if isinstance(i, Store | Accumulate | Scatter)}
+    found: list[Instruction] = []
+    for instruction in reversed(kernel.instructions()):
+        if isinstance(instruction, Store | Accumulate | Scatter) or instruction.out not in wanted:
+            continue
+        if isinstance(instruction, Reduce):
+            return []
+        if isinstance(instruction, Load | Gather) and instruction.buffer in written:
+            return []
+        if isinstance(instruction, Load | Gather | Position) and instruction.index.axes & cols:
+            return []
+        wanted.update(operands(instruction))
+        found.insert(0, instruction)
+    return found
+
+
+def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
+    axes = kernel.rows[units:] + kernel.cols
+    kept = tuple(axis for axis in axes if axis.name in fold.index.axes)
+    terms: list[tuple[str, Size]] = []
+    stride = 1
+    for axis in reversed(kept):
+        terms.append((axis.name, stride))
+        stride *= axis.size
+    value = value_dtypes(kernel)[fold.value]
+    wide = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
+    return Accumulator(fold, kept, Index(tuple(reversed(terms))), wide, value)
+
+
+# Sizes of things.
+
+
+def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
+    """The instructions of a loop stage whose value changes along cols, or that must run at every point."""
+    cols = {axis.name for axis in kernel.cols}
+    stored = {i.buffer for i in stage.body if isinstance(i, Store)}
+    inside: set[str] = set()
+    found: list[Instruction] = []
+    for instruction in stage.body:
+        match instruction:
+            case Load(out, buffer, index):
+                moves = bool(index.axes & cols) or buffer in stored
+            case Gather(out, _, index, by):
+                moves = bool(index.axes & cols) or any(value in inside for value, _, _ in by)
+            case Position(out, index):
+                moves = bool(index.axes & cols)
+            case Compute(out, _, args, _):
+                moves = any(arg in inside for arg in args)
+            case Cast(out, source, _):
+                moves = source in inside
+            case Const(out, _, _):
+                moves = False
+            case Scan(out):
+                moves = True
+            case _:
+                out, moves = "", True
+        if moves:
+            inside.add(out)
+            found.append(instruction)
+    return found
+
+
+def repeatable(body: Iterable[Instruction]) -> bool:
+    """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
+    body = tuple(body)
+    loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
+    once = any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in body)
+    return not once and not any(isinstance(i, Store) and i.buffer in loaded for i in body)
+
+
+def _only_compared(body: Sequence[Instruction]) -> set[str]:
+    """Positions that are compared with something or read at, which takes a number for all lanes, not one for each."""
+    found = {i.out for i in body if isinstance(i, Position)}
+    for instruction in body:
+        compares = isinstance(instruction, Compute) and instruction.op in SIGNED_LESS
+        if not isinstance(instruction, Gather) and not compares:
+            found -= set(operands(instruction))
+    return found
+
+
+def _lanes(kernel: Kernel, target: Target) -> int:
+    """A power of two: several registers of the widest value in flight, no more than the vector axis is long."""
+    dtypes = value_dtypes(kernel)
+    widths = [4]
+    math = 0
+    light = False
+    for stage in kernel.stages:
+        inside = loop_variant(kernel, stage) if stage.loop else []
+        narrow = _only_compared(inside)
+        outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
+        widths += [dtypes[out].itemsize for out in outs if out not in narrow]
+        widths += [fold_dtype(i, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
+        functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]
+        math = max(math, len(functions))
+        light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST
+    # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
+    registers = 4 if not math or target.vector_registers >= 32 else 2
+    if light and math == 1 and hint(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH:
+        registers = max(registers, target.unroll_light)
+    most = registers * target.vector_bits // (8 * max(widths))
+    size = kernel.cols[-1].size if kernel.cols else 1
+    if is_symsize(size):
+        return most  # where it turns out shorter, `SchedulePlan.otherwise` is run
+    while most > max(1, size):
+        most //= 2
+    return max(1, most)
+
+
+def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
+    """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
+
+    One of several arrays, which then leaves the processor's own guesses to the others: a softmax's gradient runs at
+    26 GB/s so, at 21 with none asked for and at 9 with both. And where rows come the other way round than what is in
+    them, which nothing guesses: a flip runs at 32 GB/s so, and at 15 otherwise.
+    """
+    loops = [stage for stage in kernel.stages if stage.loop]
+    if not target.prefetch_next_row or not loops or not kernel.rows or len(kernel.cols) != 1:
+        return ()
+    if not _FETCH_LEAST <= hint(kernel.col_count) <= _FETCH_MOST:
+        return ()
+    down, along = kernel.rows[-1].name, kernel.cols[-1].name
+    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+    found = {
+        (i.buffer, i.index): i
+        for i in loops[0].body
+        if isinstance(i, Load) and i.buffer in outside and i.index.stride(down) and i.index.stride(along) in (1, -1)
+    }
+    several = len(loops) > 1
+    wanted = [load for load in found.values() if several or load.index.stride(down) * load.index.stride(along) < 0]
+    return tuple(wanted)[:1]
+
+
+def asking(kernel: Kernel) -> Stage:
+    """The loop of a row that asks for the next one's memory: of those after the first, the one with most to do."""
+    loops = [stage for stage in kernel.stages if stage.loop]
+    return max(reversed(loops[1:] or loops), key=lambda stage: sum(map(_cost, stage.body)))
+
+
+def _streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] = (1,)) -> list[Load]:
+    """Reads of whole arrays from outside: along cols by single steps, and not the same in every row."""
+    if not kernel.cols:
+        return []
+    along, rows = kernel.cols[-1].name, {axis.name for axis in kernel.rows}
+    outside = {buffer.name for buffer in kernel.buffers if buffer.role is Role.INPUT}
+    loads = [i for i in body if isinstance(i, Load) and i.buffer in outside and i.index.stride(along) in steps]
+    return [load for load in loads if not rows or load.index.axes & rows]
+
+
+def _only_folds_one_array(kernel: Kernel) -> bool:
+    """Whether all there is to memory is one array read, and what its columns come to."""
+    instructions = kernel.instructions()
+    along = kernel.cols[-1].name if kernel.cols else ""
+    folds = any(isinstance(i, Accumulate) and along in i.index.axes for i in instructions)
+    return folds and _only_reads(instructions) and len(_streams(kernel, instructions)) == 1
+
+
+def _only_reads(body: Iterable[Instruction]) -> bool:
+    return not any(isinstance(i, Store | Scatter) for i in body)
+
+
+def ahead(made: SchedulePlan, stage: Stage) -> list[Load]:
+    """What a loop that reads one array asks memory for before it comes there, unless the row before it did.
+
+    With a second array, what the processor guesses by itself is as good or better.
+    """
+    found = [] if made.fetched else _streams(made.kernel, stage.body, (1, -1))
+    # Of rows that come the other way round, the next does not begin where this one ends.
+    found = [load for load in found if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
+    return found if len({load.buffer for load in found}) == 1 else []
+
+
+def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
+    """What a loop with much to compute reads one vector early, before it stores the one it is at.
+
+    Where places are told apart by the last bits of their address, 4 KiB for instance, a load that follows a store with
+    the same bits waits for it, and so for all that was computed for it: one vector would be done after the other.
+    """
+    if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):
+        return []
+    found = _streams(kernel, stage.body)
+    return found if len(found) <= _EARLY_MOST else []
+
+
+def compute_bound(body: Iterable[Instruction]) -> bool:
+    """Whether a loop has so much to compute that it is this it takes time for."""
+    return sum(map(_cost, body)) >= _MATH_COST
+
+
+def _total_cost(kernel: Kernel) -> Size:
+    cost = 0
+    for stage in kernel.stages:
+        each = sum(_cost(instruction) for instruction in stage.body)
+        cost += each * (kernel.col_count if stage.loop else 1)
+    return cost * kernel.row_count
+
+
+def _cost(instruction: Instruction) -> int:
+    if isinstance(instruction, Compute):
+        return _MATH_COST if instruction.op in _MATH else _COSTS.get(instruction.op, 1)
+    return 1
+
+

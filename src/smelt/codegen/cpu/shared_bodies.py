@@ -1,0 +1,121 @@
+"""Kernels that differ in their length alone have one body: updates of all the parameters of an optimizer, say.
+
+    k0: cols(j:256) …, k1: cols(j:65536) …     →   f0 is told a length; k0 calls it with 256, k1 with 65536
+
+The length of a kernel is how many rows it has, or how many cols where it has no rows: every buffer is that much longer
+for each step along the axis, or as long whatever the length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.entry_points import EntryCode
+from smelt.codegen.llvm.runtime_sizes import as_integer
+from smelt.ir.kernel import Accumulate, Axis, Gather, Kernel, Load, Scatter, Store
+from smelt.ir.substitute_sizes import resized, world_of
+from smelt.ir.text import format_kernel
+from smelt.symbolic.expressions import SMALLEST, ShapeEnv, Symbol
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import varying
+
+_LEAST_COLS = 64  # whole vectors of every target fit: no body is written for less
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Kernels of one body, by their places in a list, each with its length. In the body that is `more` than a symbol
+    stands for, which is no less than `SMALLEST`."""
+
+    body: Kernel
+    more: int
+    lengths: dict[int, int]
+
+
+def families(kernels: Sequence[Kernel]) -> list[Family]:
+    """Those of `kernels` that have relatives among them."""
+    found: dict[str, dict[int, int]] = {}
+    for place, kernel in enumerate(kernels):
+        axis = _along(kernel)
+        if axis is not None:
+            text = format_kernel(replace(_lengthened(kernel, axis, 0), name="kernel"))
+            found.setdefault(text, {})[place] = axis.size
+    return [_family(kernels, lengths) for lengths in found.values() if len(lengths) > 1]
+
+
+def _family(kernels: Sequence[Kernel], lengths: dict[int, int]) -> Family:
+    place, length = min(lengths.items(), key=lambda item: item[1])
+    axis = _along(kernels[place])
+    assert axis is not None
+    more = _least(kernels[place]) - SMALLEST
+    world = ShapeEnv()
+    varies = varying(world, world.symbol("length", length - more)) + more
+    return Family(_lengthened(kernels[place], axis, varies), more, lengths)
+
+
+def _least(kernel: Kernel) -> int:
+    return SMALLEST if kernel.rows else _LEAST_COLS
+
+
+def _along(kernel: Kernel) -> Axis | None:
+    """The axis whose size is the kernel's length; None if it has none, or sizes that vary already."""
+    if len(kernel.rows) > 1 or len(kernel.cols) > 1 or world_of(kernel) is not None:
+        return None
+    axis = next(iter(kernel.rows + kernel.cols), None)
+    if axis is None or axis.size < _least(kernel):
+        return None
+    if any(isinstance(instruction, Gather | Scatter) for instruction in kernel.instructions()):
+        return None
+    steps = _steps(kernel, axis)
+    for buffer in kernel.buffers:
+        taken = steps.get(buffer.name, set()) - {0}
+        if taken and (len(taken) > 1 or buffer.size != axis.size * max(taken)):
+            return None
+    return axis
+
+
+def _steps(kernel: Kernel, axis: Axis) -> dict[str, set[Size]]:
+    """How far a step along the axis moves in each buffer."""
+    found: dict[str, set[Size]] = {}
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Load | Store | Accumulate):
+            found.setdefault(instruction.buffer, set()).add(instruction.index.stride(axis.name))
+    return found
+
+
+def _lengthened(kernel: Kernel, axis: Axis, length: Any) -> Kernel:
+    """The kernel with another length."""
+    steps = {name: max(taken) for name, taken in _steps(kernel, axis).items()}
+    buffers = tuple(
+        replace(each, size=length * steps[each.name]) if steps.get(each.name) else each for each in kernel.buffers
+    )
+
+    def changed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(Axis(each.name, length) if each is axis else each for each in axes)
+
+    return replace(kernel, rows=changed(kernel.rows), cols=changed(kernel.cols), buffers=buffers)
+
+
+def member(symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
+    """The entry of a kernel whose code is that of `body`; None if that is not right for what its symbol stands for."""
+
+    def values(_: Symbol) -> int:
+        return value
+
+    if not all(fact.holds(values) for fact in code.facts):
+        return None
+    told = ", ".join(f"i64 {as_integer(size.evaluate(values))}" for size in code.sizes)
+    # What is told comes behind all other buffers.
+    functions = f"""@{symbol}.sizes = private constant [{len(code.sizes)} x i64] [{told}]
+define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) {{
+  %all = alloca [{buffers + 1} x ptr]
+  call void @llvm.memcpy.p0.p0.i64(ptr %all, ptr %buffers, i64 {8 * buffers}, i1 false)
+  %last = getelementptr ptr, ptr %all, i64 {buffers}
+  store ptr @{symbol}.sizes, ptr %last
+  call void @{body}(ptr %all, i64 %threads, ptr %workspace)
+  ret void
+}}
+"""
+    workspace = resized(code.per_thread_workspace, lambda size: size.evaluate(values))
+    return EntryCode(functions, frozenset({"declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"}), (), workspace)

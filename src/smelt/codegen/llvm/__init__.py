@@ -1,0 +1,1 @@
+"""LLVM for every target: IR text, scalars, math, reductions, compilation and linking."""

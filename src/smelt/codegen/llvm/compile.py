@@ -1,0 +1,183 @@
+"""LLVM text → machine code in this process, by llvmlite, which is imported when the first kernel is built.
+
+Several texts are built side by side, each in a thread and a context of its own, as LLVM allows. llvmlite holds one lock
+round every call, which is left out for the two that take long.
+"""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from smelt import _native
+from smelt.base import events, locks
+from smelt.base.errors import NoRoom, SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.headroom import LLVM_STACK, why_not_build
+from smelt.codegen.llvm.link import CannotLink, link
+from smelt.codegen.llvm.math.library import LIBRARY
+from smelt.device import Target
+from smelt.runtime.program.code_image import Image
+from smelt.runtime.program.code_image import load as map_image
+from smelt.torch_abi.symbols import LAUNCH, find_symbol
+
+_lock = locks.lock()
+locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
+_LLVM_NEEDS = 1 << 20  # bytes of stack; where less is left it runs on a thread of its own
+
+
+@functools.cache
+def _unlocked() -> ctypes.CDLL:
+    """llvmlite's library, without its lock."""
+    library = ctypes.CDLL(llvm().ffi.lib._name)
+    for name in ("LLVMPY_TargetMachineEmitToMemory", "LLVMPY_RunNewFunctionPassManager"):
+        function, known = getattr(library, name), getattr(llvm().ffi.lib, name)
+        function.argtypes, function.restype = known.argtypes, known.restype
+    return library
+
+
+@functools.cache
+def llvm() -> Any:
+    """`llvmlite.binding`, with the host's target made ready."""
+    _make_sure_of_memory(1, is_loaded=False)
+    import llvmlite.binding  # type: ignore[import-untyped]
+
+    llvmlite.binding.initialize_native_target()
+    llvmlite.binding.initialize_native_asmprinter()
+    return llvmlite.binding
+
+
+def version() -> str:
+    """Of llvmlite; an ImportError if it is not there."""
+    import llvmlite
+
+    return str(llvmlite.__version__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Machine code in memory, which stays there as long as this object does.
+
+    `image` is what it was mapped from, to be mapped again elsewhere; None where the platform's object files are not
+    understood and LLVM itself put the code into memory.
+    """
+
+    address: Callable[[str], int]
+    keep_alive: object
+    image: Image | None
+
+
+def machine(target: Target, level: int = 2) -> Any:
+    """A code generator for `target`; what it makes may lie anywhere."""
+    found = llvm().Target.from_triple(target.triple)
+    return found.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small"
+    )
+
+
+def _parsed(text: str, target: Target) -> Any:
+    try:
+        module = llvm().parse_assembly(text, llvm().create_context())
+    except RuntimeError as error:
+        raise SmeltError("SM030", f"LLVM rejects the generated code: {error}") from error
+    module.triple = target.triple
+    return module
+
+
+def _optimized(module: Any, generator: Any) -> None:
+    """The text is in SSA form with explicit vectors: what is left to do is to clean up after its pieces met."""
+    passes = llvm().create_new_function_pass_manager()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    builder = llvm().create_pass_builder(generator, llvm().create_pipeline_tuning_options(speed_level=1))
+    for function in module.functions:
+        if not function.is_declaration:
+            _unlocked().LLVMPY_RunNewFunctionPassManager(passes, function, builder)
+
+
+def load(texts: Sequence[str], target: Target) -> list[Built]:
+    """Build each text for the host, side by side, and keep the results ready to call."""
+    with _native.Held(_lock):
+        llvm()
+        _make_sure_of_memory(len(texts), is_loaded=True)
+        if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
+            return [_load(texts[0], target)]
+        with ThreadPoolExecutor(len(texts)) as threads:
+            work: Callable[[str], Built] = events.carrying(functools.partial(_load, target=target))
+            # The threads have stack enough, whatever the program wants its own to have.
+            before = threading.stack_size()
+            put_back = functools.partial(threading.stack_size, before)
+            loading = _native.undoing(put_back, _submit, threads, work, texts)
+            return [each.result() for each in loading]
+
+
+def _submit(threads: ThreadPoolExecutor, work: Callable[[str], Built], texts: Sequence[str]) -> list[Any]:
+    threading.stack_size(LLVM_STACK)
+    return [threads.submit(work, text) for text in texts]
+
+
+def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
+    """LLVM ends the process where it gets no memory."""
+    reason = why_not_build(threads, is_loaded=is_loaded)
+    if reason is not None:
+        raise NoRoom("SM030", reason)
+
+
+def _load(text: str, target: Target) -> Built:
+    try:
+        image = link(_object(text, target))
+    except CannotLink as reason:
+        events.emit("llvm", f"left to LLVM to load: {reason}")
+        return _load_by_llvm(text, target)
+    loaded = map_image(image)
+    return Built(loaded.address, loaded, image)
+
+
+def _object(text: str, target: Target) -> bytes:
+    generator = machine(target)
+    module = _parsed(text, target)
+    _optimized(module, generator)
+    return _emitted(module, generator)
+
+
+def _emitted(module: Any, generator: Any) -> bytes:
+    ffi = llvm().ffi
+    with ffi.OutputString() as error:
+        buffer = _unlocked().LLVMPY_TargetMachineEmitToMemory(generator, module, 1, error)
+        if not buffer:
+            raise SmeltError("SM030", f"LLVM cannot write machine code: {error}")
+    try:
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+@functools.cache
+def external_symbols() -> dict[str, int]:
+    """Addresses of what generated code may call: the launcher, and those functions of the C library that are there."""
+    names = [LAUNCH, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
+    return {name: address for name in names if (address := find_symbol(name)) is not None}
+
+
+def _load_by_llvm(text: str, target: Target) -> Built:
+    """By LLVM's own linker."""
+    for name, address in external_symbols().items():
+        llvm().add_symbol(name, address)
+    found = llvm().Target.from_triple(target.triple)
+    generator = found.create_target_machine(cpu=target.cpu, features=target.features, opt=2, jit=True)
+    module = _parsed(text, target)
+    _optimized(module, generator)
+    engine = llvm().create_mcjit_compiler(module, generator)
+    engine.finalize_object()
+    return Built(lambda symbol: int(engine.get_function_address(symbol)), (engine, module), None)
+
+
+def assemble(text: str, target: Target) -> str:
+    """The assembly `text` becomes, for people to read."""
+    with _native.Held(_lock):
+        generator = machine(target)
+        module = _parsed(text, target)
+        _optimized(module, generator)
+        return str(generator.emit_assembly(module))

@@ -1,0 +1,48 @@
+"""Elementary functions as straight vector code: the same text for any number of lanes and any target.
+
+`FLOAT32[name](b, x)` writes the function for f32, `FLOAT64` the same for f64, where erf and pow are calls into the C
+library, one a lane. Accuracy, measured over the whole range, is in docs/math.md; the polynomials come from
+tools/fit_math.py.
+"""
+
+from collections.abc import Callable
+
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math.error import erf
+from smelt.codegen.llvm.math.exponential import exp, exp2, exp_of_negative, expm1, sigmoid, tanh, tanh_wide
+from smelt.codegen.llvm.math.library import library
+from smelt.codegen.llvm.math.logarithm import log, log1p, log2
+from smelt.codegen.llvm.math.normal import gelu_slope, gelu_slope_wide, normal_share, normal_share_wide
+from smelt.codegen.llvm.math.power import power
+from smelt.codegen.llvm.math.trigonometry import cos, cos_wide, sin, sin_wide
+
+Function = Callable[..., LlvmValue]
+
+
+def sqrt(b: Builder, x: LlvmValue) -> LlvmValue:
+    return b.intrinsic("llvm.sqrt", x)
+
+
+def rsqrt(b: Builder, x: LlvmValue) -> LlvmValue:
+    return b.fdiv(1.0, sqrt(b, x))
+
+
+def reciprocal(b: Builder, x: LlvmValue) -> LlvmValue:
+    return b.fdiv(1.0, x)
+
+
+_EXACT: dict[str, Function] = {"sqrt": sqrt, "rsqrt": rsqrt, "reciprocal": reciprocal}
+
+FLOAT32: dict[str, Function] = _EXACT | {
+    "exp": exp, "exp2": exp2, "expm1": expm1, "sigmoid": sigmoid, "tanh": tanh,
+    "log": log, "log2": log2, "log1p": log1p, "sin": sin, "cos": cos, "erf": erf, "pow": power,
+    "ndtr": normal_share, "gelu_slope": gelu_slope,
+}  # fmt: skip
+
+FLOAT64: dict[str, Function] = FLOAT32 | {
+    "tanh": tanh_wide, "sin": sin_wide, "cos": cos_wide, "erf": library("erf"), "pow": library("pow"),
+    "ndtr": normal_share_wide, "gelu_slope": gelu_slope_wide,
+}  # fmt: skip
+
+# Shorter ones, for arguments that are known not to be above zero.
+OF_NEGATIVE: dict[str, Function] = {"exp": exp_of_negative}

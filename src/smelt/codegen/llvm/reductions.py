@@ -1,0 +1,69 @@
+"""Folds: what they start from, how two partial results meet, how lanes become one number.
+
+    sum of f32 over a row   →  a vector of partial sums, added lane to lane at the end
+    the same over 100,000   →  the vector is emptied into a float64 every few hundred elements, or thousand
+"""
+
+import torch
+
+from smelt.codegen.llvm.builder import Builder, LlvmValue
+from smelt.codegen.llvm.math import FLOAT64, OF_NEGATIVE
+from smelt.codegen.llvm.scalars import VALUE_KINDS, compute
+from smelt.ir.kernel import Reduction, Running, neutral
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
+def start(b: Builder, op: Running, dtype: torch.dtype, lanes: int) -> LlvmValue:
+    """The fold of nothing, in every lane."""
+    return b.const(VALUE_KINDS[dtype], neutral(op, dtype), lanes)
+
+
+def combine(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: LlvmValue) -> LlvmValue:
+    if op == "prod":
+        return b.fmul(left, right) if dtype.is_floating_point else b.mul(left, right)
+    if op == "logaddexp":
+        nothing = b.const(left.kind, 0.0, left.lanes)
+        return log_of_sum(b, *merge(b, left, nothing, right, nothing))
+    return compute(b, COMBINE[op], [right, left], dtype)  # what a maximum finds out about its first does not wait
+
+
+def run_on(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: LlvmValue) -> LlvmValue:
+    """As `combine`, where `left` stands before `right`: of equals, which two zeros are, the later one."""
+    if op not in ("max", "min") or not dtype.is_floating_point:
+        return combine(b, op, dtype, left, right)
+    kept = b.fcmp("ogt" if op == "max" else "olt", left, right)
+    return b.select(b.or_(kept, b.fcmp("uno", left, left)), left, right)
+
+
+def merge(
+    b: Builder, left: LlvmValue, by_left: LlvmValue, right: LlvmValue, by_right: LlvmValue
+) -> tuple[LlvmValue, LlvmValue]:
+    """Two sums of exponentials, each known by its largest exponent and what the others add to that one's power: so
+    nothing overflows, and nothing small is lost beside it. Between equals, which may be infinite, is no distance."""
+    most, least = b.maximum(left, right), b.minimum(left, right)
+    apart = b.select(b.fcmp("oeq", least, most), 0.0, b.fsub(least, most))
+    first = b.fcmp("oge", left, right)
+    big, small = b.select(first, by_left, by_right), b.select(first, by_right, by_left)
+    return most, b.fma(b.fadd(small, 1.0), OF_NEGATIVE["exp"](b, apart), big)
+
+
+def log_of_sum(b: Builder, most: LlvmValue, rest: LlvmValue) -> LlvmValue:
+    return b.fadd(most, FLOAT64["log1p"](b, rest))
+
+
+def fold_lanes(b: Builder, op: Reduction, dtype: torch.dtype, value: LlvmValue) -> LlvmValue:
+    """All lanes of `value` folded into one."""
+    if value.lanes == 1:
+        return value
+    if dtype.is_floating_point:
+        match op:
+            case "sum":  # reassociated: in halves, not one lane after the other
+                return b.fold_lanes("fadd", value, b.const(value.kind, -0.0), flags="reassoc ")
+            case "prod":
+                return b.fold_lanes("fmul", value, b.const(value.kind, 1.0), flags="reassoc ")
+            case _:
+                return b.fold_lanes("fmaximum" if op == "max" else "fminimum", value)
+    sign = "u" if dtype is torch.uint8 else "s"
+    names = {"sum": "add", "prod": "mul", "any": "or", "all": "and", "max": f"{sign}max", "min": f"{sign}min"}
+    return b.fold_lanes(names[op], value)

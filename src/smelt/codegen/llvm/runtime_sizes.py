@@ -1,0 +1,33 @@
+"""Sizes that machine code is told at each launch: each expression it needs is a number of an array, computed before.
+
+    rows(i:s0) cols(j:4*s1)     →   k0(buffers, …), where the last of `buffers` points at {s0, 4*s1, 4*s0*s1, …}
+
+So one piece of machine code serves all sizes, and no size is computed inside it. A float is told by its bits.
+"""
+
+import struct
+from dataclasses import field
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.symbolic.expressions import Expression
+from smelt.symbolic.symsize import VaryingFloat, expression_of
+
+RuntimeParam = Expression | VaryingFloat
+
+
+@dataclass(slots=True)
+class Sizes:
+    """What a kernel is told, in order. `place` is where among its buffers the array comes."""
+
+    place: int
+    told: dict[RuntimeParam, int] = field(default_factory=dict)
+
+    def slot(self, number: float) -> int:
+        what = number if type(number) is VaryingFloat else expression_of(number)  # type: ignore[arg-type]
+        return self.told.setdefault(what, len(self.told))
+
+
+def as_integer(number: float) -> int:
+    """What stands in the array for a number."""
+    found: int = struct.unpack("<q", struct.pack("<d", number))[0] if isinstance(number, float) else number
+    return found

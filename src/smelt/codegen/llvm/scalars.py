@@ -1,0 +1,296 @@
+"""Scalar operations and conversions of the kernel form, as LLVM instructions.
+
+    compute(b, "add", [x, y], torch.float32)   →  %t3 = fadd <8 x float> %t1, %t2
+
+How a dtype is held: bool as `i1` (a byte in memory), bf16 as its 16 bits, everything else as LLVM's own type.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from smelt.codegen.llvm.builder import BITS, SIGNED_LESS, UNSIGNED_LESS, Builder, LlvmValue
+from smelt.codegen.llvm.math import FLOAT32, FLOAT64
+from smelt.codegen.llvm.math.library import library
+from smelt.ir.scalar import kind_of
+from smelt.symbolic.symsize import is_symsize, varies
+
+VALUE_KINDS: dict[torch.dtype, str] = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "i16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "i8", torch.bool: "i1",
+}  # fmt: skip
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def memory_kind(dtype: torch.dtype) -> str:
+    """As `VALUE_KINDS`, for a dtype's form in memory."""
+    return "i8" if dtype is torch.bool else VALUE_KINDS[dtype]
+
+
+def from_memory(b: Builder, raw: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+    return b.icmp("ne", raw, 0) if dtype is torch.bool else raw
+
+
+def to_memory(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+    return b.convert("zext", value, "i8") if dtype is torch.bool else value
+
+
+def constant(b: Builder, value: float, dtype: torch.dtype) -> LlvmValue:
+    """A scalar of `dtype`."""
+    if varies(value):
+        told = b.told(value)
+        if is_symsize(value):
+            return cast(b, told, torch.int64, dtype)
+        return cast(b, b.from_bits(told), torch.float64, dtype)
+    if dtype in _NARROW:
+        bits = int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF
+        return LlvmValue(str(bits), "i16") if dtype is torch.bfloat16 else LlvmValue(f"0xH{bits:04X}", "f16")
+    return b.const(VALUE_KINDS[dtype], value)
+
+
+# Operations.
+
+Lower = Callable[[Builder, torch.dtype, Sequence[LlvmValue]], LlvmValue]
+
+
+def compute(b: Builder, op: str, args: Sequence[LlvmValue], dtype: torch.dtype) -> LlvmValue:
+    """`op` of `args`, all of `dtype` except the bool that `where` chooses by."""
+    kind = kind_of(dtype)
+    if op in FLOAT32:
+        return (FLOAT32 if dtype is torch.float32 else FLOAT64)[op](b, *args)
+    if op in _COMPARISONS:
+        return _compare(b, op, dtype, args)
+    table = _FLOAT_OPS if kind == "f" else _INTEGER_OPS
+    return (_ANY_OPS.get(op) or table[op])(b, dtype, args)
+
+
+_COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+
+
+def _compare(b: Builder, op: str, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    if dtype.is_floating_point:
+        return b.fcmp(_COMPARISONS[op], *args)
+    return b.icmp((UNSIGNED_LESS if dtype is torch.uint8 else SIGNED_LESS)[op], *args)
+
+
+def _binary(name: str) -> Lower:
+    return lambda b, _, args: b.binary(name, *args)
+
+
+def _intrinsic(name: str) -> Lower:
+    return lambda b, _, args: b.intrinsic(name, *args)
+
+
+_ANY_OPS: dict[str, Lower] = {
+    "where": lambda b, _, args: b.select(*args),
+    "and": _binary("and"),
+    "or": _binary("or"),
+    "xor": _binary("xor"),
+    "not": lambda b, _, args: b.not_(*args),
+}
+
+
+# Floating point.
+
+
+def _float_sign(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    (x,) = args
+    up = b.choose(b.fcmp("ogt", x, 0.0), 1.0, 0.0, x.kind)
+    return b.select(b.fcmp("olt", x, 0.0), -1.0, up)
+
+
+def _float_remainder(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    x, y = args
+    rest = library("fmod")(b, x, y)
+    return b.select(_leans_away(b, rest, y), b.fadd(rest, y), rest)
+
+
+def _leans_away(b: Builder, rest: LlvmValue, divisor: LlvmValue) -> LlvmValue:
+    """Whether a remainder is not zero and its sign is not the divisor's."""
+    apart = b.icmp("ne", b.fcmp("olt", divisor, 0.0), b.fcmp("olt", rest, 0.0))
+    return b.and_(b.fcmp("une", rest, 0.0), apart)
+
+
+def _float_floordiv(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    """From the exact remainder, so that the quotient is not rounded up to the next integer before the floor."""
+    x, y = args
+    rest = library("fmod")(b, x, y)
+    quotient = b.fdiv(x, y)
+    exact = b.fdiv(b.fsub(x, rest), y)
+    exact = b.select(_leans_away(b, rest, y), b.fsub(exact, 1.0), exact)
+    floor = b.intrinsic("llvm.floor", exact)
+    floor = b.select(b.fcmp("ogt", b.fsub(exact, floor), 0.5), b.fadd(floor, 1.0), floor)
+    settled = b.select(b.fcmp("une", exact, 0.0), floor, b.copysign(0.0, quotient))
+    return b.select(b.fcmp("oeq", y, 0.0), quotient, settled)
+
+
+_FLOAT_OPS: dict[str, Lower] = {
+    "add": _binary("fadd"),
+    "sub": _binary("fsub"),
+    "mul": _binary("fmul"),
+    "div": _binary("fdiv"),
+    "fma": lambda b, _, args: b.fma(*args),
+    "floordiv": _float_floordiv,
+    "truncdiv": lambda b, _, args: b.intrinsic("llvm.trunc", b.fdiv(*args)),
+    "remainder": _float_remainder,
+    "fmod": lambda b, _, args: library("fmod")(b, *args),
+    "neg": lambda b, _, args: b.fneg(*args),
+    "abs": _intrinsic("llvm.fabs"),
+    "sign": _float_sign,
+    "maximum": lambda b, _, args: b.maximum(*args),
+    "minimum": lambda b, _, args: b.minimum(*args),
+    "floor": _intrinsic("llvm.floor"),
+    "ceil": _intrinsic("llvm.ceil"),
+    "round": _intrinsic("llvm.roundeven"),
+    "trunc": _intrinsic("llvm.trunc"),
+    "isnan": lambda b, _, args: b.fcmp("uno", args[0], args[0]),
+    "signbit": lambda b, _, args: b.icmp("slt", b.bits(*args), 0),
+}
+
+
+# Integers. A zero divisor, where PyTorch raises, gives zero here: division by what may be zero is not for kernels.
+
+
+def _divisor(b: Builder, y: LlvmValue, dtype: torch.dtype) -> tuple[LlvmValue, LlvmValue]:
+    """A divisor that no division faults on, and where it stands in for -1 (the quotient is then the negation)."""
+    safe = b.select(b.icmp("eq", y, 0), 1, y)
+    if dtype is torch.uint8:
+        return safe, b.icmp("ne", y, y)
+    minus = b.icmp("eq", y, -1)
+    return b.select(minus, 1, safe), minus
+
+
+def _truncated(b: Builder, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
+    """Quotient towards zero, and remainder."""
+    safe, minus = _divisor(b, y, dtype)
+    sign = "u" if dtype is torch.uint8 else "s"
+    quotient = b.binary(f"{sign}div", x, safe)
+    rest = b.sub(x, b.mul(quotient, safe))
+    quotient = b.select(minus, b.sub(0, quotient), quotient)
+    zero = b.icmp("eq", y, 0)
+    return b.select(zero, 0, quotient), b.select(zero, 0, rest)
+
+
+def _integer_floors(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> tuple[LlvmValue, LlvmValue]:
+    x, y = args
+    quotient, rest = _truncated(b, dtype, x, y)
+    if dtype is torch.uint8:
+        return quotient, rest
+    down = b.and_(b.icmp("ne", rest, 0), b.icmp("slt", b.xor(rest, y), 0))
+    return b.select(down, b.sub(quotient, 1), quotient), b.select(down, b.add(rest, y), rest)
+
+
+def _integer_abs(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    (x,) = args
+    return x if dtype is torch.uint8 else b.select(b.icmp("slt", x, 0), b.sub(0, x), x)
+
+
+def _integer_sign(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+    (x,) = args
+    up = b.convert("zext", b.icmp("ne", x, 0), x.kind)
+    return up if dtype is torch.uint8 else b.select(b.icmp("slt", x, 0), -1, up)
+
+
+def _shift(b: Builder, op: str, dtype: torch.dtype, x: LlvmValue, y: LlvmValue) -> LlvmValue:
+    """Counts outside the width shift everything out, leaving the sign on the right of a signed number."""
+    width = BITS[x.kind]
+    inside = b.icmp("ult", y, width)
+    count = b.select(inside, y, width - 1)
+    if op == "shl":
+        return b.select(inside, b.shl(x, count), 0)
+    if dtype is torch.uint8:
+        return b.select(inside, b.lshr(x, count), 0)
+    return b.ashr(x, count)
+
+
+def _integer_extreme(how: str) -> Lower:
+    def lower(b: Builder, dtype: torch.dtype, args: Sequence[LlvmValue]) -> LlvmValue:
+        sign = "u" if dtype is torch.uint8 else "s"
+        return b.intrinsic(f"llvm.{sign}{how}", *b.lift(*args))
+
+    return lower
+
+
+_INTEGER_OPS: dict[str, Lower] = {
+    "add": _binary("add"),
+    "sub": _binary("sub"),
+    "mul": _binary("mul"),
+    "floordiv": lambda b, dtype, args: _integer_floors(b, dtype, args)[0],
+    "remainder": lambda b, dtype, args: _integer_floors(b, dtype, args)[1],
+    "truncdiv": lambda b, dtype, args: _truncated(b, dtype, *args)[0],
+    "fmod": lambda b, dtype, args: _truncated(b, dtype, *args)[1],
+    "neg": lambda b, _, args: b.sub(0, *args),
+    "abs": _integer_abs,
+    "sign": _integer_sign,
+    "maximum": _integer_extreme("max"),
+    "minimum": _integer_extreme("min"),
+    "shl": lambda b, dtype, args: _shift(b, "shl", dtype, *args),
+    "shr": lambda b, dtype, args: _shift(b, "shr", dtype, *args),
+}
+
+
+# Conversions.
+
+
+def cast(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) -> LlvmValue:
+    """`value` as `Tensor.to` converts it."""
+    if source is dtype:
+        return value
+    if source in _NARROW:
+        return cast(b, _widen(b, value, source), torch.float32, dtype)
+    if dtype in _NARROW:
+        return _narrow(b, cast(b, value, source, torch.float32), dtype)
+    kind = VALUE_KINDS[dtype]
+    if dtype is torch.bool:
+        return b.fcmp("une", value, 0.0) if source.is_floating_point else b.icmp("ne", value, 0)
+    if source.is_floating_point:
+        return _from_float(b, value, source, dtype)
+    unsigned = source in (torch.bool, torch.uint8)
+    if dtype.is_floating_point:
+        return b.convert("uitofp" if unsigned else "sitofp", value, kind)
+    if BITS[value.kind] >= BITS[kind]:
+        return b.convert("trunc", value, kind)
+    return b.convert("zext" if unsigned else "sext", value, kind)
+
+
+def _from_float(b: Builder, value: LlvmValue, source: torch.dtype, dtype: torch.dtype) -> LlvmValue:
+    kind = VALUE_KINDS[dtype]
+    if dtype.is_floating_point:
+        return b.convert("fpext" if dtype is torch.float64 else "fptrunc", value, kind)
+    # By way of a wide integer, as C++ compilers do: what does not fit a narrow one wraps. Saturation at the wide end
+    # keeps numbers out of range (undefined in C++) from being undefined here.
+    wide = "i64" if dtype in (torch.int64, torch.uint8) else "i32"
+    name = f"llvm.fptosi.sat.{_vector_name(wide, value.lanes)}.{_vector_name(value.kind, value.lanes)}"
+    result = LlvmValue("", wide, value.lanes)
+    b.declare(name, result.type, [value.type])
+    whole = b.op(f"call {result.type} @{name}({value})", wide, value.lanes)
+    return b.convert("trunc", whole, kind)
+
+
+def _vector_name(kind: str, lanes: int) -> str:
+    return kind if lanes == 1 else f"v{lanes}{kind}"
+
+
+def _widen(b: Builder, value: LlvmValue, source: torch.dtype) -> LlvmValue:
+    if source is torch.float16:
+        return b.convert("fpext", value, "f32")
+    if b.target.cheap_interleave and value.lanes > 2:
+        return b.from_bits(b.above_zeros(value))
+    return b.from_bits(b.shl(b.convert("zext", value, "i32"), 16))
+
+
+def _narrow(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
+    if dtype is torch.float16:
+        return b.convert("fptrunc", value, "f16")
+    bits = b.bits(value)
+    # NaN keeps its sign, as one does that is only moved; with this bit it stays NaN whatever is cut off.
+    is_nan, nan = b.fcmp("uno", value, value), b.or_(bits, 0x400000)
+    if not b.target.has_narrowing_add:
+        # Half an ulp is added, or a bit less where a tie would go to an odd neighbour.
+        odd = b.and_(b.lshr(bits, 16), 1)
+        return b.upper_halves(b.select(is_nan, nan, b.add(b.add(bits, odd), 0x7FFF)))
+    # Half an ulp is added; where that was a tie, the even one of two neighbours is the one below or the one reached.
+    up = b.convert("trunc", b.lshr(b.select(is_nan, nan, b.add(bits, 0x8000)), 16), "i16")
+    tie = b.icmp("eq", b.convert("trunc", bits, "i16"), -0x8000)
+    return b.and_(up, b.not_(b.convert("zext", tie, "i16")))

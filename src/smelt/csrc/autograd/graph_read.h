@@ -1,0 +1,16 @@
+/* Autograd's graph, read where it lies (autograd/graph_read.c). */
+#ifndef SMELT_NODES_H
+#define SMELT_NODES_H
+
+#include <Python.h>
+
+PyObject *set_node_layout(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *read_graph(PyObject *module, PyObject *args);
+int nodes_init(void); /* 0, or -1 with an exception */
+PyObject *leaf_hooks(PyObject *module, PyObject *leaf);
+PyObject *node_hooks(PyObject *module, PyObject *address);
+PyObject *release_nodes(PyObject *module, PyObject *addresses);
+PyObject *deliver(PyObject *module, PyObject *args); /* autograd/accumulate_grad.c */
+int deliver_init(void);
+
+#endif

@@ -1,0 +1,169 @@
+/* Going through a shortcut: the words of memory that must be as they were, then what only asking can tell.
+
+   The first part reads memory and runs no code, so nothing moves meanwhile. Its facts stand in an order in which each
+   one vouches for the next: the variable in the slot is the same object, so its dict lies where it lay; the dict's
+   version is the same, so it holds the very values it held; one of those is a module, whose dict ... Versions of dicts
+   are never given twice, so an object that was freed and another in its place cannot be confused; where a fact is a bare
+   pointer, guards/fastpath_build.c relies on nothing that another object in that place would not have to prove as well.
+
+   A fact that does not hold means only that the long way must be taken. If all holds there, the shortcut is made anew,
+   and a node that keeps changing is from then on left to questions and look-ups (`Node.changes`). */
+#include "guards/fastpath.h"
+
+#define ITEMS(facts, type) ((const type *)(facts).items)
+
+static Py_ssize_t
+changed_slot(const Shortcut *shortcut, const GuardSource *source)
+{
+    for (Py_ssize_t i = 0; i < shortcut->slots.count; i++) {
+        const SlotFact *fact = &ITEMS(shortcut->slots, SlotFact)[i];
+        PyObject *value = fact->slot < source->count ? source->slots[fact->slot]
+                          : fact->slot == source->count ? source->function : NULL;
+        if (value != fact->value || value == NULL) {
+            return shortcut->slots.nodes[i];
+        }
+    }
+    return -1;
+}
+
+static bool
+still_finds(const LookupFact *fact, uint64_t expected)
+{
+    PyObject *found = PyDict_GetItemWithError(fact->dict, fact->key);
+    if (found == NULL) {
+        PyErr_Clear();
+    }
+    return (uint64_t)(uintptr_t)found == expected;
+}
+
+/* For what is not a whole word. */
+static bool
+is_same(const WordFact *fact)
+{
+    uintptr_t place = fact->place & ~(uintptr_t)WORD_KINDS;
+    return fact->place & HALF_WORD ? *(const unsigned *)place == fact->expected
+                                   : still_finds((const LookupFact *)place, fact->expected);
+}
+
+static Py_ssize_t
+changed_word(const Shortcut *shortcut)
+{
+    const WordFact *facts = shortcut->words.items;
+    for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
+        uintptr_t place = facts[i].place;
+        bool whole = (place & WORD_KINDS) == WHOLE_WORD;
+        if (whole ? *(const uint64_t *)place != facts[i].expected : !is_same(&facts[i])) {
+            return shortcut->words.nodes[i];
+        }
+    }
+    return -1;
+}
+
+/* The first node whose facts do not hold any more, or -1. */
+static Py_ssize_t
+changed_node(const Shortcut *shortcut, const GuardSource *source)
+{
+    Py_ssize_t changed = changed_slot(shortcut, source);
+    changed = changed < 0 ? changed_word(shortcut) : changed;
+    for (Py_ssize_t i = 0; changed < 0 && i < shortcut->tensors.count; i++) {
+        const TensorFact *fact = &ITEMS(shortcut->tensors, TensorFact)[i];
+        changed = tensor_memory_holds(fact->spec, fact->value) ? -1 : shortcut->tensors.nodes[i];
+    }
+    return changed;
+}
+
+static void
+hold_values(const Facts *questions)
+{
+    for (Py_ssize_t i = 0; i < questions->count; i++) {
+        Py_XINCREF(ITEMS(*questions, Question)[i].value);
+    }
+}
+
+static void
+release_values(const Facts *questions)
+{
+    for (Py_ssize_t i = 0; i < questions->count; i++) {
+        Py_XDECREF(ITEMS(*questions, Question)[i].value);
+    }
+}
+
+static bool
+answers(Guards *guards, const Facts *questions, const GuardSource *source, PyObject **collected)
+{
+    for (Py_ssize_t i = 0; i < questions->count; i++) {
+        const Question *question = &ITEMS(*questions, Question)[i];
+        bool holds = question->check
+            ? check_holds(question->check, question->value)
+            : walk_nodes(guards, question->first, question->end, source, question->value, collected, NULL);
+        if (!holds || guards->roots == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static ShortcutAnswer
+follow(Guards *guards, const Shortcut *shortcut, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
+{
+    if (!answers(guards, &shortcut->states, source, collected)) {
+        return SHORTCUT_FAILS;
+    }
+    Py_ssize_t changed = changed_node(shortcut, source);
+    if (changed >= 0) {
+        *stale = changed;
+        return SHORTCUT_STALE;
+    }
+    for (Py_ssize_t i = 0; i < shortcut->collected.count; i++) {
+        const Collected *fact = &ITEMS(shortcut->collected, Collected)[i];
+        collected[fact->place] = Py_NewRef(fact->value);
+    }
+    hold_values(&shortcut->questions); /* the first answer may run code that lets go of the others' values */
+    bool holds = answers(guards, &shortcut->questions, source, collected);
+    release_values(&shortcut->questions);
+    return holds ? SHORTCUT_HOLDS : SHORTCUT_FAILS;
+}
+
+ShortcutAnswer
+shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
+{
+    Shortcut *shortcut = guards->shortcut;
+    shortcut->users++;
+    ShortcutAnswer answer = follow(guards, shortcut, source, collected, stale);
+    shortcut_drop(shortcut);
+    return answer;
+}
+
+PyObject *
+shortcut_size(const Shortcut *shortcut)
+{
+    Py_ssize_t facts = shortcut->slots.count + shortcut->words.count + shortcut->tensors.count;
+    return Py_BuildValue("nn", facts, shortcut->states.count + shortcut->questions.count);
+}
+
+static void
+drop_facts(Facts *facts)
+{
+    PyMem_Free(facts->items);
+    PyMem_Free(facts->nodes);
+}
+
+void
+shortcut_drop(Shortcut *shortcut)
+{
+    if (shortcut == NULL || --shortcut->users > 0) {
+        return;
+    }
+    for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
+        uintptr_t place = ITEMS(shortcut->words, WordFact)[i].place;
+        if ((place & WORD_KINDS) == LOOKUP) {
+            PyMem_Free((void *)(place - LOOKUP));
+        }
+    }
+    Facts *all[] = {&shortcut->states,  &shortcut->slots,     &shortcut->words,
+                    &shortcut->tensors, &shortcut->collected, &shortcut->questions};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(all); i++) {
+        drop_facts(all[i]);
+    }
+    PyMem_Free(shortcut);
+}

@@ -1,0 +1,164 @@
+/* The module smelt._native: see _native.pyi for what each name does. */
+#include "frame/frame.h"
+
+#include "runner/code_image.h"
+#include "frame/entry.h"
+#include "guards/guards.h"
+#include "frame/hook.h"
+#include "runner/launcher.h"
+#include "autograd/graph_read.h"
+#include "runner/aoti_library.h"
+#include "frame/unbound.h"
+#include "frame/region.h"
+#include "frame/resume.h"
+#include "runner/runner.h"
+#include "state/shelter.h"
+#include "runner/parallel.h"
+
+static PyObject *
+active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *region = (PyObject *)hook_active();
+    return Py_NewRef(region ? region : Py_None);
+}
+
+static PyObject *
+suspended(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "suspended() needs the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate(NULL);
+    HookRoom room = hook_begin_program();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_end(room);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+aside(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "aside() needs the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate(NULL);
+    HookRoom room = hook_begin_own();
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), names);
+    hook_end(room);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+stack_left(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromSsize_t(frame_stack_left());
+}
+
+static PyObject *
+resumed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 2 || !PyObject_TypeCheck(args[0], &RegionType)) {
+        PyErr_SetString(PyExc_TypeError, "resumed() needs a Region and the function to call");
+        return NULL;
+    }
+    Region *outer = hook_activate((Region *)args[0]);
+    HookRoom room = hook_begin_program();
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(count - 2), names);
+    hook_end(room);
+    hook_activate(outer);
+    return result;
+}
+
+static PyObject *
+hook_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(hook_is_installed());
+}
+
+static PyMethodDef functions[] = {
+    {"active", active, METH_NOARGS, PyDoc_STR("The region active on this thread, or None.")},
+    {"suspended", (PyCFunction)(void (*)(void))suspended, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with no region active on this thread.")},
+    {"aside", (PyCFunction)(void (*)(void))aside, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function of smelt's own: no region is active, and its frames do not count as the program's.")},
+    {"stack_left", stack_left, METH_NOARGS, PyDoc_STR("Bytes of C stack that are left on this thread.")},
+    {"resumed", (PyCFunction)(void (*)(void))resumed, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with the given region active.")},
+    {"run_from", (PyCFunction)(void (*)(void))run_from, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Run a function's code from a byte offset, with given slots and stack.")},
+    {"new_frame", (PyCFunction)(void (*)(void))new_frame, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("A frame object that stands at an offset, for building tracebacks.")},
+    {"set_tensor_layout", (PyCFunction)(void (*)(void))set_tensor_layout, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
+    {"set_library", set_library, METH_VARARGS,
+     PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
+    {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
+    {"overlap", library_overlap, METH_VARARGS,
+     PyDoc_STR("Whether tensors that are written lie in memory of others.")},
+    {"team_function", team_function, METH_VARARGS,
+     PyDoc_STR("The address of what shares a kernel's points out between threads; says where OpenMP's functions are.")},
+    {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
+    {"read_graph", read_graph, METH_VARARGS, PyDoc_STR("All that a backward from these nodes depends on.")},
+    {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
+    {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
+    {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
+    {"deliver", deliver, METH_VARARGS, PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
+    {"class_version", class_version, METH_O,
+     PyDoc_STR("A number that is another once look-ups in a class may find something else; 0 if it has none.")},
+    {"teach_shelter", teach_shelter, METH_VARARGS, PyDoc_STR("Say what sheltered() is to put back, and how.")},
+    {"sheltered", (PyCFunction)(void (*)(void))sheltered, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function, and put PyTorch's state on this thread back, whatever is raised and wherever.")},
+    {"undoing", (PyCFunction)(void (*)(void))undoing, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function, then another that undoes what it did, and that again if it is interrupted.")},
+    {"settling", (PyCFunction)(void (*)(void))settling, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function; if it raises, another that puts back what it may have changed.")},
+    {"recorded", (PyCFunction)(void (*)(void))recorded, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function with autograd's recording.")},
+    {"unrecorded", (PyCFunction)(void (*)(void))unrecorded, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function without autograd's recording.")},
+    {"delivering", (PyCFunction)(void (*)(void))delivering, METH_FASTCALL,
+     PyDoc_STR("Call a function; what it raises is offered to another, which may have it called again.")},
+    {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("Call a function in a context that is entered and left by C functions.")},
+    {"hook_installed", hook_installed, METH_NOARGS, PyDoc_STR("Whether the frame hook is in place now.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "smelt._native",
+    .m_doc = PyDoc_STR("The C part: the frame hook, the guard checker, and the kernel launcher."),
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
+                             &RunnerType, &CodeType,  &HeldType,  &PausedType};
+    if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
+        || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0 || shelter_init() < 0 || team_init() < 0) {
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) {
+        return NULL;
+    }
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++) {
+        if (PyModule_AddType(module, types[i]) < 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+    }
+    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

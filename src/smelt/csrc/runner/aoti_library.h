@@ -1,0 +1,58 @@
+/* PyTorch's C interface: functions found by name at run time (torch_abi/aoti_shims.py), so that no header of PyTorch is
+   needed to build this, and no PyTorch to import it. */
+#ifndef SMELT_LIBRARY_H
+#define SMELT_LIBRARY_H
+
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A tensor as the interface takes it. One that the interface made is freed with `drop`; the one inside a Python object
+   lives as long as that does. */
+typedef struct TensorHandle *Handle;
+
+/* All but `wrap` return 0, or something else for an error that the interface keeps to itself, and want no GIL. */
+typedef struct {
+    PyTypeObject *tensor, *parameter; /* classes whose objects have the handle's tensor at `body`; NULL: none known */
+    Py_ssize_t body;
+    Py_ssize_t storage; /* how far into the tensor's own body what it keeps of its memory is pointed to; 0: not known */
+    Py_ssize_t data, bytes, resizable; /* how far into that the address of the memory is, how long it is, and whether
+                                          PyTorch allocated it; 0: not known */
+    int32_t (*data_ptr)(Handle, void **address);
+    int32_t (*empty_strided)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
+                             int32_t number, Handle *made);
+    int32_t (*view)(Handle, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *made);
+    int32_t (*drop)(Handle);
+    PyObject *(*wrap)(Handle); /* a new reference to the Python object of a tensor; its handle is still to be dropped */
+} Library;
+
+extern Library library;
+
+/* The tensor inside a Python object of one of the two classes; NULL for any other object. */
+static inline Handle
+library_handle(PyObject *object)
+{
+    bool is_plain = library.tensor && (Py_TYPE(object) == library.tensor || Py_TYPE(object) == library.parameter);
+    return is_plain ? (Handle)((char *)object + library.body) : NULL;
+}
+
+/* Operators that have a function of their own in the interface: tensors, the result among them, then numbers. */
+enum { MOST_TENSORS = 4, MOST_NUMBERS = 2 };
+
+typedef struct {
+    const char *name;
+    int tensors, numbers;
+    void (*function)(void); /* NULL: not found */
+    int32_t (*call)(void (*function)(void), Handle *tensors, const double *numbers);
+} LibraryCall;
+
+/* NULL if there is none of this name. */
+const LibraryCall *library_call(const char *name);
+
+/* set_library(tensor, parameter, body, storage, memory, functions), storages(tensors) and overlap(tensors, written):
+   see _native.pyi. */
+PyObject *set_library(PyObject *module, PyObject *args);
+PyObject *library_storages(PyObject *module, PyObject *tensors);
+PyObject *library_overlap(PyObject *module, PyObject *args);
+
+#endif

@@ -1,0 +1,185 @@
+/* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL.
+
+   The workspace is kept between calls. It is taken off the launcher under the GIL for the time of a call, so a second
+   thread in the same kernel finds none and makes its own. A program of several steps runs its kernels itself (runner/runner.c)
+   and takes of a launcher only what it knows. */
+#include "runner/launcher.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { ALIGNMENT = 64, USUAL_BUFFERS = 32 };
+
+static PyObject *data_ptr; /* interned */
+
+int
+launcher_init(void)
+{
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr ? 0 : -1;
+}
+
+Workspace
+workspace_take(Workspace *kept)
+{
+    Workspace taken = *kept;
+    *kept = (Workspace){.memory = NULL};
+    return taken;
+}
+
+void
+workspace_give(Workspace *kept, Workspace taken)
+{
+    if (taken.size <= kept->size) {
+        free(taken.memory);
+        return;
+    }
+    free(kept->memory);
+    *kept = taken;
+}
+
+bool
+workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads)
+{
+    const size_t limit = (size_t)PY_SSIZE_T_MAX - ALIGNMENT;
+    if (kernel->per_thread && (size_t)threads > (limit - kernel->fixed) / kernel->per_thread) {
+        return false;
+    }
+    size_t size = kernel->fixed + kernel->per_thread * (size_t)threads;
+    if (size <= taken->size) {
+        return true;
+    }
+    free(taken->memory);
+    size = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* aligned_alloc wants a multiple */
+    *taken = (Workspace){.memory = aligned_alloc(ALIGNMENT, size), .size = size};
+    if (taken->memory == NULL) {
+        taken->size = 0;
+    }
+    return taken->memory != NULL;
+}
+
+/* 0, or -1 with an exception. */
+static int
+find_pointers(PyObject *const *tensors, Py_ssize_t count, void **pointers)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *address = PyObject_CallMethodNoArgs(tensors[i], data_ptr);
+        if (address == NULL) {
+            return -1;
+        }
+        pointers[i] = PyLong_AsVoidPtr(address);
+        Py_DECREF(address);
+        if (pointers[i] == NULL && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */
+static int
+launch(Launcher *self, int64_t threads, void **pointers)
+{
+    Workspace workspace = workspace_take(&self->workspace);
+    bool fits = workspace_fits(&workspace, self, threads);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        self->kernel(pointers, threads, workspace.memory);
+        Py_END_ALLOW_THREADS
+    }
+    else {
+        PyErr_NoMemory();
+    }
+    workspace_give(&self->workspace, workspace);
+    return fits ? 0 : -1;
+}
+
+static PyObject *
+launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
+{
+    Launcher *self = (Launcher *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    if (names && PyTuple_GET_SIZE(names)) {
+        PyErr_SetString(PyExc_TypeError, "a launcher takes no keyword arguments");
+        return NULL;
+    }
+    if (count != self->buffers + 1) {
+        PyErr_Format(PyExc_TypeError, "this launcher takes the thread count and %zd tensors, got %zd arguments",
+                     self->buffers, count);
+        return NULL;
+    }
+    long long threads = PyLong_AsLongLong(args[0]);
+    if (threads < 1) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", threads);
+        }
+        return NULL;
+    }
+    void *usual[USUAL_BUFFERS];
+    void **pointers = usual;
+    if (self->buffers > USUAL_BUFFERS) {
+        pointers = PyMem_New(void *, self->buffers);
+        if (pointers == NULL) {
+            return PyErr_NoMemory();
+        }
+    }
+    int status = find_pointers(args + 1, self->buffers, pointers);
+    if (status == 0) {
+        status = launch(self, threads, pointers);
+    }
+    if (pointers != usual) {
+        PyMem_Free(pointers);
+    }
+    return status < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"address", "buffers", "fixed", "per_thread", NULL};
+    PyObject *address;
+    Py_ssize_t buffers, fixed, per_thread;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Onnn:Launcher", names, &address, &buffers, &fixed, &per_thread)) {
+        return NULL;
+    }
+    void *kernel = PyLong_AsVoidPtr(address);
+    if (kernel == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "Launcher: the kernel's address is zero");
+        }
+        return NULL;
+    }
+    if (buffers < 0 || fixed < 0 || per_thread < 0 || fixed > PY_SSIZE_T_MAX - ALIGNMENT) {
+        PyErr_SetString(PyExc_ValueError, "Launcher: counts and sizes must not be negative or overflow");
+        return NULL;
+    }
+    Launcher *self = (Launcher *)type->tp_alloc(type, 0);
+    if (self) {
+        self->vectorcall = launcher_call;
+        self->kernel = (Kernel)(uintptr_t)kernel;
+        self->buffers = buffers;
+        self->fixed = (size_t)fixed;
+        self->per_thread = (size_t)per_thread;
+    }
+    return (PyObject *)self;
+}
+
+static void
+launcher_dealloc(Launcher *self)
+{
+    free(self->workspace.memory);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+PyTypeObject LauncherType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.Launcher",
+    .tp_basicsize = sizeof(Launcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = launcher_new,
+    .tp_dealloc = (destructor)launcher_dealloc,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
+    .tp_doc = PyDoc_STR("launcher(threads, *tensors) calls a compiled kernel without the GIL."),
+};

@@ -1,0 +1,113 @@
+/* Runner as a Python type. */
+#include "runner/runner.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <structmember.h>
+
+static int
+runner_traverse(Runner *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->dict);
+    Py_VISIT(self->given_steps);
+    Py_VISIT(self->given_outputs);
+    Py_VISIT(self->constants);
+    Py_VISIT(self->allocate);
+    Py_VISIT(self->view);
+    Py_VISIT(self->fit);
+    Py_VISIT(self->take);
+    Py_VISIT(self->give);
+    Py_VISIT(self->threads);
+    Py_VISIT(self->watchers);
+    return 0;
+}
+
+static int
+runner_clear(Runner *self)
+{
+    self->step_count = 0; /* they point to what goes now */
+    Py_CLEAR(self->dict);
+    Py_CLEAR(self->given_steps);
+    Py_CLEAR(self->given_outputs);
+    Py_CLEAR(self->constants);
+    Py_CLEAR(self->allocate);
+    Py_CLEAR(self->view);
+    Py_CLEAR(self->fit);
+    Py_CLEAR(self->take);
+    Py_CLEAR(self->give);
+    Py_CLEAR(self->threads);
+    Py_CLEAR(self->watchers);
+    return 0;
+}
+
+static void
+runner_dealloc(Runner *self)
+{
+    PyObject_GC_UnTrack(self);
+    runner_clear(self);
+    PyMem_Free(self->numbers);
+    PyMem_Free(self->items);
+    PyMem_Free(self->results);
+    PyMem_Free(self->steps);
+    free(self->taken);
+    free(self->workspace.memory);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* time(on): notes from now on how long each step takes, from zero; or no more. */
+static PyObject *
+runner_time(Runner *self, PyObject *on)
+{
+    int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) {
+        return NULL;
+    }
+    free(self->taken);
+    self->taken = wanted ? calloc((size_t)self->step_count + 1, sizeof *self->taken) : NULL;
+    self->timed_calls = 0;
+    if (wanted && self->taken == NULL) {
+        return PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+runner_times(Runner *self, void *unused)
+{
+    PyObject *times = self->taken ? tuple_of(self->taken, self->step_count) : PyTuple_New(0);
+    return times ? Py_BuildValue("(LN)", (long long)self->timed_calls, times) : NULL;
+}
+
+static PyMethodDef runner_methods[] = {
+    {"time", (PyCFunction)runner_time, METH_O, "Begin or cease to time steps."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef runner_members[] = {
+    {"steps", T_OBJECT, offsetof(Runner, given_steps), READONLY, "The steps it was made of."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef runner_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"times", (getter)runner_times, NULL, "How many calls were timed, and what each step took in all of them.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject RunnerType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.Runner",
+    .tp_basicsize = sizeof(Runner),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = runner_new,
+    .tp_dealloc = (destructor)runner_dealloc,
+    .tp_traverse = (traverseproc)runner_traverse,
+    .tp_clear = (inquiry)runner_clear,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Runner, vectorcall),
+    .tp_dictoffset = offsetof(Runner, dict),
+    .tp_members = runner_members,
+    .tp_methods = runner_methods,
+    .tp_getset = runner_getset,
+    .tp_doc = PyDoc_STR("A program of kernels and library calls, run by one call."),
+};

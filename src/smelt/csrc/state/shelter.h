@@ -1,0 +1,24 @@
+/* State that must not stay behind, whatever is raised and wherever: see state/shelter.c. */
+#ifndef SMELT_SHELTER_H
+#define SMELT_SHELTER_H
+
+#include <Python.h>
+
+extern PyTypeObject HeldType;
+extern PyTypeObject PausedType;
+
+int shelter_init(void);
+
+/* Calls settle() with the exception that is set put aside, again if it is interrupted. */
+void settle_surely(PyObject *settle);
+
+PyObject *teach_shelter(PyObject *module, PyObject *args);
+PyObject *sheltered(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *undoing(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *settling(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *recorded(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *unrecorded(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *delivering(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+#endif

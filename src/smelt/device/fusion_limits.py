@@ -1,0 +1,16 @@
+"""How big a fused kernel may grow. A target may bring its own; nothing here names one."""
+
+from smelt.base.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    scratch_bytes: int = 64 * 1024  # what one row may keep aside between its passes
+    row_elements: int = 8192  # where rows may be cut freely (a fold of everything), the longest row
+    whole_elements: int = 4096  # a fold of everything this small or smaller is one row
+    values: int = 120  # operations in one kernel: register pressure and compile time grow with it
+    keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside
+    spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
+
+
+DEFAULT_LIMITS = Limits()

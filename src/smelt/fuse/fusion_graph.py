@@ -1,0 +1,754 @@
+"""A pure graph as the fuser sees it: values in memory or to be computed, and library calls; views dissolved.
+
+    x: f32[4, 8]; t = t(x); y = mul(t, 2); z = mm(y, x)
+    →  leaf x · pointwise y reads x at strides (1, 8) · call mm(y, x) → z
+
+A `FusionValue` owns (or would own) dense memory laid out by its strides. Whoever uses it reads it through strides over
+their own dimensions, so views, broadcasts and transposes are all the same thing: a `FusionRead`.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import field
+from enum import Enum
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.fuse import index_exprs
+from smelt.fuse.buffer_reuse import may_fail
+from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
+from smelt.ir.graph import Traced, output_node, outputs
+from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
+from smelt.meta.effects import why_not_drop, why_not_share
+from smelt.ops.gathers import as_given
+from smelt.ops.promote import promoted, widened
+from smelt.ops.record import (
+    ROOT,
+    CopyCall,
+    Demand,
+    FoldCall,
+    LibraryCall,
+    Lookup,
+    LookupCall,
+    LookupIndex,
+    OperandLayout,
+    OpRecord,
+    PieceCall,
+    Pieces,
+    Pointwise,
+    Reduce,
+    Scan,
+    ScanCall,
+    Scatter,
+    ScatterCall,
+    View,
+)
+from smelt.ops.registry import only_result, record_of, why_not_lower
+from smelt.ops.views import expand, squeeze
+from smelt.symbolic.shapes import Shape, Size, contiguous_stride, is_dense, product, span
+from smelt.symbolic.symsize import same_sizes
+
+
+class FusionKind(Enum):
+    LEAF = "leaf"  # an input or a constant
+    LIBRARY = "library"  # a result of a library call
+    POINTWISE = "pointwise"
+    REDUCE = "reduce"
+    SCAN = "scan"  # folds up to each element
+    SCATTER = "scatter"  # lies where what it changes lay, which nobody else reads
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRead:
+    """Where a user finds the element for each point of his dimensions: strides and offset in the value's memory."""
+
+    value: "FusionValue"
+    stride: Shape
+    offset: Size
+    straight: bool  # at each point of the user the element of the same number
+    anywhere: bool = False  # further places are worked out by the user's code: the value must be in memory by then
+
+    @classmethod
+    def of(cls, value: "FusionValue", layout: OperandLayout, dense: Shape) -> "FusionRead":
+        """A reading over the dims of `layout`, by a user whose points are numbered by `dense` strides."""
+        straight = layout.offset == 0 and (
+            layout.stride == dense
+            or all(
+                size == 1 or have == want
+                for size, have, want in zip(layout.shape, layout.stride, dense, strict=True)
+            )
+        )
+        return cls(value, layout.stride, layout.offset, straight)
+
+
+@dataclass(eq=False, slots=True)
+class FusionValue:
+    """Something with elements. `id` orders values and calls as the graph does."""
+
+    id: int
+    name: str
+    kind: FusionKind
+    spec: TensorSpec
+    numel: Size
+    readings: tuple[FusionRead, ...] = ()
+    rule: "PointRule | FoldRule | ScanRule | ScatterRule | None" = None
+    cost: int = 0
+    users: "list[FusionValue]" = field(default_factory=list)
+    needed: bool = False  # must be in memory: returned, or read by a library call
+    call: "Call | None" = None  # what yields it, for results of library calls
+    after: "tuple[Call, ...]" = ()  # calls that must come first: earlier, the value would be in memory for nothing
+
+    @property
+    def is_computed(self) -> bool:
+        return self.kind in (FusionKind.POINTWISE, FusionKind.REDUCE, FusionKind.SCAN, FusionKind.SCATTER)
+
+    @property
+    def memory(self) -> "FusionValue":
+        """The value in whose memory it lies."""
+        return self.readings[0].value.memory if self.kind is FusionKind.SCATTER else self
+
+    @property
+    def loop(self) -> "tuple[Shape, Shape]":
+        """Shape and dense strides of the points it is computed at: its own, or for a fold those folded over, for a
+        scatter those that are put somewhere."""
+        if isinstance(self.rule, FoldRule | ScatterRule):
+            return self.rule.shape, self.rule.stride
+        return self.spec.shape, self.spec.stride
+
+
+@dataclass(frozen=True, slots=True)
+class PointRule:
+    """How an element follows from its readings: the record's rule and the call's arguments, tensors as `Slot`s."""
+
+    lowering: Pointwise
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    common: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """In a rule's arguments: the element of the `number`-th reading."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRule:
+    """A fold over `dims` of points `shape`, visited in the order of dense `stride`. `result` are the strides of the
+    folded value's own memory over those dims, zero where a dim is folded away."""
+
+    call: FoldCall
+    shape: Shape
+    stride: Shape
+    result: Shape
+    count: Size  # how many elements fold into one
+    inner: Size  # extent of the innermost run of folded dims, in visiting order
+    kept_inner: Size  # extent of the innermost run of dims that stay
+    is_rows: bool  # folds exactly the innermost run, into results that lie in the order of the rows
+
+    @classmethod
+    def of(cls, call: FoldCall, shape: Shape, stride: Shape, result: Shape) -> "FoldRule":
+        inside_out = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: stride[d])
+        folded = [dim in call.dims for dim in inside_out]
+        sizes = [shape[dim] for dim in inside_out]
+        inner = product(size for size, _ in zip(sizes, takewhile(bool, folded), strict=False))
+        kept_inner = product(size for size, _ in zip(sizes, takewhile(operator.not_, folded), strict=False))
+        count = product(shape[dim] for dim in call.dims)
+        is_rows = inner == count and all(
+            result[dim] * inner == stride[dim] for dim in inside_out if dim not in call.dims
+        )
+        return cls(call, shape, stride, result, count, inner, kept_inner, is_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRule:
+    """A scan along one dim, whose neighbours are `step` apart in memory: points are visited in rows of `cols`."""
+
+    call: ScanCall
+    size: Size
+    step: Size
+
+    @property
+    def cols(self) -> Size:
+        return self.step * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterRule:
+    """What the points `shape`, visited in the order of `stride`, put where. `result` are the strides of the value's
+    memory over those dims, zero where `by` has a place instead: (stride, extent) of each. The readings are what is
+    changed, then the element to be put, if it is no number, then the indices."""
+
+    call: ScatterCall
+    shape: Shape
+    stride: Shape
+    result: Shape
+    by: tuple[tuple[Size, Size], ...]
+    cols: Size  # points at the end that share their places, or the last dim where there are none
+    offset: Size = 0  # where in the value's memory the first of them lies
+
+    @property
+    def first_index(self) -> int:
+        """The number of the reading that is the first index."""
+        return 2 if isinstance(self.call.source, fx.Node) else 1
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A library call. Arguments hold `Ref`s where the graph has tensors; `results` has None where one is unused."""
+
+    id: int
+    name: str
+    op: torch._ops.OpOverload
+    lowering: LibraryCall
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[FusionValue | None]
+    why: str
+    unless: FusionValue | None = None  # one bool: the call is there to raise, and made only if it is false
+    after: "Call | None" = None  # a call that must come first: random numbers are drawn, and errors raised, in order
+
+    @property
+    def reads(self) -> "list[FusionValue]":
+        """The values it reads, each once."""
+        found = dict.fromkeys(ref.value for ref in references((self.args, self.kwargs)))
+        return [*found] if self.unless is None else [*{**found, self.unless: None}]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of the graph: a strided view of a value."""
+
+    value: FusionValue
+    layout: OperandLayout
+
+
+@dataclass(slots=True)
+class Lowered:
+    """The whole graph: values and calls in order, and what it returns (`Ref`s and plain values)."""
+
+    items: list[FusionValue | Call] = field(default_factory=list)
+    returns: list[Any] = field(default_factory=list)
+    constants: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def values(self) -> Iterator[FusionValue]:
+        return (item for item in self.items if isinstance(item, FusionValue))
+
+
+def lower(traced: Traced) -> Lowered:
+    """Read a pure graph."""
+    return _Lowerer(traced).run()
+
+
+def references(value: Any) -> Iterator[Ref]:
+    """Every `Ref` in arguments, lists included."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+
+
+class _Lowerer:
+    """One pass over the graph, node by node."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.lowered = Lowered()
+        self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
+        self.last_effect: Call | None = None
+        self.names = {node.name for node in traced.graph.nodes}
+        self.live = _live_nodes(traced.graph)
+        self.checked: set[Any] = set()  # indices and what they were found to lie below
+        self.failing: list[Call] = []  # calls that may raise
+        self.overwriting = overwriting(traced, self.live)
+
+    def run(self) -> Lowered:
+        graph = self.traced.graph
+        live = self.live
+        for node in self.overwriting.order:
+            if node is self.overwriting.turn:
+                self._check_early()
+            if node.op == "placeholder":
+                self._leaf(node)
+            elif node in live and node.op == "get_attr":
+                self.lowered.constants.append((str(node.name), self.traced.constants[str(node.target)]))
+                self._leaf(node)
+            elif node in live and node.op == "call_function":
+                self._call_function(node)
+        for returned in outputs(graph):
+            self.lowered.returns.append(self._resolve(returned))
+        for ref in references(self.lowered.returns):
+            ref.value.needed = True
+        _forget_unused(self.lowered)
+        return self.lowered
+
+    def _check_early(self) -> None:
+        """Whatever may raise, before an input is written."""
+        for node, demand, others in self.overwriting.demands:
+            instead = {}
+            for each, other in others.items():
+                shape = tensor_spec(each).shape
+                instead[each] = Ref(self.refs[other].value, OperandLayout(shape, (0,) * len(shape)))
+            self._check(node, demand, instead)
+
+    def _resolve(self, argument: Any, instead: "dict[fx.Node, Ref] | None" = None) -> Any:
+        if isinstance(argument, fx.Node):
+            return instead[argument] if instead and argument in instead else self.refs[argument]
+        if isinstance(argument, tuple | list):
+            return type(argument)(self._resolve(item, instead) for item in argument)
+        return argument
+
+    def _new(self, name: str, kind: FusionKind, spec: TensorSpec, **rest: Any) -> FusionValue:
+        value = FusionValue(len(self.lowered.items), name, kind, spec, spec.numel, **rest)
+        self.lowered.items.append(value)
+        for reading in value.readings:
+            reading.value.users.append(value)
+        return value
+
+    def _leaf(self, node: fx.Node) -> None:
+        self.refs[node] = _whole(self._new(node.name, FusionKind.LEAF, tensor_spec(node)))
+
+    def _call_function(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            several, position = node.args
+            self.refs[node] = self.refs[several][position]  # type: ignore[index]
+            return
+        put = self.overwriting.puts.get(node)
+        if put is not None:
+            self._put(node, put)
+            return
+        record = record_of(node.target)
+        why = why_not_lower(node)
+        if record.demands is not None and not any(user in self.live for user in node.users):
+            for demand in record.demands(node):
+                self._check(node, demand)
+        elif why is not None:
+            self._library(node, record, why)
+        elif isinstance(record.lowering, View):
+            self._view(node, record.lowering)
+        elif isinstance(record.lowering, Pointwise):
+            self._pointwise(node, record)
+        elif isinstance(record.lowering, Reduce):
+            self._reduce(node, record.lowering)
+        elif isinstance(record.lowering, Pieces):
+            self._pieces(node, record, record.lowering)
+        elif isinstance(record.lowering, Scan):
+            call = record.lowering.read(node)
+            assert isinstance(call, ScanCall)
+            self._scan(node, call)
+        elif isinstance(record.lowering, Lookup):
+            self._lookup(node, record, record.lowering)
+        elif isinstance(record.lowering, Scatter):
+            self._scatter(node, record, record.lowering)
+
+    def _view(self, node: fx.Node, lowering: View) -> None:
+        base: Ref = self.refs[node.args[0]]  # type: ignore[index]
+        layout = lowering.move(base.layout, *node.args[1:], **node.kwargs)
+        spec = tensor_spec(node)
+        if node.target is torch.ops.aten.as_strided.default:
+            layout = self._counted_from_value(node, base, layout)
+            if layout is None:
+                self._library(node, OpRecord(node.target, LibraryCall(), 0), "reaches outside what it is a view of")
+                return
+        if layout is None:
+            why = "reshapes what no strides can describe"
+            self._library(node, OpRecord(torch.ops.aten.reshape.default, LibraryCall(), 0), why)
+            return
+        if layout.shape != spec.shape:
+            raise AssertionError(f"{node.format_node()}: shape {layout.shape}, but its spec says {spec.shape}")
+        self.refs[node] = Ref(base.value, layout)
+
+    def _counted_from_value(self, node: fx.Node, base: Ref, layout: OperandLayout | None) -> OperandLayout | None:
+        """`as_strided` counts its offset from the start of the storage; a layout from the value's first element. None
+        where the view reaches outside the value, as it may for a caller's slice of something larger."""
+        assert layout is not None
+        given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        if given is not None:
+            layout = OperandLayout(layout.shape, layout.stride, layout.offset - base.value.spec.offset)
+        room = span(base.value.spec.shape, base.value.spec.stride)
+        fits = layout.offset >= 0 and layout.offset + span(layout.shape, layout.stride) <= room
+        return layout if fits else None
+
+    def _pointwise(self, node: fx.Node, record: OpRecord) -> None:
+        spec = tensor_spec(node)
+        readings: list[FusionRead] = []
+
+        def place(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                ref: Ref = self.refs[argument]
+                spread = ref.layout if same_sizes(ref.layout.shape, spec.shape) else expand(ref.layout, spec.shape)
+                readings.append(FusionRead.of(ref.value, spread, spec.stride))
+                return Slot(len(readings) - 1)
+            return argument
+
+        lowering = record.lowering
+        assert isinstance(lowering, Pointwise)
+        args = tuple(None if lowering.template and i == 0 else place(argument) for i, argument in enumerate(node.args))
+        kwargs = {name: place(argument) for name, argument in node.kwargs.items()}
+        rule = PointRule(lowering, args, kwargs, promoted(_operand_specs(node)))
+        value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
+        self.refs[node] = _whole(value)
+
+    def _pieces(self, node: fx.Node, record: OpRecord, lowering: Pieces) -> None:
+        """As if the dim were two, which part and where in it: along the first, every tensor stands still."""
+        call = lowering.read(node)
+        assert isinstance(call, PieceCall)
+        spec, dim = tensor_spec(node), call.dim
+        length = spec.shape[dim] // call.count
+        shape = (*spec.shape[:dim], call.count, length, *spec.shape[dim + 1 :])
+        stride = (*spec.stride[:dim], spec.stride[dim] * length, *spec.stride[dim:])
+        readings = []
+        for _, part in call.parts:
+            ref: Ref = self.refs[part]
+            have = ref.layout.stride
+            inside = (0, *have[dim:]) if call.squeezed else have[dim:]
+            layout = OperandLayout(shape, (*have[:dim], 0, *inside), ref.layout.offset)
+            readings.append(FusionRead.of(ref.value, layout, stride))
+        if call.base is not None:
+            ref = self.refs[call.base]
+            have = ref.layout.stride
+            layout = OperandLayout(shape, (*have[:dim], have[dim] * length, *have[dim:]), ref.layout.offset)
+            readings.append(FusionRead.of(ref.value, layout, stride))
+        args = (dim, call.count, tuple(number for number, _ in call.parts), *map(Slot, range(len(readings))))
+        value = self._new(
+            node.name,
+            FusionKind.POINTWISE,
+            TensorSpec(shape, stride, spec.dtype, spec.device),
+            readings=tuple(readings),
+            rule=PointRule(Pointwise(index_exprs.chosen), args, {}, spec.dtype),
+            cost=record.cost,
+        )
+        self.refs[node] = Ref(value, OperandLayout(spec.shape, spec.stride))
+
+    def _lookup(self, node: fx.Node, record: OpRecord, lowering: Lookup) -> None:
+        """A value that reads its source wherever its indices say, behind a call that raises unless they all may."""
+        call = lowering.read(node)
+        if isinstance(call, CopyCall):
+            base: Ref = self.refs[call.source]
+            self._take(node, base.value, call.move(base.layout))
+            return
+        if isinstance(call, ScanCall):
+            self._scan(node, call)
+            return
+        assert isinstance(call, LookupCall)
+        spec, source = tensor_spec(node), self.refs[call.source]
+        source.value.needed = True
+        stride = [0] * len(spec.shape)
+        for have, dim in zip(source.layout.stride, call.along, strict=True):
+            if dim is not None:
+                stride[dim] += have
+        readings = [FusionRead(source.value, tuple(stride), source.layout.offset, straight=False, anywhere=True)]
+        readings += [self._index_reading(index, spec.shape, spec.stride) for index in call.indices]
+        for demand in call.demands:
+            self._check(node, demand)
+        free = tuple(
+            (step, size)
+            for step, size, dim in zip(source.layout.stride, source.layout.shape, call.along, strict=True)
+            if dim is None
+        )
+        args = (Slot(0), free, call.emit, *map(Slot, range(1, len(readings))))
+        rule = PointRule(Pointwise(index_exprs.looked_up), args, {}, spec.dtype)
+        value = self._new(node.name, FusionKind.POINTWISE, spec, readings=tuple(readings), rule=rule, cost=record.cost)
+        self.refs[node] = _whole(value)
+
+    def _take(self, node: fx.Node, source: FusionValue, layout: OperandLayout) -> None:
+        """The elements of another value that lie where `layout` says."""
+        spec = only_result(node)
+        assert spec is not None
+        reading = FusionRead.of(source, layout, spec.stride)
+        rule = PointRule(Pointwise(index_exprs.itself), (Slot(0),), {}, spec.dtype)
+        self._gives(node, self._new(node.name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1))
+
+    def _gives(self, node: fx.Node, value: FusionValue) -> None:
+        """What a call yields, or the first of that."""
+        self.refs[node] = _whole(value) if isinstance(spec_of(node), TensorSpec) else [_whole(value)]
+
+    def _scan(self, node: fx.Node, call: ScanCall) -> None:
+        spec = only_result(node)
+        assert spec is not None
+        base: Ref = self.refs[call.source]
+        if spec.shape[call.dim] == 1:
+            self._take(node, base.value, base.layout)
+            return
+        rule = ScanRule(call, spec.shape[call.dim], spec.stride[call.dim])
+        reading = FusionRead.of(base.value, base.layout, spec.stride)
+        self._gives(node, self._new(node.name, FusionKind.SCAN, spec, readings=(reading,), rule=rule, cost=ROOT))
+
+    def _scatter(self, node: fx.Node, record: OpRecord, lowering: Scatter) -> None:
+        """A copy of what is changed, and a value that puts elements there, in its memory."""
+        call = lowering.read(node)
+        assert isinstance(call, ScatterCall)
+        spec = tensor_spec(node)
+        kept = TensorSpec(spec.shape, spec.stride, widened(spec.dtype) if call.wide else spec.dtype, spec.device)
+        home = self._home(node, call.base, kept)
+        dense = contiguous_stride(call.shape)
+        result = [0] * len(call.shape)
+        for have, dim in zip(kept.stride, call.along, strict=True):
+            if dim is not None:
+                result[dim] += have
+        readings = [FusionRead(home, tuple(result), 0, straight=False, anywhere=True)]
+        instead = {} if call.base is None else {call.base: _whole(home)}
+        if isinstance(call.source, fx.Node):
+            ref: Ref = self.refs[call.source]
+            instead[call.source] = Ref(home, OperandLayout(ref.layout.shape, (0,) * len(ref.layout.shape)))
+            readings.append(FusionRead.of(ref.value, _within(ref.layout, call.shape), dense))
+        for index in call.indices:
+            readings.append(self._index_reading(index, call.shape, dense))
+        for demand in call.demands:
+            self._check(node, demand, instead)
+        moving = [any(reading.stride[dim] for reading in readings[-len(call.indices) :]) for dim in range(len(dense))]
+        fixed = product(call.shape[dim] for dim in range(len(dense)) if not any(moving[dim:]))
+        last = next((size for size in reversed(call.shape) if size != 1), 1)
+        free = zip(kept.stride, kept.shape, call.along, strict=True)
+        by = tuple((step, size) for step, size, dim in free if dim is None)
+        rule = ScatterRule(call, call.shape, dense, tuple(result), by, fixed if fixed != 1 else last)
+        name = node.name if kept.dtype is spec.dtype else self._name(f"{node.name}_wide")
+        value = self._new(name, FusionKind.SCATTER, kept, readings=tuple(readings), rule=rule, cost=record.cost)
+        if node in self.overwriting.homes:
+            value.after = tuple(self.failing)
+        self.refs[node] = _whole(value)
+        if kept.dtype is not spec.dtype:
+            self._take(node, value, OperandLayout(kept.shape, kept.stride))
+
+    def _put(self, node: fx.Node, put: InplaceUpdate) -> None:
+        """A value that puts elements where a part of what is changed lies."""
+        home, ref, layout = self.refs[put.base].value, self.refs[put.source], put.layout
+        dense = contiguous_stride(layout.shape)
+        readings = (
+            FusionRead(home, layout.stride, layout.offset, straight=False, anywhere=True),
+            FusionRead.of(ref.value, _within(ref.layout, layout.shape), dense),
+        )
+        call = ScatterCall(put.base, layout.shape, put.source, (), as_given, ())
+        last = next((size for size in reversed(layout.shape) if size != 1), 1)
+        rule = ScatterRule(call, layout.shape, dense, layout.stride, (), last, layout.offset)
+        after = tuple(self.failing)
+        spec = tensor_spec(node)
+        value = self._new(node.name, FusionKind.SCATTER, spec, readings=readings, rule=rule, cost=1, after=after)
+        self.refs[node] = _whole(value)
+
+    def _home(self, node: fx.Node, base: fx.Node | None, spec: TensorSpec) -> FusionValue:
+        """Memory that holds what a scatter changes and that nobody else reads, then or later."""
+        name = self._name(f"{node.name}_home")
+        if base is None:
+            rule = PointRule(Pointwise(index_exprs.zero), (), {}, spec.dtype)
+            home = self._new(name, FusionKind.POINTWISE, spec, rule=rule, cost=0)
+        else:
+            ref: Ref = self.refs[base]
+            if node in self.overwriting.homes:
+                return ref.value
+            if ref.value.kind is FusionKind.SCATTER and ref.value.spec == spec and list(base.users) == [node]:
+                return ref.value
+            rule = PointRule(Pointwise(index_exprs.itself), (Slot(0),), {}, spec.dtype)
+            reading = FusionRead.of(ref.value, ref.layout, spec.stride)
+            home = self._new(name, FusionKind.POINTWISE, spec, readings=(reading,), rule=rule, cost=1)
+        home.needed = True
+        return home
+
+    def _index_reading(self, index: LookupIndex, shape: Shape, dense: Shape) -> FusionRead:
+        """An index as it is read by a user with these dims."""
+        ref: Ref = self.refs[index.node]
+        inside = (*([0] * index.dim), *_spread(ref.layout))
+        spread = OperandLayout(shape, (*inside, *([0] * (len(shape) - len(inside)))), ref.layout.offset)
+        return FusionRead.of(ref.value, spread, dense)
+
+    def _check(self, node: fx.Node, demand: Demand, instead: "dict[fx.Node, Ref] | None" = None) -> None:
+        """A call of the operator itself, made if an index is out of range; one that was checked before is not. It gets
+        `instead` of some tensors others of the same shape, so that these need not be in memory only to raise."""
+        ref: Ref = self.refs[demand.index]
+        layout = ref.layout
+        key = (ref.value, layout, demand.extent, demand.from_end, demand.besides)
+        if key in self.checked:
+            return
+        self.checked.add(key)
+        # What is spread over a dim is looked at once.
+        shape = tuple(1 if step == 0 else size for size, step in zip(layout.shape, layout.stride, strict=True))
+        if 0 in shape:  # no index, none out of range: there would be no flag to read either
+            return
+        once = OperandLayout(shape, layout.stride, layout.offset)
+        dense, device = _dense_order(once), ref.value.spec.device
+        limits = (-demand.extent if demand.from_end else 0, demand.extent)
+        inside = self._new(
+            self._name(f"{node.name}_inside"),
+            FusionKind.POINTWISE,
+            TensorSpec(shape, dense, torch.bool, device),
+            readings=(FusionRead.of(ref.value, once, dense),),
+            rule=PointRule(Pointwise(index_exprs.is_inside), (Slot(0), *limits, demand.besides), {}, torch.int64),
+            cost=2,
+        )
+        holds = self._all(self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
+        holds.needed = True
+        self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
+
+    def _all(self, name: str, value: FusionValue) -> FusionValue:
+        """Whether all elements of a value are true."""
+        shape, stride = value.spec.shape, value.spec.stride
+        call = FoldCall("all", tuple(range(len(shape))), False, torch.bool)
+        rule = FoldRule.of(call, shape, stride, (0,) * len(shape))
+        reading = FusionRead.of(value, OperandLayout(shape, stride), stride)
+        spec = TensorSpec((), (), torch.bool, value.spec.device)
+        return self._new(name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+
+    def _name(self, wanted: str) -> str:
+        """`wanted`, or something like it that nothing else is called."""
+        while wanted in self.names:
+            wanted += "_"
+        self.names.add(wanted)
+        return wanted
+
+    def _reduce(self, node: fx.Node, lowering: Reduce) -> None:
+        call = lowering.read(node)
+        base: Ref = self.refs[node.args[0]]  # type: ignore[index]
+        spec = tensor_spec(node)
+        shape = base.layout.shape
+        if product(shape[dim] for dim in call.dims) == 1:
+            self._fold_nothing(node, call, base)
+            return
+        own = iter(spec.stride)
+        result = []
+        for dim in range(len(shape)):
+            stride = next(own) if call.keepdim or dim not in call.dims else 0
+            result.append(0 if dim in call.dims else stride)
+        rule = FoldRule.of(call, shape, _dense_order(base.layout), tuple(result))
+        reading = FusionRead.of(base.value, base.layout, rule.stride)
+        if call.divide:
+            self._mean(node, rule, reading)
+            return
+        value = self._new(node.name, FusionKind.REDUCE, spec, readings=(reading,), rule=rule, cost=1)
+        self.refs[node] = _whole(value)
+
+    def _mean(self, node: fx.Node, rule: FoldRule, reading: FusionRead) -> None:
+        """A sum, then a division: dividing the summands instead would round each, and a mean of equals not be equal."""
+        spec = tensor_spec(node)
+        wide = TensorSpec(spec.shape, spec.stride, rule.call.dtype, spec.device)
+        name = self._name(f"{node.name}_total")
+        total = self._new(name, FusionKind.REDUCE, wide, readings=(reading,), rule=rule, cost=1)
+        divide = PointRule(Pointwise(index_exprs.divided), (Slot(0), rule.count), {}, wide.dtype)
+        whole = FusionRead.of(total, OperandLayout(spec.shape, spec.stride), spec.stride)
+        value = self._new(node.name, FusionKind.POINTWISE, spec, readings=(whole,), rule=divide, cost=ROOT)
+        self.refs[node] = _whole(value)
+
+    def _fold_nothing(self, node: fx.Node, call: FoldCall, base: Ref) -> None:
+        """A fold over extents of one is the element itself."""
+        self._take(node, base.value, base.layout if call.keepdim else squeeze(base.layout, call.dims))
+
+    def _library(
+        self,
+        node: fx.Node,
+        record: OpRecord,
+        why: str,
+        unless: FusionValue | None = None,
+        instead: "dict[fx.Node, Ref] | None" = None,
+    ) -> None:
+        lowering = record.lowering
+        if isinstance(lowering, Pieces | Lookup | Scan | Scatter):
+            lowering = lowering.otherwise
+        lowering = lowering if isinstance(lowering, LibraryCall) else LibraryCall()
+        target = record.op if isinstance(record.lowering, LibraryCall) else node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        named = dict(node.kwargs)
+        if lowering.template:
+            names = [argument.name for argument in target._schema.arguments]
+            named |= zip(names[1 : len(node.args)], node.args[1:], strict=True)
+        args = self._resolve(() if lowering.template else node.args, instead)
+        kwargs = {name: self._resolve(argument, instead) for name, argument in named.items()}
+        for ref in references((args, kwargs)):
+            ref.value.needed = True
+        call = Call(len(self.lowered.items), node.name, target, lowering, args, kwargs, [], why, unless)
+        self.lowered.items.append(call)
+        if may_fail(lowering.out or target):
+            self.failing.append(call)
+        if unless is not None:
+            return
+        if why_not_share(node) is not None:
+            call.after, self.last_effect = self.last_effect, call
+        spec = spec_of(node)
+        if isinstance(spec, TensorSpec):
+            value = self._new(node.name, FusionKind.LIBRARY, spec, call=call)
+            call.results.append(value)
+            self.refs[node] = _whole(value)
+        elif isinstance(spec, tuple):
+            self.refs[node] = self._several(node, call, spec)
+
+    def _several(self, node: fx.Node, call: Call, specs: tuple[TensorSpec | None, ...]) -> list[Ref | None]:
+        used = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        found: list[Ref | None] = []
+        for position, spec in enumerate(specs):
+            if spec is None or position not in used:
+                call.results.append(None)
+                found.append(None)
+                continue
+            value = self._new(used[position].name, FusionKind.LIBRARY, spec, call=call)
+            call.results.append(value)
+            found.append(_whole(value))
+        return found
+
+
+def _forget_unused(lowered: Lowered) -> None:
+    """Values that nothing reads, because something else is computed in the place of their readers, read nothing."""
+    for value in reversed(list(lowered.values)):
+        if value.is_computed and not value.users and not value.needed:
+            for reading in value.readings:
+                reading.value.users.remove(value)
+
+
+def _live_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """What the outputs need, and whatever does more than yield a result: draws random numbers, raises."""
+    live = {output_node(graph)}
+    for node in reversed(graph.nodes):
+        if node in live or (node.op == "call_function" and why_not_drop(node) is not None):
+            live.add(node)
+            live.update(node.all_input_nodes[1:] if _has_template(node) else node.all_input_nodes)
+    return live
+
+
+def _has_template(node: fx.Node) -> bool:
+    """Whether a library call takes its first tensor for its shape alone."""
+    lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
+    return isinstance(lowering, LibraryCall) and lowering.template
+
+
+def _whole(value: FusionValue) -> Ref:
+    return Ref(value, OperandLayout(value.spec.shape, value.spec.stride))
+
+
+def _operand_specs(node: fx.Node) -> Iterator[Any]:
+    for argument in node.args:
+        if isinstance(argument, fx.Node):
+            yield tensor_spec(argument)
+        elif isinstance(argument, bool | int | float):
+            yield argument
+
+
+def _dense_order(layout: OperandLayout) -> Shape:
+    """Dense strides that visit the elements in the order they lie in memory; the layout's own where it is dense."""
+    if is_dense(layout.shape, layout.stride):
+        return layout.stride
+    order = sorted(range(len(layout.shape)), key=lambda dim: (layout.stride[dim], -dim))
+    strides, step = [0] * len(order), 1
+    # Broadcast dims (stride 0) have no place in memory: visit them outermost.
+    for dim in [d for d in order if layout.stride[d]] + [d for d in order if not layout.stride[d]]:
+        strides[dim] = step
+        step *= layout.shape[dim]
+    return tuple(strides)
+
+
+def _within(layout: OperandLayout, shape: Shape) -> OperandLayout:
+    """The first elements along each dim, as many as `shape` has; one is spread over any number."""
+    if len(layout.shape) == len(shape) and not any(a == 1 != b for a, b in zip(layout.shape, shape, strict=True)):
+        return OperandLayout(shape, layout.stride, layout.offset)
+    return expand(layout, shape)
+
+
+def _spread(layout: OperandLayout) -> Shape:
+    """Strides with which extents of one are read over any extent."""
+    return tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))

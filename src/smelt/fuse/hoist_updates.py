@@ -1,0 +1,97 @@
+"""Updates right behind the gradients they read, where that lets the gradients go.
+
+    g1 = mm(…); g2 = mm(…); w1' = w1 - g1; w2' = w2 - g2     →   g1, w1', g2, w2': never two gradients at once
+
+An update is a kernel that computes new values of inputs. It comes earlier than the graph has it where it reads
+something large that nobody reads after it, but not before those that read the old values: it is to write where they
+lie. Nor before a library call that may fail, as then nothing must have been written.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from smelt.fuse.buffer_reuse import may_fail
+from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered, Ref, references
+from smelt.fuse.groups import Group, Groups
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import hint
+
+_LARGE = 1 << 16  # bytes
+_SMALL = 1 << 12
+
+Before = Callable[[Group], Iterable[Group]]
+
+
+def hoist_updates(
+    rank: dict[int, Size], groups: Groups, before: Before, lowered: Lowered, writes: Sequence[tuple[int, int]]
+) -> None:
+    """Change the rank of updates, and of the small numbers they need; `before` tells what a group needs."""
+    if writes:
+        _Updates(rank, groups, before, lowered, writes).run()
+
+
+class _Updates:
+    def __init__(
+        self,
+        rank: dict[int, Size],
+        groups: Groups,
+        before: Before,
+        lowered: Lowered,
+        writes: Sequence[tuple[int, int]],
+    ) -> None:
+        self.rank, self.groups, self.before = rank, groups, before
+        constants = {name for name, _ in lowered.constants}
+        inputs = [value for value in lowered.values if value.kind is FusionKind.LEAF and value.name not in constants]
+        pairs = [(lowered.returns[place], inputs[number]) for place, number in writes]
+        self.old = {new.value: old for new, old in pairs if isinstance(new, Ref)}
+        self.kept = {ref.value for ref in references(lowered.returns)}
+        self.readers: dict[FusionValue, set[int]] = {}
+        for group in groups.all():
+            for value in _read(groups, group):
+                self.readers.setdefault(value, set()).add(group.id)
+        calls = [group for group in groups.all() if group.call is not None and may_fail(_operator(group.call))]
+        self.least = max((rank[group.id] for group in calls), default=0)
+
+    def run(self) -> None:
+        for group in self.groups.all():
+            if group.call is not None or not any(value in self.old for value in group.members):
+                continue
+            needed = [value.id for value in group.members if self.readers.get(value, set()) - {group.id}]
+            if needed:  # it computes what others wait for, too
+                self.rank[group.id] = max(needed)
+            elif any(self._dies_in(group, value) for value in set(_read(self.groups, group))):
+                self._move(group)
+
+    def _dies_in(self, group: Group, value: FusionValue) -> bool:
+        """Whether a large value is let go when the group has read it."""
+        if value.kind is FusionKind.LEAF or value in self.kept or hint(value.spec.nbytes) < _LARGE:
+            return False
+        return all(self.rank[reader] <= self.rank[group.id] for reader in self.readers[value])
+
+    def _move(self, group: Group) -> Size:
+        """Let a group come as soon as all has come that it needs, or that reads what it overwrites."""
+        found: Size = self.least
+        for needed in self.before(group):
+            found = max(found, self._move(needed) if _is_small(needed) else self.rank[needed.id])
+        for value in group.members:
+            if value in self.old:
+                readers = self.readers[self.old[value]] - {group.id}
+                found = max([found, *(self.rank[reader] for reader in readers)])
+        self.rank[group.id] = min(found, self.rank[group.id])
+        return self.rank[group.id]
+
+
+def _operator(call: Call) -> torch._ops.OpOverload:
+    return call.op if call.lowering.out is None else call.lowering.out
+
+
+def _read(groups: Groups, group: Group) -> Iterable[FusionValue]:
+    if group.call is None:
+        return [source for value in group.members for source in groups.sources(value)]
+    return group.call.reads
+
+
+def _is_small(group: Group) -> bool:
+    """Numbers that an update needs: how many steps there were, what the rate has come to."""
+    return group.call is None and all(hint(value.spec.nbytes) <= _SMALL for value in group.members)

@@ -1,0 +1,49 @@
+"""Elements of values that no operator's own rule makes: chosen among parts, looked up, checked, copied, divided.
+
+    chosen(e, 0, 2, (1,), x)   →   where(position(0) == 1, x, 0)         x is the second half of what is zero otherwise
+"""
+
+import torch
+
+from smelt.ops.record import EmitRule, Emitter, OperandMemory, Scalar
+from smelt.symbolic.shapes import Size
+
+
+def chosen(e: Emitter, dim: int, count: int, numbers: tuple[int, ...], *elements: Scalar) -> Scalar:
+    """The element of the part this point lies in; where there is none, that of what comes last, or zero."""
+    here = e.position(dim)
+    given = [e.cast(element, e.result) for element in elements]
+    found = given.pop() if len(given) in (count, len(numbers) + 1) else e.const(0, e.result)
+    for number, element in reversed(list(zip(numbers, given, strict=False))):
+        found = e.op("where", e.op("eq", here, e.const(number, torch.int64)), element, found)
+    return found
+
+
+def looked_up(
+    e: Emitter, source: OperandMemory, free: tuple[tuple[Size, Size], ...], emit: EmitRule, *indices: Scalar
+) -> Scalar:
+    """What a lookup's own code makes of elements that it reads from places it says."""
+
+    def fetch(*places: Scalar) -> Scalar:
+        by = [(place, stride, extent) for place, (stride, extent) in zip(places, free, strict=True)]
+        return e.gather(source, by)
+
+    return emit(e, fetch, *indices)
+
+
+def is_inside(e: Emitter, index: Scalar, low: Size, high: Size, besides: int | None) -> Scalar:
+    place = e.cast(index, torch.int64)
+    inside = e.op("and", e.op("ge", place, e.const(low, torch.int64)), e.op("lt", place, e.const(high, torch.int64)))
+    return inside if besides is None else e.op("or", inside, e.op("eq", place, e.const(besides, torch.int64)))
+
+
+def zero(e: Emitter) -> Scalar:
+    return e.const(0, e.result)
+
+
+def itself(e: Emitter, x: Scalar) -> Scalar:
+    return e.cast(x, e.result)
+
+
+def divided(e: Emitter, x: Scalar, count: Size) -> Scalar:
+    return e.op("div", x, e.const(count, x.dtype))

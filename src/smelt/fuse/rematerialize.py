@@ -1,0 +1,213 @@
+"""What a backward inside the graph reads is computed again there, where that takes less memory than keeping it.
+
+    h = mm(x, w); s = silu(h); y = s * u; z = mm(y, v) … forward … | backward … reads h, s, u, y
+    →  h and u are kept; s' = silu(h) and y' = s' * u stand before the first of the backward that reads them
+
+The graph of a whole training step has its backward inside, and at its beginning the most memory is in use. Only what is
+element-wise is computed again, and only where what it is computed from is kept anyway, or is smaller. Each new value
+comes `after` the library call before its first reader, or the fuser would compute it with the old one.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from smelt.base import events
+from smelt.base.fuel import Fuel
+from smelt.fuse.fusion_graph import Call, FusionKind, FusionRead, FusionValue, Lowered, Ref, references
+from smelt.ir.nodes.backward_node import backward_of
+from smelt.symbolic.symsize import hint
+
+_CHAIN = 16  # no more values are computed again for the sake of one
+
+
+def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> bool:
+    """Rewrite what was read from `graph`, for each backward inside; whether there is one."""
+    beginnings = _beginnings(lowered, graph)
+    for name in reversed(beginnings):
+        turn = next(item.id for item in lowered.items if item.name == name)
+        _Turn(lowered, turn).run(fuel)
+    return bool(beginnings)
+
+
+def _beginnings(lowered: Lowered, graph: fx.Graph) -> list[str]:
+    """The first item of each backward."""
+    known = {item.name for item in lowered.items}
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        number = backward_of(node)
+        if number is not None and node.name in known:
+            found.setdefault(number, node.name)
+    return list(found.values())
+
+
+class _Turn:
+    """One backward, which begins with item number `turn`."""
+
+    def __init__(self, lowered: Lowered, turn: int) -> None:
+        self.lowered, self.turn = lowered, turn
+        self.calls: dict[FusionValue, list[Call]] = {}
+        for item in lowered.items:
+            if isinstance(item, Call):
+                for value in item.reads:
+                    self.calls.setdefault(value, []).append(item)
+        self.returned = {ref.value for ref in references(lowered.returns)}
+        self.kept = {value for value in lowered.values if self._is_early(value) and self._late_readers(value)}
+        self.again: set[FusionValue] = set()
+
+    def run(self, fuel: Fuel) -> None:
+        for value in sorted(self.kept, key=lambda value: value.id, reverse=True):
+            if value in self.returned or not _is_repeatable(value):
+                continue
+            chain, new = self._behind(value)
+            if sum(map(_bytes, new)) < _bytes(value) and len(chain) <= _CHAIN and fuel.take(value):
+                self.again |= {value, *chain}
+                self.kept |= new
+                if events.wanted("fusion"):
+                    events.emit("fusion", f"{value.name} is computed again in the backward: less is kept so")
+        self._hold_back()
+        self._rewrite()
+
+    def _is_early(self, item: FusionValue | Call) -> bool:
+        return item.id < self.turn and not (isinstance(item, FusionValue) and item.kind is FusionKind.LEAF)
+
+    def _late_readers(self, value: FusionValue) -> list[FusionValue | Call]:
+        return [reader for reader in (*value.users, *self.calls.get(value, ())) if reader.id >= self.turn]
+
+    def _behind(self, value: FusionValue) -> tuple[set[FusionValue], set[FusionValue]]:
+        """What else would be computed again for a value, and what else would be kept."""
+        chain: set[FusionValue] = set()
+        new: set[FusionValue] = set()
+        waiting = [reading.value for reading in value.readings]
+        while waiting and len(chain) <= _CHAIN:
+            source = waiting.pop()
+            if source.kind is FusionKind.LEAF or source in self.kept or source in self.returned:
+                continue
+            if not _is_repeatable(source):
+                new.add(source)
+            elif source not in chain:
+                chain.add(source)
+                waiting += [reading.value for reading in source.readings]
+        return chain, new
+
+    def _hold_back(self) -> None:
+        """What the backward computes from early values alone stays there, unless it is less than what it reads."""
+        early: set[FusionValue] = set()
+        for item in self.lowered.items[self.turn :]:
+            if not isinstance(item, FusionValue) or not _is_repeatable(item):
+                continue
+            sources = [reading.value for reading in item.readings]
+            if not all(source.id < self.turn or source in early for source in sources):
+                continue
+            early.add(item)
+            alone = {source for source in sources if source in self.kept and self._late_readers(source) == [item]}
+            if sum(map(_bytes, alone - self.again - self.returned)) <= _bytes(item):
+                given = self._given(item)
+                last = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
+                item.after = () if last is None else (last,)
+
+    def _given(self, item: FusionValue) -> set[FusionValue] | None:
+        """The inputs that a value is computed from, if it is from nothing else: part of an update, most often."""
+        found: set[FusionValue] = set()
+        waiting = [reading.value for reading in item.readings]
+        while waiting:
+            source = waiting.pop()
+            if source.kind is FusionKind.LEAF:
+                found.add(source)
+            elif self._is_early(source) or not _is_repeatable(source):
+                return None
+            else:
+                waiting += [reading.value for reading in source.readings]
+        return found
+
+    def _last_reader(self, given: set[FusionValue], position: int) -> Call | None:
+        """The last call of the backward that reads one of these inputs: from there on they may have new values."""
+        late = [call for value in given for call in self.calls.get(value, ()) if self.turn <= call.id < position]
+        if late:
+            return max(late, key=lambda call: call.id)
+        return next((item for item in self.lowered.items[self.turn : position] if isinstance(item, Call)), None)
+
+    def _call_before(self, position: int) -> Call | None:
+        for item in reversed(self.lowered.items[self.turn : position]):
+            if isinstance(item, Call):
+                return item
+        return None
+
+    def _rewrite(self) -> None:
+        """Put a copy of each value that is computed again before its first late reader, which reads that instead."""
+        names = {item.name for item in self.lowered.items}
+        copies: dict[FusionValue, FusionValue] = {}
+        places: dict[FusionValue, int] = {}
+        before: dict[int, list[FusionValue]] = {}
+        for value in sorted(self.again, key=lambda value: value.id, reverse=True):
+            late = [reader.id for reader in self._late_readers(value)]
+            late += [places[user] for user in value.users if user in places]
+            place = places[value] = min(late)
+            name = f"{value.name}_again"
+            while name in names:
+                name += "_"
+            names.add(name)
+            last = self._call_before(place)
+            after = () if last is None else (last,)
+            copies[value] = replace(value, name=name, users=[], needed=False, after=after)
+            before.setdefault(place, []).insert(0, copies[value])
+        items: list[FusionValue | Call] = []
+        for item in self.lowered.items:
+            items += before.get(item.id, ())
+            if item.id >= self.turn:
+                _read_instead(item, copies)
+            items.append(item)
+        for copy in copies.values():
+            _read_instead(copy, copies)
+        self.lowered.items = items
+        _connect(self.lowered)
+
+
+def _is_repeatable(value: FusionValue) -> bool:
+    return value.kind is FusionKind.POINTWISE and not any(reading.anywhere for reading in value.readings)
+
+
+def _bytes(value: FusionValue) -> int:
+    return hint(value.spec.nbytes)
+
+
+def _read_instead(item: FusionValue | Call, copies: dict[FusionValue, FusionValue]) -> None:
+    if isinstance(item, FusionValue):
+        item.readings = tuple(_moved(reading, copies) for reading in item.readings)
+        return
+    item.args = _with_copies(item.args, copies)
+    item.kwargs = _with_copies(item.kwargs, copies)
+    item.unless = copies.get(item.unless, item.unless) if item.unless is not None else None
+
+
+def _moved(reading: FusionRead, copies: dict[FusionValue, FusionValue]) -> FusionRead:
+    return replace(reading, value=copies[reading.value]) if reading.value in copies else reading
+
+
+def _with_copies(argument: Any, copies: dict[FusionValue, FusionValue]) -> Any:
+    if isinstance(argument, Ref):
+        return replace(argument, value=copies.get(argument.value, argument.value))
+    if isinstance(argument, tuple | list):
+        return type(argument)(_with_copies(item, copies) for item in argument)
+    if isinstance(argument, dict):
+        return {name: _with_copies(item, copies) for name, item in argument.items()}
+    return argument
+
+
+def _connect(lowered: Lowered) -> None:
+    """Number the items anew, and note who reads what."""
+    for number, item in enumerate(lowered.items):
+        item.id = number
+        if isinstance(item, FusionValue):
+            item.users, item.needed = [], False
+    for item in lowered.items:
+        if isinstance(item, FusionValue):
+            for reading in item.readings:
+                reading.value.users.append(item)
+                reading.value.needed |= reading.anywhere
+        else:
+            for value in item.reads:
+                value.needed = True
+    for ref in references(lowered.returns):
+        ref.value.needed = True

@@ -1,0 +1,495 @@
+"""The rules of the kernel form, as code: `check_kernel` and `check_program` raise on the first one broken.
+
+A rule is a small function that yields `(place, fault)` pairs, the place being the buffer, stage, instruction or step at
+fault; `KERNEL_RULES` and `PROGRAM_RULES` list them all.
+
+    SM022: kernel add breaks rule "stores": y is f32, the value b is f64
+          store y[j] = b          ← the lines round the fault follow
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from smelt.base.errors import SpecError
+from smelt.base.fast_dataclass import dataclass
+from smelt.ir.check_program import PROGRAM_RULES
+from smelt.ir.kernel import (
+    Access,
+    Accumulate,
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Stage,
+    Store,
+)
+from smelt.ir.program import Program
+from smelt.ir.scalar import SCALAR_OPS, kind_of
+from smelt.ir.tensorspec import short_name
+from smelt.ir.text import format_index, kernel_lines, program_lines
+from smelt.symbolic.shapes import Size
+
+Fault = tuple[object, str]
+
+KERNEL_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+NARROW_FLOATS = (torch.float16, torch.bfloat16)
+
+
+def value_dtypes(kernel: Kernel) -> dict[str, torch.dtype]:
+    """The dtype of every value a kernel names. Names that are not defined are left out, for the rules to find."""
+    buffers = {buffer.name: buffer.dtype for buffer in kernel.buffers}
+    found: dict[str, torch.dtype] = {}
+    for instruction in kernel.instructions():
+        match instruction:
+            case Const(out, _, dtype) | Compute(out, _, _, dtype) | Cast(out, _, dtype):
+                found[out] = dtype
+            case (Load(out, buffer, _) | Gather(out, buffer, _, _)) if buffer in buffers:
+                found[out] = buffers[buffer]
+            case Position(out, _):
+                found[out] = torch.int64
+            case (Reduce(out, _, value) | Scan(out, _, value)) if value in found:
+                found[out] = found[value]
+    return found
+
+
+def operands(instruction: Instruction) -> tuple[str, ...]:
+    """The values an instruction uses."""
+    match instruction:
+        case Compute(_, _, args, _):
+            return args
+        case Gather(_, _, _, by):
+            return tuple(value for value, _, _ in by)
+        case Scatter(_, _, _, by, value):
+            return (*(place for place, _, _ in by), value)
+        case Cast(_, value, _) | Reduce(_, _, value) | Scan(_, _, value) | Store(_, _, value):
+            return (value,)
+        case Accumulate(_, _, _, value):
+            return (value,)
+    return ()
+
+
+def result(instruction: Instruction) -> str | None:
+    """The value an instruction defines."""
+    return None if isinstance(instruction, Store | Accumulate | Scatter) else instruction.out
+
+
+def _staged(kernel: Kernel) -> Iterator[tuple[Stage, Instruction]]:
+    for stage in kernel.stages:
+        for instruction in stage.body:
+            yield stage, instruction
+
+
+def _indexed(kernel: Kernel) -> Iterator[tuple[Stage, Access]]:
+    """Accesses to buffers that exist."""
+    names = {buffer.name for buffer in kernel.buffers}
+    for stage, instruction in _staged(kernel):
+        if isinstance(instruction, Access) and instruction.buffer in names:
+            yield stage, instruction
+
+
+def _repeated(names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
+# The shape of the kernel.
+
+
+def _rule_axes(kernel: Kernel) -> Iterator[Fault]:
+    axes = kernel.rows + kernel.cols
+    for name in _repeated(axis.name for axis in axes):
+        yield kernel, f"two axes are named {name}"
+    for axis in axes:
+        if axis.size < 0:
+            yield kernel, f"axis {axis.name} has size {axis.size}"
+
+
+def _rule_buffers(kernel: Kernel) -> Iterator[Fault]:
+    for name in _repeated(buffer.name for buffer in kernel.buffers):
+        yield kernel.buffer(name), f"two buffers are named {name}"
+    for buffer in kernel.buffers:
+        if buffer.dtype not in KERNEL_DTYPES:
+            yield buffer, f"no kernel works on {short_name(buffer.dtype)}"
+
+
+def _rule_buffers_known(kernel: Kernel) -> Iterator[Fault]:
+    names = {buffer.name for buffer in kernel.buffers}
+    for _, instruction in _staged(kernel):
+        if isinstance(instruction, Access) and instruction.buffer not in names:
+            yield instruction, f"there is no buffer {instruction.buffer}"
+
+
+# Values.
+
+
+def _rule_defined_once(kernel: Kernel) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for instruction in kernel.instructions():
+        name = result(instruction)
+        if name in seen:
+            yield instruction, f"{name} is defined twice"
+        if name is not None:
+            seen.add(name)
+
+
+def _rule_visible(kernel: Kernel) -> Iterator[Fault]:
+    """Loop values stay in their stage; row values and reductions are seen by later stages."""
+    anywhere = {result(instruction) for instruction in kernel.instructions()}
+    lasting: set[str] = set()
+    for stage in kernel.stages:
+        here: set[str] = set()
+        pending: set[str] = set()
+        for instruction in stage.body:
+            for name in operands(instruction):
+                if name in here or name in lasting:
+                    continue
+                known = "is not visible here" if name in anywhere else "is not defined"
+                yield instruction, f"{name} {known}"
+            out = result(instruction)
+            if out is not None:
+                (pending if isinstance(instruction, Reduce) else here).add(out)
+        lasting |= pending if stage.loop else here
+
+
+def _rule_operands(kernel: Kernel) -> Iterator[Fault]:
+    """Operators exist, have the right number of operands, of one dtype they are defined on, and give what they say."""
+    dtypes = value_dtypes(kernel)
+    for instruction in kernel.instructions():
+        if not isinstance(instruction, Compute):
+            continue
+        op = SCALAR_OPS.get(instruction.op)
+        if op is None:
+            yield instruction, f"there is no operation {instruction.op}"
+        elif len(instruction.args) != op.arity:
+            yield instruction, f"{op.name} takes {op.arity} operands"
+        elif all(name in dtypes for name in instruction.args):
+            given = [dtypes[name] for name in instruction.args]
+            fault = _operand_fault(op.name, given, instruction.dtype)
+            if fault:
+                yield instruction, fault
+
+
+def _operand_fault(name: str, given: list[torch.dtype], out: torch.dtype) -> str | None:
+    op = SCALAR_OPS[name]
+    if name == "where":
+        condition, *given = given
+        if condition is not torch.bool:
+            return f"where chooses by a bool, not by {short_name(condition)}"
+    if len(set(given)) != 1:
+        return f"operands of {name} differ: {', '.join(map(short_name, given))}"
+    if kind_of(given[0]) not in op.kinds:
+        return f"{name} is not defined on {short_name(given[0])}"
+    expected = torch.bool if op.result == "bool" else given[0]
+    return None if out is expected else f"{name} of {short_name(given[0])} gives {short_name(expected)}"
+
+
+def _rule_narrow(kernel: Kernel) -> Iterator[Fault]:
+    dtypes = value_dtypes(kernel)
+    for instruction in kernel.instructions():
+        computes = isinstance(instruction, Compute | Reduce | Scan | Accumulate)
+        if not computes and not (isinstance(instruction, Scatter) and instruction.op):
+            continue
+        for name in operands(instruction):
+            if dtypes.get(name) in NARROW_FLOATS:
+                yield instruction, f"{name} is {short_name(dtypes[name])}: cast it to f32 before arithmetic"
+
+
+def _rule_constants(kernel: Kernel) -> Iterator[Fault]:
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Const) and not _fits(instruction.value, instruction.dtype):
+            yield instruction, f"{instruction.value!r} is no {short_name(instruction.dtype)}"
+        if isinstance(instruction, Const | Cast) and instruction.dtype not in KERNEL_DTYPES:
+            yield instruction, f"no kernel works on {short_name(instruction.dtype)}"
+
+
+def _fits(value: float | bool, dtype: torch.dtype) -> bool:
+    if dtype is torch.bool or isinstance(value, bool):
+        return dtype is torch.bool and isinstance(value, bool)
+    if dtype.is_floating_point:
+        return True
+    if not isinstance(value, int) or dtype not in KERNEL_DTYPES:
+        return False
+    limits = torch.iinfo(dtype)
+    return limits.min <= value <= limits.max
+
+
+# Positions.
+
+
+def _rule_index_axes(kernel: Kernel) -> Iterator[Fault]:
+    """Indices name axes that run where they stand, in axis order, with strides other than zero."""
+    for stage, instruction in _staged(kernel):
+        if not isinstance(instruction, Access | Position):
+            continue
+        order = [axis.name for axis in (kernel.rows + kernel.cols if stage.loop else kernel.rows)]
+        named = [name for name, _ in instruction.index.terms]
+        unknown = [name for name in named if name not in order]
+        if unknown:
+            yield instruction, f"no axis {unknown[0]} runs here"
+        elif [name for name in order if name in named] != named:
+            yield instruction, f"the index names its axes out of order or twice: {', '.join(named)}"
+        if any(stride == 0 for _, stride in instruction.index.terms):
+            yield instruction, "the index has a stride of zero"
+
+
+def index_range(index: Index, axes: Iterable[Axis]) -> tuple[Size, Size]:
+    """The lowest and highest position an index reaches while each axis runs over its extent."""
+    low = high = index.offset
+    for axis in axes:
+        reach = index.stride(axis.name) * (axis.size - 1)
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high
+
+
+def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
+    axes = kernel.rows + kernel.cols
+    for stage, instruction in _indexed(kernel):
+        if any(axis.size == 0 for axis in (axes if stage.loop else kernel.rows)):
+            continue
+        low, high = index_range(instruction.index, axes)
+        for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
+            low, high = low + min(stride * (extent - 1), 0), high + max(stride * (extent - 1), 0)
+        size = kernel.buffer(instruction.buffer).size
+        if low < 0 or high >= size:
+            yield instruction, f"positions {low} to {high} of a buffer of {size}"
+
+
+def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
+    """Places that only running yields are counted in int64; what is read there this kernel does not write."""
+    dtypes = value_dtypes(kernel)
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Gather | Scatter):
+            continue
+        if isinstance(instruction, Gather) and kernel.buffer(instruction.buffer).role is not Role.INPUT:
+            yield instruction, f"{instruction.buffer} is written here: where it is read is not known"
+        for name, _, extent in instruction.by:
+            if dtypes.get(name, torch.int64) is not torch.int64:
+                yield instruction, f"{name} is {short_name(dtypes[name])}: places are counted in i64"
+            if extent < 1:
+                yield instruction, f"{name} counts to below {extent}"
+
+
+def _rule_scratch_columns(kernel: Kernel) -> Iterator[Fault]:
+    rows = {axis.name for axis in kernel.rows}
+    for _, instruction in _indexed(kernel):
+        if kernel.buffer(instruction.buffer).role is Role.SCRATCH and instruction.index.axes & rows:
+            yield instruction, f"scratch {instruction.buffer} is private to a row: index it by cols only"
+
+
+# Roles of buffers.
+
+
+def _rule_inputs_kept(kernel: Kernel) -> Iterator[Fault]:
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Load | Gather) and kernel.buffer(instruction.buffer).role is Role.INPUT:
+            yield instruction, f"input {instruction.buffer} is written"
+
+
+def _rule_outputs_written(kernel: Kernel) -> Iterator[Fault]:
+    written = {instruction.buffer for _, instruction in _indexed(kernel) if not isinstance(instruction, Load | Gather)}
+    for buffer in kernel.buffers:
+        if buffer.role in (Role.OUTPUT, Role.INOUT) and buffer.name not in written:
+            yield buffer, f"{buffer.name} is never written"
+
+
+def _rule_read_back(kernel: Kernel) -> Iterator[Fault]:
+    """What this kernel writes it may read only where it wrote before; an update in place reads where it writes."""
+    stores = {(i.buffer, i.index) for _, i in _indexed(kernel) if isinstance(i, Store)}
+    stored: set[tuple[str, Index]] = set()
+    for _, instruction in _indexed(kernel):
+        place = (instruction.buffer, instruction.index)
+        if isinstance(instruction, Store):
+            stored.add(place)
+        if not isinstance(instruction, Load):
+            continue
+        role = kernel.buffer(instruction.buffer).role
+        if role is Role.INOUT and place not in stores:
+            yield instruction, f"inout {instruction.buffer} is read where it is not written"
+        if role in (Role.OUTPUT, Role.SCRATCH) and place not in stored:
+            yield instruction, f"{instruction.buffer} is read before this position was stored"
+
+
+def _rule_stores(kernel: Kernel) -> Iterator[Fault]:
+    dtypes = value_dtypes(kernel)
+    for _, instruction in _indexed(kernel):
+        if isinstance(instruction, Load | Gather) or instruction.value not in dtypes:
+            continue
+        want, have = kernel.buffer(instruction.buffer).dtype, dtypes[instruction.value]
+        # A sum kept in f32 may end in a narrower buffer: it is rounded once, when the fold is complete.
+        folds = isinstance(instruction, Accumulate) or (isinstance(instruction, Scatter) and instruction.op is not None)
+        rounded = folds and have is torch.float32 and want in NARROW_FLOATS
+        if have is not want and not rounded:
+            yield (
+                instruction,
+                f"{instruction.buffer} is {short_name(want)}, the value {instruction.value} is {short_name(have)}",
+            )
+
+
+def _collides(index: Index, axes: Iterable[Axis]) -> str | None:
+    """Why two points of `axes` may share a position, or None when each has its own."""
+    reach = 0
+    running = [(abs(index.stride(axis.name)), axis) for axis in axes if axis.size > 1]
+    for stride, axis in sorted(running, key=lambda pair: pair[0]):
+        if stride == 0:
+            return f"the index {format_index(index)} leaves out axis {axis.name}"
+        if stride <= reach:
+            return f"points of the index {format_index(index)} share positions"
+        reach += stride * (axis.size - 1)
+    return None
+
+
+def _rule_store_apart(kernel: Kernel) -> Iterator[Fault]:
+    """No two points of the loop store to one position: rows run in any order."""
+    for stage, instruction in _indexed(kernel):
+        if not isinstance(instruction, Store):
+            continue
+        private = kernel.buffer(instruction.buffer).role is Role.SCRATCH
+        axes = (() if private else kernel.rows) + (kernel.cols if stage.loop else ())
+        fault = _collides(instruction.index, axes)
+        if fault:
+            yield instruction, f"{fault}: stores collide"
+
+
+# Folds.
+
+
+def _rule_reduce_in_loop(kernel: Kernel) -> Iterator[Fault]:
+    for stage, instruction in _staged(kernel):
+        if isinstance(instruction, Reduce | Scan) and not stage.loop:
+            word = "reduce" if isinstance(instruction, Reduce) else "scan"
+            yield instruction, f"{word} folds over cols and stands in a loop stage only"
+
+
+def _rule_scans(kernel: Kernel) -> Iterator[Fault]:
+    """A scan runs along a col axis, in the same direction as all others along it: that is the order of the loop."""
+    directions: dict[str, bool] = {}
+    for instruction in kernel.instructions():
+        if not isinstance(instruction, Scan):
+            continue
+        if instruction.axis not in {axis.name for axis in kernel.cols}:
+            yield instruction, f"{instruction.axis} is no axis of the cols"
+        if directions.setdefault(instruction.axis, instruction.backwards) is not instruction.backwards:
+            yield instruction, f"{instruction.axis} is run along both ways"
+
+
+def _rule_fold_dtypes(kernel: Kernel) -> Iterator[Fault]:
+    dtypes = value_dtypes(kernel)
+    for instruction in kernel.instructions():
+        if not isinstance(instruction, Reduce | Scan | Accumulate | Scatter):
+            continue
+        if instruction.op and instruction.value in dtypes:
+            dtype = dtypes[instruction.value]
+            powers = instruction.op == "logaddexp" and not dtype.is_floating_point
+            if powers or (dtype is torch.bool) != (instruction.op in ("any", "all")):
+                yield instruction, f"{instruction.op} does not fold {short_name(dtype)}"
+
+
+def _rule_accumulate(kernel: Kernel) -> Iterator[Fault]:
+    """A fold over rows owns its output buffer, leaves rows out, and keeps the positions it names apart."""
+    writers: dict[str, int] = {}
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Load | Gather):
+            writers[instruction.buffer] = writers.get(instruction.buffer, 0) + 1
+    for stage, instruction in _indexed(kernel):
+        if not isinstance(instruction, Accumulate):
+            continue
+        if kernel.buffer(instruction.buffer).role is not Role.OUTPUT:
+            yield instruction, f"{instruction.buffer} is no output: a fold over rows has no prior contents"
+        if writers[instruction.buffer] > 1:
+            yield instruction, f"{instruction.buffer} is written elsewhere too"
+        named = instruction.index.axes
+        if kernel.rows and all(axis.name in named for axis in kernel.rows):
+            yield instruction, "the index leaves no row axis out: use reduce and store"
+        axes = kernel.rows + (kernel.cols if stage.loop else ())
+        fault = _collides(instruction.index, [axis for axis in axes if axis.name in named])
+        if fault:
+            yield instruction, fault
+
+
+def _rule_scatters(kernel: Kernel) -> Iterator[Fault]:
+    """What is scattered to has contents before, and no other instruction touches it."""
+    touched = [instruction.buffer for _, instruction in _indexed(kernel)]
+    for _, instruction in _indexed(kernel):
+        if not isinstance(instruction, Scatter):
+            continue
+        if kernel.buffer(instruction.buffer).role is not Role.INOUT:
+            yield instruction, f"{instruction.buffer} is not inout: where nothing is scattered it stays as it was"
+        if touched.count(instruction.buffer) > 1:
+            yield instruction, f"{instruction.buffer} is touched elsewhere too"
+
+
+KERNEL_RULES: dict[str, Callable[[Kernel], Iterable[Fault]]] = {
+    "axes": _rule_axes,
+    "buffers": _rule_buffers,
+    "buffers known": _rule_buffers_known,
+    "defined once": _rule_defined_once,
+    "visible": _rule_visible,
+    "operands": _rule_operands,
+    "narrow floats": _rule_narrow,
+    "constants": _rule_constants,
+    "index axes": _rule_index_axes,
+    "bounds": _rule_bounds,
+    "gathers": _rule_gathers,
+    "scratch columns": _rule_scratch_columns,
+    "inputs kept": _rule_inputs_kept,
+    "outputs written": _rule_outputs_written,
+    "read back": _rule_read_back,
+    "stores": _rule_stores,
+    "stores apart": _rule_store_apart,
+    "reduce in loop": _rule_reduce_in_loop,
+    "scans": _rule_scans,
+    "fold dtypes": _rule_fold_dtypes,
+    "accumulate": _rule_accumulate,
+    "scatters": _rule_scatters,
+}
+
+
+def check_kernel(kernel: Kernel, after: str = "") -> None:
+    """Raise `SpecError` on the first rule that `kernel` breaks; `after` names the pass that made it."""
+    for name, rule in KERNEL_RULES.items():
+        for place, fault in rule(kernel):
+            raise _error(f"kernel {kernel.name}", name, fault, place, list(kernel_lines(kernel)), after)
+
+
+def check_program(program: Program, after: str = "") -> None:
+    """Raise `SpecError` on the first rule that `program`, or one of its kernels, breaks."""
+    for kernel in dict.fromkeys(program.kernels):
+        check_kernel(kernel, after)
+    for name, rule in PROGRAM_RULES.items():
+        for place, fault in rule(program):
+            raise _error(f"program {program.name}", name, fault, place, list(program_lines(program)), after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Excerpt:
+    """Lines round a place."""
+
+    lines: list[tuple[object, str]]
+    place: object
+
+    def __str__(self) -> str:
+        at = next((number for number, (owner, _) in enumerate(self.lines) if owner is self.place), 0)
+        shown = range(max(0, at - 4), min(len(self.lines), at + 3))
+        return "\n".join(f"{'>' if number == at else ' '} {self.lines[number][1]}" for number in shown)
+
+
+def _error(what: str, rule: str, fault: str, place: object, lines: list[tuple[object, str]], after: str) -> SpecError:
+    made = f" after {after}" if after else ""
+    return SpecError("SM022", f'{what} breaks rule "{rule}"{made}: {fault}\n{_Excerpt(lines, place)}')

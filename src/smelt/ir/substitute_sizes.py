@@ -1,0 +1,102 @@
+"""Other sizes in the place of those a value of the compiler has: in specs, kernels, programs, plans and graphs.
+
+    resized(Operand("x", (s0, 3), (3, 1)), {s0: 7}…)   →   Operand("x", (7, 3), (3, 1))
+
+A record that holds no size that varies stays the object it is.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from smelt.ir.graph import Traced, copied_graph
+from smelt.ir.kernel import Access, Const, Gather, Kernel, Position, Scatter
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.symbolic.expressions import ShapeEnv
+from smelt.symbolic.symsize import varies
+
+Change = Callable[[Any], Any]
+
+_PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Tensor, torch._ops.OpOverload)
+
+
+Fill = Callable[[Change], Any]
+
+
+def resized(value: Any, change: Change, is_size: Callable[[Any], bool] = varies) -> Any:
+    """`value` with `change` applied to each size in it that `is_size`."""
+    fill = filling(value, is_size)
+    return value if fill is None else fill(change)
+
+
+def filling(value: Any, is_size: Callable[[Any], bool] = varies) -> Fill | None:
+    """What makes `value` anew with other sizes, time and again; None if there are none in it that `is_size`."""
+    if is_size(value):
+        return lambda change: change(value)
+    if isinstance(value, _PLAIN):
+        return None
+    if isinstance(value, tuple | list):
+        items = [(item, filling(item, is_size)) for item in value]
+        if all(fill is None for _, fill in items):
+            return None
+        kind = list if isinstance(value, list) else tuple
+        return lambda change: kind([item if fill is None else fill(change) for item, fill in items])
+    if isinstance(value, dict):
+        found = {name: fill for name, item in value.items() if (fill := filling(item, is_size)) is not None}
+        return (lambda change: value | {name: fill(change) for name, fill in found.items()}) if found else None
+    if is_dataclass(value) and not isinstance(value, type):
+        held = ((each.name, filling(getattr(value, each.name), is_size)) for each in fields(value))
+        parts = {name: fill for name, fill in held if fill is not None}
+        return (lambda change: replace(value, **{n: fill(change) for n, fill in parts.items()})) if parts else None
+    return None
+
+
+def world_of(kernel: Kernel) -> ShapeEnv | None:
+    """The world of the sizes in a kernel; None if they are plain numbers."""
+    return next((size.world for size in _sizes_in(kernel) if varies(size)), None)
+
+
+def _sizes_in(kernel: Kernel) -> Iterator[Any]:
+    for axis in kernel.rows + kernel.cols:
+        yield axis.size
+    for buffer in kernel.buffers:
+        yield buffer.size
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Const):
+            yield instruction.value
+        elif isinstance(instruction, Access | Position):
+            yield instruction.index.offset
+            for _, stride in instruction.index.terms:
+                yield stride
+            for _, stride, extent in instruction.by if isinstance(instruction, Gather | Scatter) else ():
+                yield stride
+                yield extent
+
+
+def resize_in_place(graph: fx.Graph, change: Change, is_size: Callable[[Any], bool] = varies) -> None:
+    """Change the sizes in a graph's specs and arguments. A backward may vary though nothing that comes in does: the
+    gradient of one element is spread over as many as there are, or put at the place that a number says."""
+    if not any(_varies(spec_of(node)) or filling(node.args, is_size) is not None for node in graph.nodes):
+        return
+    for node in graph.nodes:
+        spec = spec_of(node)
+        if isinstance(spec, TensorSpec | tuple):
+            set_spec(node, resized(spec, change, is_size))
+        node.args = resized(node.args, change, is_size)
+        node.kwargs = resized(node.kwargs, change, is_size)
+
+
+def _varies(spec: Any) -> bool:
+    if isinstance(spec, tuple | list):
+        return any(map(_varies, spec))
+    return isinstance(spec, TensorSpec) and spec.varies
+
+
+def resized_graph(traced: Traced, change: Change) -> Traced:
+    """A copy of a graph with other sizes."""
+    graph = copied_graph(traced.graph)
+    resize_in_place(graph, change)
+    return replace(traced, graph=graph)

@@ -1,0 +1,1 @@
+"""Layer 3: what operators yield, do and cost, without running them."""

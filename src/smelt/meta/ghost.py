@@ -1,0 +1,468 @@
+"""Ghost tensors: everything of a tensor but its data.
+
+A `GhostTensor` has a real tensor's shape, strides, dtype, device and `requires_grad`, runs through PyTorch's own
+dispatcher (autograd, composite operators, functionalization), and never holds data. `GhostMode` makes every operator
+under it yield ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
+
+    with Recorder() as recorder:
+        x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
+        y = torch.relu(x) + 1          # recorder.graph now holds aten.relu.default, aten.add.Tensor
+
+Metadata comes from `meta.rules` where it has a rule, otherwise from PyTorch's meta kernels, many of which are Python
+and cost up to a millisecond; their answer is kept by operator and argument metadata, so the second layer of a model
+asks no more.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smelt.base.torch_originals import originals_of_tensors
+from smelt.ir.graph import add_node
+from smelt.ir.symbolic_numbers import NumberWriter
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
+from smelt.meta.layout_probe import tried
+from smelt.meta.rules import describe
+from smelt.meta.sparse import yields_sparse
+from smelt.symbolic.expressions import Expression, ShapeEnv
+from smelt.symbolic.symnode import Formula, as_number, is_symbolic, meaning, surely_equal
+from smelt.symbolic.symsize import from_symbolic, is_symbolic_size
+
+# Operators that change nothing but the sizes and strides of their argument. PyTorch uses them within others: a vector
+# times a matrix is the product of a row, squeezed.
+_RESHAPES_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.squeeze_.default,
+        torch.ops.aten.squeeze_.dim,
+        torch.ops.aten.squeeze_.dims,
+        torch.ops.aten.unsqueeze_.default,
+        torch.ops.aten.t_.default,
+        torch.ops.aten.transpose_.default,
+    }
+)
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+
+# Namespaces of operators that call nothing of the program's.
+_BUILT_IN = frozenset({"aten", "prims", "profiler", "quantized", "mkldnn"})
+
+
+class GhostError(Exception):
+    """An operator whose result cannot be described without data: `.item()`, `nonzero`, resizing in place."""
+
+
+class GhostTensor(torch.Tensor):
+    """A tensor without data. `node` is the graph node that yields it, once a `Recorder` has seen it."""
+
+    node: fx.Node | None
+
+    @staticmethod
+    def __new__(cls, spec: TensorSpec, node: fx.Node | None = None) -> "GhostTensor":
+        ghost: GhostTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            spec.shape,
+            strides=spec.stride,
+            storage_offset=spec.offset,
+            dtype=spec.dtype,
+            device=spec.device,
+            requires_grad=spec.requires_grad,
+        )
+        ghost.node = node
+        return ghost
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"ghost {TensorSpec.of(self)}"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return propagate(func, args, kwargs or {})
+
+
+class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Under this mode every operator, factories such as `torch.arange` included, yields ghosts."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise PyTorch wraps the handler below in a decorator that imports its compiler, seconds of it."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return propagate(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Functions compiled by smelt run in plain Python wherever a mode is active. They have to where an operator of the
+    program calls them while it is asked for the shapes of its results; so there is one, which sees nothing."""
+    with GhostMode(), no_dispatch():  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextlib.contextmanager
+def without_caller_hooks() -> Iterator[None]:
+    """Run with none of the caller's debugging or saving hooks, which are not to see ghosts, and put them back."""
+    anomaly, check_nan = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    torch.set_anomaly_enabled(False)
+    for name, original in originals_of_tensors().items():
+        setattr(GhostTensor, name, original)  # ghosts are no tensors of the program's
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(anomaly, check_nan)
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
+    if func is torch.ops.aten.as_strided_.default and isinstance(args[0], GhostTensor):
+        return _restrided(*args, **kwargs)
+    if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
+        with no_dispatch():
+            func(*args, **kwargs)
+        return args[0]
+    device = _result_device(args, kwargs)
+    template = describe(func, args, kwargs, device)
+    if template is NotImplemented:
+        template = _remembered(func, args, kwargs, device)
+    written = _written_arguments(func, args, kwargs)
+    if isinstance(template, TensorSpec):
+        return written[0] if written and written[0] is not None else _ghost(template, device)
+    if isinstance(template, tuple | list):
+        made = [_ghost(item, device) if isinstance(item, TensorSpec) else item for item in template]
+        if written:
+            made = [old if old is not None else new for old, new in zip(written, made, strict=True)]
+        return type(template)(made)
+    return template
+
+
+def _restrided(self: GhostTensor, size: Any, stride: Any, storage_offset: Any = None) -> GhostTensor:
+    """`as_strided_` of a ghost: PyTorch's own looks whether that fits into the memory, of which there is none."""
+    offset: Any = self.storage_offset() if storage_offset is None else storage_offset
+    with no_dispatch():
+        self.data = GhostTensor(TensorSpec(tuple(size), tuple(stride), self.dtype, self.device, offset))
+    return self
+
+
+_known: dict[Any, Any] = {}
+_KNOWN_LIMIT = 10_000  # a process that sees ever new shapes starts over instead of growing
+
+
+def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree.
+
+    Whose random numbers they are says nothing of how they lie, and meta kernels take no generators.
+    """
+    args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
+    kwargs = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items()}
+    try:
+        key = (func, device, _freeze(args), _freeze(tuple(kwargs.items())))
+    except _Symbolic:
+        return _ask_in_symbols(func, args, kwargs, device)
+    template = _known.get(key)
+    if template is None:
+        template = _ask(func, args, kwargs, device)
+        if len(_known) >= _KNOWN_LIMIT:
+            _known.clear()
+        _known[key] = template
+    return template
+
+
+def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The meta kernel's answer, on the CPU with the strides of a trial where it may not know them."""
+    said = _ask_meta_kernel(func, args, kwargs)
+    return tried(func, args, kwargs, said) if device.type == "cpu" else said
+
+
+def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """The answer in terms of symbols. A meta kernel that cannot do that is told the sizes, which settles them."""
+    with contextlib.suppress(RuntimeError, TypeError, ImportError):
+        said = _ask(func, args, kwargs, device)
+        if said is not NotImplemented:
+            return said
+    return _ask(func, _settled(args), {name: _settled(value) for name, value in kwargs.items()}, device)
+
+
+def _settled(value: Any) -> Any:
+    """The same with every size relied on."""
+    if isinstance(value, torch.Tensor):
+        spec = TensorSpec.of(value)
+        shape, stride = tuple(map(int, spec.shape)), tuple(map(int, spec.stride))
+        return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, int(spec.offset)))
+    if isinstance(value, tuple | list):
+        return type(value)(_settled(item) for item in value)
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else value
+
+
+def forget() -> None:
+    """Drop what is known of operators' results (for `smelt.reset`)."""
+    _known.clear()
+
+
+def _ghost(spec: TensorSpec, device: torch.device) -> GhostTensor:
+    return GhostTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device, spec.offset))
+
+
+class _Symbolic(Exception):
+    """A size that differs from call to call."""
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value._has_symbolic_sizes_strides:
+            raise _Symbolic
+        return (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device)
+    if is_symbolic(value):
+        raise _Symbolic
+    if isinstance(value, tuple | list):
+        return tuple(_freeze(item) for item in value)
+    if type(value) is float:
+        return (float, repr(value))  # tells -0.0 from 0.0, and finds nan again
+    return (type(value), value)
+
+
+def _result_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """An explicit `device=` wins, then the first tensor with dimensions, then any tensor, then the CPU."""
+    explicit = kwargs.get("device")
+    if explicit is not None:
+        return torch.device(explicit)
+    fallback = None
+    for tensor in _tensors_in((*args, *kwargs.values())):
+        if tensor.dim() > 0:
+            return tensor.device
+        fallback = fallback or tensor.device
+    return fallback or _CPU
+
+
+def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(_tensors_in(value))
+    return found
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        base = torch.empty(0, dtype=value.dtype, device=_META)
+        return base.as_strided(value.shape, value.stride(), value.storage_offset())
+    if isinstance(value, tuple | list):
+        return type(value)(_to_meta(item) for item in value)
+    return value
+
+
+def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    meta_args = _to_meta(args)
+    meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
+    takes_device = any(argument.name == "device" for argument in func._schema.arguments)
+    if takes_device and (kwargs.get("device") is not None or not _tensors_in(args)):
+        meta_kwargs["device"] = _META
+    before = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    try:
+        with contextlib.nullcontext() if func.namespace in _BUILT_IN else _plainly():
+            result = func(*meta_args, **meta_kwargs)
+    except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
+        raise GhostError(f"{func} has no result that can be known without data") from missing
+    after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    if any(not _same_layout(one, other) for one, other in zip(before, after, strict=True)):
+        raise GhostError(f"{func} changes the shape of its argument in place")
+    if isinstance(result, torch.Tensor):
+        return TensorSpec.of(result)
+    if isinstance(result, tuple | list):
+        specs = [TensorSpec.of(item) if isinstance(item, torch.Tensor) else item for item in result]
+        return specs if isinstance(result, list) else tuple(specs)
+    if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
+        raise GhostError(f"{func} yields a number that depends on data")
+    return result
+
+
+def _same_layout(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return len(one[0]) == len(other[0]) and all(map(surely_equal, (*one[0], *one[1]), (*other[0], *other[1])))
+
+
+def _written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """For an operator that writes its arguments: per result, the argument it is, or None. Empty if it writes none."""
+    schema = func._schema
+    if not schema.is_mutable:
+        return []
+    by_name = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+    by_name.update(kwargs)
+    alias_of: dict[str, Any] = {}
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for name in argument.alias_info.before_set:
+                alias_of[name] = by_name.get(argument.name)
+            _count_list_written(by_name.get(argument.name))
+    found: list[Any] = []
+    for result in schema.returns:
+        names = result.alias_info.before_set if result.alias_info is not None else ()
+        found.append(next((alias_of[name] for name in names if name in alias_of), None))
+    return found
+
+
+def _count_list_written(value: Any) -> None:
+    """Count a write to each tensor of a list: PyTorch does so only in the kernels that do the work."""
+    ghosts = [each for each in value if isinstance(each, GhostTensor)] if isinstance(value, list | tuple) else []
+    if ghosts:
+        torch.autograd.graph.increment_version(ghosts)
+
+
+class Recorder(GhostMode):  # type: ignore[no-untyped-call]
+    """Writes every operator that reaches it into `graph`, as `call_function` nodes with specs.
+
+    `decompositions` maps an operator, or the name of all its overloads ("aten::_foreach_add"), to a function of its
+    arguments; calls of it are recorded as what the function does instead. A decomposition may return `NotImplemented`
+    to leave a particular call whole. Composite operators that a decomposition calls are taken apart as well. Real
+    tensors that meet ghosts become constants: `get_attr` nodes, kept in `constants` by name. Inputs stand at the head
+    of the graph, whenever they are asked for.
+    """
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self._constant_nodes: dict[int, fx.Node] = {}
+        self._decompositions = decompositions or {}
+        self._taken_apart: dict[Any, Callable[..., Any] | None] = {}  # by which function, of each operator met so far
+        self._last_input: fx.Node | None = None
+        self._given: dict[Any, fx.Node] = {}
+        self._numbers = NumberWriter(self.graph, self._given.__getitem__)
+        self._sparse: set[fx.Node] = set()
+        # Every ghost lives as long as the recorder. PyTorch's derivatives hold on to the sizes of a tensor while they
+        # use it (`fft_r2c_backward`), and functionalization has another ghost stand for it once it was written.
+        self._made: list[Any] = []
+
+    def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
+        """The number that a tensor of one element holds: a symbol, or a float given at each call."""
+        what, world = spec.what, ShapeEnv()
+        world.closed = True  # nothing may depend on what the number is
+        leaf = what.symbol if isinstance(what, Expression) else what
+        if leaf not in self._given:
+            node = self._given[leaf] = self.graph.call_function(torch.ops.aten._local_scalar_dense.default, (holder,))
+            set_spec(node, spec)
+        return as_number(world, what)
+
+    def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
+        """A new graph input, after those there are and before everything else."""
+        node = self._input(name)
+        set_spec(node, spec)
+        return GhostTensor(spec, node)
+
+    def _input(self, name: str) -> fx.Node:
+        after = self._last_input
+        with self.graph.inserting_after(after) if after is not None else self.graph.inserting_before(None):
+            node = self._last_input = self.graph.placeholder(name)
+        return node
+
+    def constant(self, tensor: torch.Tensor) -> GhostTensor:
+        """A ghost of a real tensor, which the graph refers to by name."""
+        return GhostTensor(TensorSpec.of(tensor), self._constant(tensor))
+
+    def node_of(self, value: Any) -> Any:
+        """Graph arguments for a value: ghosts become their nodes, real tensors constants, containers are entered."""
+        if isinstance(value, GhostTensor):
+            if value.node is None:
+                raise GhostError("a ghost from outside the recorded graph was used in it")
+            return value.node
+        if isinstance(value, torch.Tensor):
+            return self._constant(value)
+        if isinstance(value, tuple | list):
+            return type(value)(self.node_of(item) for item in value)
+        return self._number_of(value) if is_symbolic(value) else value
+
+    def _number_of(self, number: Any) -> Any:
+        """A number that is given to the graph as one is computed in it; a size is what it is, in symbols."""
+        what = meaning(number)
+        if not isinstance(what, Expression | Formula):
+            return bool(number)
+        leaves = what.symbols() if isinstance(what, Expression) else what.leaves()
+        if all(leaf in self._given for leaf in leaves):
+            return self._numbers.write(number)
+        if is_symbolic_size(number) and not any(leaf in self._given for leaf in leaves):
+            return from_symbolic(number)
+        raise GhostError("a number is computed from sizes that differ from call to call")
+
+    def output(self, values: Sequence[Any]) -> None:
+        """Close the graph."""
+        self.graph.output(tuple(self.node_of(value) for value in values))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            decomposition = self._taken_apart[func]
+        except KeyError:
+            decomposition = self._taken_apart[func] = self._decomposition_of(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = propagate(func, args, kwargs)
+        self._made.append(result)
+        self.record(func, self.node_of(args), {name: self.node_of(value) for name, value in kwargs.items()}, result)
+        return result
+
+    def _decomposition_of(self, func: Any) -> Callable[..., Any] | None:
+        found = self._decompositions.get(func) or self._decompositions.get(func._schema.name)
+        return func.decompose if found is None and _is_composite(func) else found
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Write one call, its arguments as nodes, into the graph and tie the ghosts in `result` to it."""
+        node = add_node(self.graph, "call_function", func, args, kwargs, func.overloadpacket.__name__)
+        set_spec(node, spec_of_value(result) if func._schema.returns else ())
+        if self._sparse and not self._sparse.isdisjoint(node.all_input_nodes):
+            raise GhostError(f"{func} computes with a sparse tensor")
+        if yields_sparse(func, args, kwargs):
+            self._sparse.add(node)
+        if isinstance(result, GhostTensor):
+            result.node = node
+        elif isinstance(result, tuple | list):
+            for position, item in enumerate(result):
+                if isinstance(item, GhostTensor):
+                    item.node = self.graph.call_function(operator.getitem, (node, position))
+                    set_spec(item.node, TensorSpec.of(item))
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        node = self._constant_nodes.get(id(tensor))
+        if node is None:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = tensor  # also keeps the id alive
+            node = self.graph.get_attr(name)
+            set_spec(node, TensorSpec.of(tensor))
+            self._constant_nodes[id(tensor)] = node
+        return node
+
+
+_composites: dict[Any, bool] = {}
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether `func` is nothing but a combination of other operators. Asked of all calls, so the answer is kept."""
+    known = _composites.get(func)
+    if known is None:
+        implicit = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        has_own = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+        known = _composites[func] = bool(implicit and not has_own)
+    return known

@@ -1,0 +1,224 @@
+"""Specs of operators that make tensors from numbers, copy one, or make another like it.
+
+aten.zeros([2, 3])                                  → f32[2, 3]
+aten.arange(0, 10, 3)                               → i64[4]
+aten._to_copy(f32[2, 3]:(1, 2), dtype=float64)      → f64[2, 3]:(1, 2)
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules.promotion import FLOATS, KNOWN, number_dtype, result_dtype
+from smelt.meta.rules.strides import channels_last_stride, formatted_stride, is_dense, suggests_channels_last
+from smelt.symbolic.shapes import Shape, contiguous_stride
+
+CPU = torch.device("cpu")
+
+
+def _plain(layout: Any) -> bool:
+    return layout is None or layout is torch.strided
+
+
+def _contiguous(shape: Sequence[int], dtype: torch.dtype | None) -> Any:
+    sizes = tuple(shape)
+    if any(size < 0 for size in sizes):
+        return NotImplemented
+    return TensorSpec(sizes, contiguous_stride(sizes), dtype or torch.get_default_dtype(), CPU)
+
+
+def _sized(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    memory_format: torch.memory_format | None = None,
+    **rest: Any,
+) -> Any:
+    if not _plain(layout) or memory_format not in (None, torch.contiguous_format):
+        return NotImplemented
+    return _contiguous(size, dtype)
+
+
+def _random_sized(size: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    if dtype is not None and dtype not in FLOATS:
+        return NotImplemented
+    return _sized(size, dtype=dtype, layout=layout)
+
+
+def _full(size: Sequence[int], fill: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    dtype = dtype or number_dtype(fill)
+    return NotImplemented if dtype is None or not _plain(layout) else _contiguous(size, dtype)
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    if not _plain(layout) or len(size) != len(stride) or any(n < 0 for n in (*size, *stride)):
+        return NotImplemented
+    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), CPU)
+
+
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _contiguous((), dtype) if _plain(layout) else NotImplemented
+
+
+def _arange(start: Any, end: Any, step: Any, dtype: torch.dtype | None, layout: Any) -> Any:
+    numbers = (start, end, step)
+    whole = all(type(number) in (int, torch.SymInt) for number in numbers)
+    if not whole and any(type(number) not in (int, float) or not math.isfinite(number) for number in numbers):
+        return NotImplemented
+    if step == 0 or (end - start) * step < 0 or not _plain(layout):
+        return NotImplemented
+    dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    if dtype not in KNOWN - {torch.bool} or (not whole and dtype not in FLOATS):
+        return NotImplemented
+    count = -((start - end) // step) if whole else math.ceil((end - start) / step)
+    return _contiguous((count,), dtype)
+
+
+def _arange_end(end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _arange(0, end, 1, dtype, layout)
+
+
+def _arange_start(start: Any, end: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
+    return _arange(start, end, 1, dtype, layout)
+
+
+def _arange_step(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    return _arange(start, end, step, dtype, layout)
+
+
+def _like(
+    value: Any,
+    *fill: Any,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    memory_format: torch.memory_format | None = None,
+    **rest: Any,
+) -> Any:
+    """`empty_like` and family, `clone`, `_to_copy`."""
+    shape = tuple(value.shape)
+    stride = formatted_stride(shape, value.stride(), memory_format)
+    if stride is None or not _plain(layout) or not _plain(value.layout):
+        return NotImplemented
+    return TensorSpec(shape, stride, dtype or value.dtype, CPU)
+
+
+def _random_like(value: Any, *, dtype: torch.dtype | None = None, **rest: Any) -> Any:
+    return _like(value, dtype=dtype, **rest) if (dtype or value.dtype) in FLOATS else NotImplemented
+
+
+def _bernoulli(value: Any, *rest: Any, **options: Any) -> Any:
+    return _contiguous(value.shape, value.dtype) if value.dtype in FLOATS else NotImplemented
+
+
+def _new(
+    value: Any, size: Sequence[int], *fill: Any, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any
+) -> Any:
+    return _contiguous(size, dtype or value.dtype) if _plain(layout) else NotImplemented
+
+
+def _new_strided(
+    value: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    **rest: Any,
+) -> Any:
+    return _empty_strided(size, stride, dtype=dtype or value.dtype, layout=layout)
+
+
+def _triangle(value: Any, *diagonal: Any) -> Any:
+    return _contiguous(value.shape, value.dtype) if value.dim() >= 2 and value.is_contiguous() else NotImplemented
+
+
+def _copy(value: Any, source: Any, *rest: Any) -> Any:
+    """`source`, a number or a tensor, written over all of `value`, as a new tensor laid out like `value`."""
+    shape = tuple(value.shape)
+    given = tuple(source.shape) if isinstance(source, torch.Tensor | TensorSpec) else ()
+    if len(given) > len(shape) or value.dtype not in KNOWN or getattr(source, "dtype", value.dtype) not in KNOWN:
+        return NotImplemented
+    for size, have in zip(reversed(shape), reversed(given), strict=False):
+        if have not in (1, size):
+            return NotImplemented
+    if not is_dense(shape, value.stride()):
+        return NotImplemented
+    return TensorSpec(shape, value.stride(), value.dtype, CPU)
+
+
+def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Row-major, unless every tensor is channels-last."""
+    first = tensors[0] if tensors else None
+    dtype = result_dtype(tensors)
+    if first is None or dtype is None or first.dim() == 0 or not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    axis = dim % first.dim()
+    shape: Shape = tuple(first.shape)
+    total = 0
+    for tensor in tensors:
+        have = tuple(tensor.shape)
+        if len(have) != len(shape) or have[:axis] != shape[:axis] or have[axis + 1 :] != shape[axis + 1 :]:
+            return NotImplemented
+        total += have[axis]
+    out = (*shape[:axis], total, *shape[axis + 1 :])
+    channels_last = all(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in tensors)
+    stride = channels_last_stride(out) if channels_last else contiguous_stride(out)
+    return TensorSpec(out, stride, dtype, CPU)
+
+
+def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Row-major; where channels-last could be meant, PyTorch is asked."""
+    dtype = result_dtype(tensors)
+    if not tensors or dtype is None:
+        return NotImplemented
+    shape: Shape = tuple(tensors[0].shape)
+    if any(tuple(tensor.shape) != shape for tensor in tensors) or not -len(shape) - 1 <= dim <= len(shape):
+        return NotImplemented
+    if len(shape) > 2 and any(tensor.stride() != contiguous_stride(shape) or 1 in shape for tensor in tensors):
+        return NotImplemented
+    axis = dim % (len(shape) + 1)
+    out = (*shape[:axis], len(tensors), *shape[axis:])
+    return TensorSpec(out, contiguous_stride(out), dtype, CPU)
+
+
+RULES: dict[str, Any] = {
+    "empty.memory_format": _sized,
+    "zeros.default": _sized,
+    "ones.default": _sized,
+    "rand.default": _random_sized,
+    "randn.default": _random_sized,
+    "full.default": _full,
+    "empty_strided.default": _empty_strided,
+    "scalar_tensor.default": _scalar_tensor,
+    "arange.default": _arange_end,
+    "arange.start": _arange_start,
+    "arange.start_step": _arange_step,
+    "empty_like.default": _like,
+    "zeros_like.default": _like,
+    "ones_like.default": _like,
+    "full_like.default": _like,
+    "rand_like.default": _random_like,
+    "randn_like.default": _random_like,
+    "bernoulli.default": _bernoulli,
+    "bernoulli.p": _bernoulli,
+    "clone.default": _like,
+    "_to_copy.default": _like,
+    "copy.default": _copy,
+    "new_empty.default": _new,
+    "new_zeros.default": _new,
+    "new_ones.default": _new,
+    "new_full.default": _new,
+    "new_empty_strided.default": _new_strided,
+    "tril.default": _triangle,
+    "triu.default": _triangle,
+    "cat.default": _cat,
+    "stack.default": _stack,
+}

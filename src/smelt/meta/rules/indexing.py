@@ -1,0 +1,55 @@
+"""Indexing by tensors: where the indexed dimensions go and how the result lies in memory.
+
+aten.index(f32[5, 6, 7], [None, i64[2, 1], i64[3]])   →   f32[5, 2, 3]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules.strides import broadcast, iterator_stride
+from smelt.meta.rules.views import strides_of_view
+from smelt.symbolic.shapes import contiguous_stride
+
+CPU = torch.device("cpu")
+
+
+def index_of(value: Any, indices: Sequence[Any]) -> Any:
+    """By integers; masks need data. The result is computed like an element-wise operator's, repeated where indexed."""
+    rank = value.dim()
+    given = [*indices, *[None] * (rank - len(indices))]
+    places = [dim for dim, index in enumerate(given) if index is not None]
+    chosen = [given[dim] for dim in places]
+    if len(given) != rank or not chosen or any(each.dtype not in (torch.int64, torch.int32) for each in chosen):
+        return NotImplemented
+    if 0 in value.shape or any(0 in each.shape or each.device != value.device for each in chosen):
+        return NotImplemented
+    taken = broadcast([tuple(each.shape) for each in chosen])
+    if taken is None:
+        return NotImplemented
+    together = places == list(range(places[0], places[-1] + 1))
+    before = list(range(places[0])) if together else []
+    after = [dim for dim in range(rank) if dim not in places and dim not in before]
+    shape = (*(value.shape[dim] for dim in before), *taken, *(value.shape[dim] for dim in after))
+    steps = (*(value.stride(dim) for dim in before), *[0] * len(taken), *(value.stride(dim) for dim in after))
+    layouts = [(shape, steps)]
+    for each in chosen:
+        ones = (*[1] * len(before), *taken, *[1] * len(after))
+        spread = strides_of_view(taken, _expanded(each, taken), ones) or contiguous_stride(ones)
+        layouts.append((ones, tuple(spread)))
+    stride = iterator_stride(shape, layouts)
+    if 1 in shape and stride != contiguous_stride(shape):
+        return NotImplemented  # where dimensions change places, PyTorch is asked about the stride of single elements
+    return TensorSpec(shape, stride, value.dtype, CPU)
+
+
+def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The stride of `value.expand(shape)`, told without a call: that one makes PyTorch load what is heavy."""
+    new = len(shape) - value.dim()
+    own = zip(value.shape, value.stride(), shape[new:], strict=True)
+    return (*[0] * new, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in own))
+
+
+RULES: dict[str, Any] = {"index.Tensor": index_of, "_unsafe_index.Tensor": index_of}

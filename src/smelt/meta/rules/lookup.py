@@ -1,0 +1,91 @@
+"""Which rule answers a call. Families of rules are looked through in turn, each loaded when those before it have none.
+
+The families of `EVERYWHERE` hold on every device, the libraries' on the CPU. No operator has rules in two of them.
+Rules go by the names of operators, "sum.dim_IntList": looking up each that has one took longer than capturing an MLP.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from smelt.ir.tensorspec import TensorSpec
+from smelt.meta.rules import pointwise
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from smelt.base.torch_originals import pristine as torch
+
+EVERYWHERE = ("pointwise", "reduction", "creation", "views")
+ON_CPU = ("linalg_nn", "images", "data_movement", "indexing", "losses", "fourier", "corrections")
+
+Rule = Callable[..., Any]
+
+
+class _Known(NamedTuple):
+    """What is known of an operator: its rule, or the operator that it writes the result of."""
+
+    rule: Rule | None = None
+    functional: Any = None
+    on_cpu: bool = False  # and nowhere else
+
+
+def rules_of(family: str) -> Mapping[str, Rule]:
+    rules: Mapping[str, Rule] = importlib.import_module(f"smelt.meta.rules.{family}").RULES
+    return rules
+
+
+@cache
+def _find(func: Any) -> _Known:
+    functional = _functional_of(func)
+    if functional is not None:
+        return _Known(functional=functional)
+    if func.namespace != "aten":
+        return _Known()
+    for family in (*EVERYWHERE, *ON_CPU):
+        rule = rules_of(family).get(func.__name__)
+        if rule is not None:
+            return _Known(rule, on_cpu=family in ON_CPU)
+    return _Known()
+
+
+def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers."""
+    known = _find(func)
+    if known.functional is not None:
+        return _written(known.functional, args, kwargs, device)
+    if known.rule is None or (known.on_cpu and device.type != "cpu"):
+        return NotImplemented
+    return known.rule(*args, **kwargs)
+
+
+def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """`x.add_(y)` yields `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
+    value = args[0]
+    made = answer(functional, args, kwargs, device)
+    if not isinstance(made, TensorSpec) or made.shape != tuple(value.shape):
+        return NotImplemented
+    if not torch.can_cast(made.dtype, value.dtype):
+        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {value.dtype}")
+    return TensorSpec(made.shape, value.stride(), value.dtype, device, value.storage_offset())
+
+
+_SAME_BY_ANOTHER_NAME = {
+    "bernoulli_.float": "bernoulli.p",
+    "pow_.Scalar": "pow.Tensor_Scalar",
+    "pow_.Tensor": "pow.Tensor_Tensor",
+}
+
+
+def _functional_of(func: Any) -> Any:
+    """`aten.add_.Tensor` → `aten.add.Tensor`, where that one has an element-wise rule; None for everything else."""
+    packet, _, overload = func.__name__.partition(".")
+    if not packet.endswith("_") or packet.endswith("__") or func.namespace != "aten":
+        return None
+    if func.__name__ in _SAME_BY_ANOTHER_NAME:
+        packet, _, overload = _SAME_BY_ANOTHER_NAME[func.__name__].partition(".")
+        return getattr(getattr(torch.ops.aten, packet), overload)
+    if f"{packet[:-1]}.{overload}" not in pointwise.RULES:
+        return None
+    return getattr(getattr(torch.ops.aten, packet[:-1], None), overload, None)

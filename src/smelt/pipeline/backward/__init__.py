@@ -1,0 +1,1 @@
+"""Backwards compiled when gradients first arrive, and whole backwards of compiled autograd."""

@@ -1,0 +1,249 @@
+"""What the steps of a captured backward do, one after the other, on one graph.
+
+Pass(engine, reading, values, numbers)    slots being filled; each step is a function of it
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import GradientEdge
+
+from smelt import _native
+from smelt.autograd.engine.read_graph import ACCUMULATE, GraphReading, layout
+from smelt.autograd.joint.aliasing import is_view, view_root
+from smelt.base import locks
+from smelt.base.coexist import leave_alone
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.torch_originals import BASE
+from smelt.ir.backward import (
+    CallLeafHooks,
+    CallNode,
+    Deliver,
+    DeliverByEngine,
+    Graph,
+    HookAt,
+    HooksByEngine,
+    Step,
+    settled,
+)
+from smelt.ir.nodes.hook_calls import laid_out
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.pipeline.backward.accumulate_grad import accumulate, deliver
+from smelt.torch_abi.node_layout import materializes
+
+Values = list[Any]
+Run = Callable[["Pass"], None]
+
+
+@dataclass(slots=True)
+class Pass:
+    """One backward on its way."""
+
+    engine: Any
+    reading: GraphReading
+    values: Values
+    numbers: tuple[int, ...]
+    hooks: dict[HookAt, tuple[Any, int]]  # the dict that a hook is in, and its key there
+
+
+def run_steps(steps: Sequence[Run], run: Pass) -> None:
+    for step in steps:
+        step(run)
+
+
+def read_slots(step: Step) -> list[int]:
+    if isinstance(step, Graph):
+        return [source for source in step.inputs if isinstance(source, int)]
+    if isinstance(step, Deliver):
+        return [slot for _, slot in step.gradients]
+    if isinstance(step, HooksByEngine):
+        return [slot for _, slot, _ in step.gradients]
+    if isinstance(step, CallNode):
+        return [slot for slot in step.gradients if slot is not None]
+    return [step.slot] if isinstance(step, DeliverByEngine) else []
+
+
+def detached(step: Graph, slots: frozenset[int]) -> Graph:
+    """The graph with results detached that are views and go to those slots: a leaf's gradient is no view to PyTorch,
+    whatever made it. What shares memory with another result, or with an input, is left to whoever takes it."""
+    graph = fx.Graph()
+    results: Any = graph.graph_copy(step.traced.graph, {})
+    roots = Counter(map(view_root, results))
+    own = list(results)
+    for place, (slot, result) in enumerate(zip(step.outputs, results, strict=True)):
+        root = view_root(result)
+        if slot in slots and is_view(result) and roots[root] == 1 and root.op == "call_function":
+            own[place] = graph.call_function(torch.ops.aten.detach.default, (result,))
+            set_spec(own[place], spec_of(result))
+    graph.output(tuple(own))
+    return replace(step, traced=replace(step.traced, graph=graph))
+
+
+def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[int], run: Pass) -> None:
+    """A graph that calls no Python code."""
+    values = run.values
+    inputs = [values[source] for source in step.inputs]  # type: ignore[index]  # there are no hooks among them
+    for slot in done:
+        values[slot] = None
+    for slot, value in zip(step.outputs, call(*inputs), strict=True):
+        values[slot] = value
+
+
+def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: Pass) -> None:
+    values = run.values
+    inputs = [_hook(run, each) if isinstance(each, HookAt) else values[each] for each in step.inputs]
+    for slot in done:
+        values[slot] = None
+    made = call(*inputs, *run.numbers)
+    for slot, value in zip(step.outputs, made, strict=True):
+        values[slot] = value
+
+
+def find_hooks(reading: GraphReading, places: Sequence[HookAt]) -> dict[HookAt, tuple[Any, int]]:
+    """Where hooks are before the first of them runs: it may remove others, or itself."""
+    found = {}
+    for at in places:
+        functions = _functions(reading, at)
+        found[at] = (functions, list(functions)[at.number])
+    return found
+
+
+def _hook(run: "Pass", at: HookAt) -> Any:
+    functions, key = run.hooks[at]
+    return functions.get(key, _nothing)
+
+
+def _nothing(*gradients: Any) -> None:
+    """In place of a hook that was removed since."""
+
+
+def _functions(reading: GraphReading, at: HookAt) -> Any:
+    node = reading.nodes[at.node]
+    if at.kind == "post_accumulate_grad_hook":
+        return node.variable._post_accumulate_grad_hooks
+    if type(node) is ACCUMULATE:
+        return node.variable._backward_hooks
+    return reading.hooks(at.node)[0][at.place][1]
+
+
+_delivering = locks.lock()
+
+
+def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: Pass) -> None:
+    with _native.Held(_delivering):  # two threads may train the same leaves
+        _native.deliver(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
+
+
+def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:
+    gradient = run.values[step.slot]
+    deliver(run.engine, run.reading.nodes[step.node].variable, gradient)
+
+
+def _call_leaf_hooks(step: CallLeafHooks, run: Pass) -> None:
+    leaf = run.reading.nodes[step.node].variable
+    for at in step.hooks:
+        result = _hook(run, at)(leaf)
+        if result is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _hooks_by_engine(step: HooksByEngine, run: Pass) -> None:
+    node, values = run.reading.nodes[step.node], run.values
+    edges = tuple(GradientEdge(node, place) for place, _, _ in step.gradients)
+    given = tuple(values[slot] for _, slot, _ in step.gradients)
+    made = run.engine.run_backward(edges, given, True, False, edges, allow_unreachable=True, accumulate_grad=False)
+    for (_, before, after), value in zip(step.gradients, made, strict=True):
+        values[after] = laid_out(value, settled(spec_of_tensor(values[before])).stride)
+
+
+def _call_node(step: CallNode, run: Pass) -> None:
+    node, values = run.reading.nodes[step.node], run.values
+    gradients = [None if slot is None else values[slot] for slot in step.gradients]
+    found = _called_python(node, gradients) if step.python else _called(node, gradients)
+    for result, expected, (after, _) in zip(found, step.results, node.next_functions, strict=True):
+        if after is None:
+            continue
+        if (result is None) != (expected is None):
+            raise RuntimeError(
+                f"{step.name} gave a gradient where it gave none before, or none where it gave one: "
+                "leave what uses it out of compiled autograd"
+            )
+        if expected is not None:
+            slot, spec = expected
+            values[slot] = _like(result, spec)
+
+
+def _called(node: Any, gradients: Sequence[Any]) -> Sequence[Any]:
+    made = node(*gradients)
+    return made if isinstance(made, tuple | list) else (made,)
+
+
+def _called_python(node: Any, gradients: list[Any]) -> Sequence[Any]:
+    """As the engine calls the backward of a `torch.autograd.Function`."""
+    if materializes(node):
+        for place, expected in enumerate(node._input_metadata):
+            if gradients[place] is None:
+                gradients[place] = torch.zeros(tuple(expected.shape), dtype=expected.dtype, device=expected.device)
+    made = node.apply(*gradients)
+    made = tuple(made) if isinstance(made, tuple | list) else (made,)
+    needed = node.needs_input_grad
+    if len(made) < len(needed) or any(extra is not None for extra in made[len(needed) :]):
+        raise RuntimeError(
+            f"function {node.name()} returned an incorrect number of gradients "
+            f"(expected {len(needed)}, got {len(made)})"
+        )
+    wanted = iter([result for result, needs in zip(made, needed, strict=False) if needs])
+    return [None if after is None else next(wanted) for after, _ in node.next_functions]
+
+
+def _like(result: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A gradient with the dtype and sizes that the engine would give it, in the layout that was traced with."""
+    if result.dtype != spec.dtype:
+        result = BASE.to(result, spec.dtype)
+    if tuple(result.shape) != spec.shape:
+        result = result.sum_to_size(spec.shape)
+    return laid_out(result, spec.stride)
+
+
+BETWEEN: dict[type, Callable[[Any, Pass], None]] = {
+    DeliverByEngine: _deliver_by_engine,
+    CallLeafHooks: _call_leaf_hooks,
+    HooksByEngine: _hooks_by_engine,
+    CallNode: _call_node,
+}
+
+
+@leave_alone
+class _Carrier(torch.autograd.Function):
+    """A node whose backward is a whole compiled one: Python code in it finds a backward under way, as it may expect."""
+
+    @staticmethod
+    def forward(ctx: Any, work: Callable[[], None], anchor: torch.Tensor) -> torch.Tensor:
+        ctx.work = work
+        return BASE.clone(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.work()
+        return None, None
+
+
+_carry: Callable[..., torch.Tensor] = _Carrier.apply
+
+
+def carried(engine: Any, work: Callable[[], None], keep_graph: bool) -> None:
+    with torch._C._InferenceMode(False), torch.enable_grad():
+        carrier = _carry(work, torch.zeros((), requires_grad=True))
+    engine.run_backward(
+        (carrier,), (torch.ones(()),), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def spec_of_tensor(tensor: torch.Tensor) -> TensorSpec:
+    layout(tensor)
+    return TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)

@@ -1,0 +1,211 @@
+"""Compiled graphs in the disk cache: what a graph became, as plain data, and back without any of the stages.
+
+    torch-level graph ── key ──► file ──► Compiled: a program, the plan that joins it, machine code as images
+
+`CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
+Each backward (one for gradients of these results, one for those) is a file of its own, written when it is first needed.
+Programs are held to their rules before they are written, and that they are read as they were written the checksum
+tells; a file that is whole but does not say what it should (`ir.serialize`, functions that are not there) is dropped
+like a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_specs`) nothing is read, they run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from smelt.base import events
+from smelt.base.errors import SpecError
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.options import Options, config
+from smelt.ir import serialize
+from smelt.ir.call_contract import JointPlan
+from smelt.ir.graph import Traced
+from smelt.ir.program import Launch, Program
+from smelt.pipeline.cache.keys import Unstorable, key_of, surroundings
+from smelt.runtime.cache import CacheStore, open_store
+from smelt.runtime.program.code_image import Image, Loaded, Slot
+from smelt.runtime.program.code_image import load as map_image
+
+if TYPE_CHECKING:
+    from smelt.codegen.build import CompiledKernel
+
+Kernels = Mapping[str, "CompiledKernel"]
+Found = TypeVar("Found")
+
+_WATCHED = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCode:
+    """Machine code of one kernel, as a launcher takes it. `owner` keeps it in memory."""
+
+    address: int
+    buffers: int
+    fixed_workspace: int
+    per_thread_workspace: int
+    owner: object
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A program and its kernels by name."""
+
+    program: Program
+    kernels: dict[str, StoredCode]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A graph that was compiled, but for its backwards.
+
+    `why_not_again`: why results cannot be computed again, differentiably.
+    """
+
+    forward: Half
+    plan: JointPlan
+    why_not_again: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """The place of one graph in the cache."""
+
+    store: CacheStore
+    key: str
+    first: bool = False  # whether who finds nothing here asks once more, and counts it then
+
+    @classmethod
+    def of(cls, traced: Traced, options: Options) -> "CacheEntry | None":
+        """None if the cache is off, or the graph has no place in it."""
+        store = open_store()
+        if store is None:
+            return None
+        try:
+            with events.timed("cache key"):
+                return cls(store, key_of(traced, options))
+        except Unstorable as reason:
+            events.count("cache_unstorable")
+            events.emit("cache", f"a graph is not cached: {reason}")
+            return None
+
+    @classmethod
+    def of_text(cls, text: str, options: Options) -> "CacheEntry | None":
+        """The same for a graph of which only its part of the key is at hand."""
+        store = open_store()
+        try:
+            return None if store is None else cls(store, f"{surroundings(options)}\n{text}", first=True)
+        except Unstorable:
+            return None
+
+    def read(self, options: Options) -> StoredGraph | None:
+        """What the graph became in an earlier process, or earlier in this one."""
+
+        def unpacked(parts: list[bytes]) -> StoredGraph:
+            program, rows, described, plan, why_not_again = _fields(parts, 5)
+            if not isinstance(plan, JointPlan):
+                raise ValueError("it holds no plan")
+            return StoredGraph(_half(program, rows, described, parts[1:]), plan, why_not_again)
+
+        return self._read(self.key, unpacked, options)
+
+    def read_backward(self, arrived: int, options: Options) -> Half | None:
+        """The backward for gradients of the results that have a bit in `arrived`."""
+
+        def unpacked(parts: list[bytes]) -> Half:
+            program, rows, described = _fields(parts, 3)
+            return _half(program, rows, described, parts[1:])
+
+        return self._read(self._backward_key(arrived), unpacked, options)
+
+    def write(self, program: Program, kernels: Kernels, plan: JointPlan, why_not_again: str | None) -> None:
+        """Keep what the graph became."""
+        self._write(self.key, program, kernels, plan, why_not_again)
+
+    def write_backward(self, arrived: int, program: Program, kernels: Kernels) -> None:
+        self._write(self._backward_key(arrived), program, kernels)
+
+    def _backward_key(self, arrived: int) -> str:
+        return f"{self.key}\nbackward {arrived:b}"
+
+    def _read(self, key: str, unpacked: Callable[[list[bytes]], Found], options: Options) -> Found | None:
+        if options.check_specs or config.check_specs or any(map(events.wanted, _WATCHED)):
+            return None
+        with events.timed("cache read"):
+            parts = self.store.get(key)
+            if parts is None:
+                events.count("cache_misses", not self.first)
+                return None
+            try:
+                found = unpacked(parts)
+            except Exception as reason:  # whatever it is, compiling is the answer
+                events.count("cache_misses", not self.first)
+                events.emit("cache", f"{self.store.path(key).name} is not used: {reason}")
+                self.store.drop(key)
+                return None
+        events.count("cache_hits")
+        return found
+
+    def _write(self, key: str, program: Program, kernels: Kernels, *more: object) -> None:
+        with events.timed("cache write"):
+            try:
+                parts = _packed(program, kernels, *more)
+            except (serialize.CannotStore, SpecError) as reason:
+                events.count("cache_unstorable")
+                events.emit("cache", f"a graph is not cached: {reason}")
+                return
+            if self.store.put(key, parts):
+                events.count("cache_writes")
+
+
+def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
+    """A program, where its kernels are in which image, the images' own descriptions, and `more`; then the images."""
+    from smelt.ir.check_kernel import check_program  # not where programs are only read
+
+    check_program(program, after="fuse")
+    images: dict[int, tuple[int, Image]] = {}  # by identity → number, image
+    rows = []
+    for name, kernel in kernels.items():
+        image = kernel.built.image
+        if image is None:
+            raise serialize.CannotStore("LLVM itself loaded the code")
+        place, _ = images.setdefault(id(image), (len(images), image))
+        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace))
+    described = tuple(
+        (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
+        for _, image in images.values()
+    )
+    value = (_called(program), tuple(rows), described, *more)
+    return [serialize.dump(value).encode(), *(image.code for _, image in images.values())]
+
+
+def _called(program: Program) -> Program:
+    """The program with what its kernels are called with, and not how they compute: that is in the images."""
+    bare = {kernel.name: replace(kernel, stages=()) for kernel in program.kernels}
+    steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
+    return replace(program, steps=tuple(steps))
+
+
+def _fields(parts: list[bytes], count: int) -> tuple[Any, ...]:
+    value = serialize.parse(parts[0].decode())
+    if not isinstance(value, tuple) or len(value) != count:
+        raise ValueError("it holds something else")
+    return value
+
+
+def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Half:
+    if not isinstance(program, Program):
+        raise ValueError("it holds no program")
+    if len(described) != len(codes):
+        raise ValueError("an image is missing")
+    images: list[Loaded] = []
+    for (symbols, slots), code in zip(described, codes, strict=True):
+        images.append(map_image(Image(code, symbols, tuple(Slot(*slot) for slot in slots))))
+    kernels = {}
+    for name, place, symbol, buffers, fixed, per_thread in rows:
+        if not 0 <= place < len(images) or symbol not in images[place].offsets:
+            raise ValueError(f"kernel {name} has no code")
+        kernels[name] = StoredCode(images[place].address(symbol), buffers, fixed, per_thread, images[place])
+    for kernel in program.kernels:
+        if kernel.name not in kernels or kernels[kernel.name].buffers != len(kernel.parameters):
+            raise ValueError(f"kernel {kernel.name} has no code")
+    return Half(program, kernels)

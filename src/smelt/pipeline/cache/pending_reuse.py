@@ -1,0 +1,51 @@
+"""Compiled graphs that will be asked for again: the first step of a training makes the optimizer's state, the second
+finds it, and both are one graph.
+
+    keep(traced, options, parts)     a graph whose capture says that it will come again
+    take(traced, options)            its parts, for another capture of the same graph; once
+
+What makes two graphs the same is the text that the disk cache has for its key.
+"""
+
+from collections import OrderedDict
+
+from smelt import _native
+from smelt.base import events, locks
+from smelt.base.options import Options
+from smelt.ir.graph import Traced
+from smelt.pipeline.cache.keys import Unstorable, key_of
+from smelt.pipeline.parts import Parts
+
+_MOST = 4  # trainings that begin at the same time
+
+_kept: OrderedDict[str, Parts] = OrderedDict()
+_lock = locks.lock()
+
+
+def keep(traced: Traced, options: Options, parts: Parts) -> None:
+    if not traced.again or (key := _key(traced, options)) is None:
+        return
+    with _native.Held(_lock):
+        _kept[key] = parts
+        while len(_kept) > _MOST:
+            _kept.popitem(last=False)
+
+
+def take(traced: Traced, options: Options) -> Parts | None:
+    # Whoever collects events wants to see every stage, so it is gone through.
+    if not _kept or events.collecting() or (key := _key(traced, options)) is None:
+        return None
+    with _native.Held(_lock):
+        return _kept.pop(key, None)
+
+
+def forget() -> None:
+    with _native.Held(_lock):
+        _kept.clear()
+
+
+def _key(traced: Traced, options: Options) -> str | None:
+    try:
+        return key_of(traced, options)
+    except Unstorable:
+        return None

@@ -1,0 +1,95 @@
+"""A graph out of the disk cache as a callable, with none of the stages loaded.
+
+    torch-level graph ── CacheEntry.read ──► programs, plan, machine code ── bind, join ──► a callable
+                      └─ nothing there ────► None: the caller sends the graph through the stages
+
+The stages are a third of what smelt loads. What they are good for behind a graph that was found (running it eagerly
+where its code cannot, computing results again for a second derivative, a backward that no process has needed yet) is
+`beside`, which callers hand over and which loads them when it is called.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from smelt.base import events
+from smelt.base.options import Options
+from smelt.ir.call_contract import JointPlan
+from smelt.ir.graph import Traced
+from smelt.ir.nodes.ambient import Ambient
+from smelt.pipeline.cache.entries import CacheEntry, Half
+from smelt.pipeline.parts import Parts, bind, program_of
+from smelt.runtime.autograd.differentiable import Flat
+from smelt.runtime.program.launch import Arenas
+
+# Makes all but the forward of a graph that the cache has: of graph, options, plan, arenas, a name, the ambient state.
+Beside = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], Parts]
+
+
+def look_up(traced: Traced, options: Options, arenas: Arenas, beside: Beside) -> tuple[CacheEntry | None, Parts | None]:
+    """A graph's place in the cache, if it has one, and what is there."""
+    # Whoever collects events wants to see every stage, so it is gone through.
+    entry = None if events.collecting() else CacheEntry.of(traced, options)
+    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas, beside)
+
+
+def recall(text: str, traced: Callable[[], Traced], options: Options, beside: Beside) -> Flat | None:
+    """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
+    entry = CacheEntry.of_text(text, options)
+    found = None if entry is None else _load(entry, traced, options, Arenas(), beside)
+    return None if found is None else found.joined()
+
+
+def _load(
+    entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas, beside: Beside
+) -> Parts | None:
+    """What the cache has of a graph, bound to the graph it would have come from.
+
+    The graphs that were made of it are not stored: if a backward was never compiled, they are made again, and are the
+    same.
+    """
+    found = entry.read(options)
+    if found is None:
+        return None
+    plan, ambient, number = found.plan, Ambient.now(), found.forward.program.name.removeprefix("forward")
+    events.count("saved_bytes", plan.saved_bytes)
+
+    @functools.cache
+    def rest() -> Any:
+        return beside(traced(), options, plan, arenas, f"backward{number}", ambient)
+
+    parts = Parts(
+        _bound(found.forward, options, False, arenas),
+        plan,
+        eager=lambda *inputs: rest().eager(*inputs),
+        replay=found.why_not_again or (lambda inputs: rest().replay(inputs)),
+        backwards=(lambda arrived: rest().backwards(arrived)) if plan.tangents else None,
+        graphs=lambda arrived: rest().graphs(arrived),
+        parts=lambda arrived, source: rest().parts(arrived, source),
+    )
+    return with_stored_backwards(parts, replace(entry, first=False), options, arenas)
+
+
+def with_stored_backwards(parts: Parts, entry: CacheEntry, options: Options, arenas: Arenas) -> Parts:
+    """The same, with backwards looked up in the cache before they are made, and put there after."""
+    make = parts.backwards
+    if make is None:
+        return parts
+
+    def backward(arrived: int) -> Flat | None:
+        found = entry.read_backward(arrived, options)
+        if found is not None:
+            return _bound(found, options, True, arenas)
+        made = make(arrived)
+        if made is not None and "executable" in made.__dict__:  # else PyTorch runs it
+            entry.write_backward(arrived, *program_of(made))
+        return made
+
+    return replace(parts, backwards=backward)
+
+
+def _bound(half: Half, options: Options, consuming: bool, arenas: Arenas) -> Flat:
+    events.count("kernels", len(half.program.kernels))
+    run: Callable[..., Any] = bind(half.program, half.kernels, options, consuming, arenas).run
+    return run

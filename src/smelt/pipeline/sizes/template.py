@@ -1,0 +1,193 @@
+"""A graph compiled in symbols, and what it is for sizes: stages run once, each new combination only fills numbers in.
+
+    graph over x: f32[s0, 4]   ── trace, simplify, fuse, generate ──►   Template: program and machine code over s0
+    Template at s0 = 7         ──►   the program for 7: buffers with places, kernels that are told {7, 28, …}
+
+Whatever a stage relies on is a fact of the world its symbols belong to (`symbolic.symsize`). Sizes for which some fact
+does not hold get a version of their own, made with them as the example; after `VERSIONS` of these a half is compiled
+for each combination of sizes alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt import _native
+from smelt.autograd.joint.trace_joint import Pure
+from smelt.autograd.partition.partition import Halves
+from smelt.base import events, locks
+from smelt.base.errors import is_fault
+from smelt.base.fast_dataclass import dataclass
+from smelt.fuse.memory_plan import lifetimes, plan
+from smelt.ir.call_contract import JointPlan
+from smelt.ir.graph import Traced
+from smelt.ir.kernel import Buffer, Kernel, Role
+from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
+from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
+from smelt.ir.tensorspec import TensorSpec
+from smelt.symbolic.expressions import ShapeEnv, SizeGuard, Symbol, Undecided
+
+if TYPE_CHECKING:
+    from smelt.codegen.build import CompiledKernel
+from smelt.codegen.llvm.runtime_sizes import as_integer
+
+VERSIONS = 8
+"""How many sets of facts a graph, or a half of one, is compiled for."""
+
+Values = Mapping[Symbol, int]
+Built = Mapping[str, "CompiledKernel"]
+Generate = Callable[[Traced, str], tuple[Program, Built]]
+
+
+def at(values: Values) -> Change:
+    """What a size is for these values of its symbols."""
+    return lambda size: size.evaluate(values.__getitem__)
+
+
+def hold(facts: tuple[SizeGuard, ...], values: Values) -> bool:
+    return all(fact.holds(values.__getitem__) for fact in facts)
+
+
+class TemplateForm:
+    """A program in symbols with blanks for sizes: what has none is looked at once, not for each combination."""
+
+    def __init__(self, program: Program, kernels: Built) -> None:
+        self.program, self.kernels = program, kernels
+        self.lives = lifetimes(program)
+        self.ends = filling((program.buffers, program.outputs))
+        # Of launches the kernels are filled in, each once.
+        self.calls = [None if isinstance(step, Launch) else filling(step) for step in program.steps]
+        self.codes = {kernel.name: (kernel, filling(kernel)) for kernel in program.kernels}
+        self.workspaces = {name: filling(built.per_thread_workspace) for name, built in kernels.items()}
+
+    def at(self, values: Values) -> tuple[Program, Built]:
+        """The program for these sizes, its kernels told what they need to know of them."""
+        change, program = at(values), self.program
+        buffers, outputs = (program.buffers, program.outputs) if self.ends is None else self.ends(change)
+        buffers, constants = list(buffers), list(program.constants)
+        codes: dict[str, CompiledKernel] = {}
+        told: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
+        for name, (kernel, fill) in self.codes.items():
+            built, workspace = self.kernels[name], self.workspaces[name]
+            codes[name] = built if workspace is None else replace(built, per_thread_workspace=workspace(change))
+            told[name] = kernel if fill is None else fill(change), ""
+            if built.sizes:
+                numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
+                told[name] = _told(told[name][0], len(numbers)), f"{name}_sizes"
+                spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
+                buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))
+                constants.append((told[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
+        steps: list[Step] = []
+        for step, call in zip(program.steps, self.calls, strict=True):
+            if isinstance(step, Launch):
+                kernel, sizes = told[step.kernel.name]
+                steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
+            else:
+                steps.append(step if call is None else call(change))
+        made = replace(program, buffers=tuple(buffers), constants=tuple(constants), steps=tuple(steps), outputs=outputs)
+        return plan(made, self.lives), codes
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    facts: tuple[SizeGuard, ...]
+    form: TemplateForm
+
+
+@dataclass(slots=True)
+class Template:
+    """One half of a graph in symbols, with the programs made of it."""
+
+    half: Traced
+    world: ShapeEnv
+    name: str
+    generate: Generate
+    versions: list[_Version] = field(default_factory=list)
+    why_alone: str | None = None
+    checks: bool = False  # faults of the compiler are raised
+    lock: Any = field(default_factory=locks.lock)
+
+    def at(self, values: Values) -> tuple[Program, Built] | None:
+        """The program and its kernels for these sizes; None if the half is to be compiled for them alone."""
+        with _native.Held(self.lock):
+            found = next((version for version in self.versions if hold(version.facts, values)), None)
+            if found is None and self.why_alone is None and len(self.versions) < VERSIONS:
+                try:
+                    found = self._made(values)
+                except Exception as error:  # whatever it is, plain sizes are the answer
+                    if self.checks and is_fault(error, Undecided):
+                        raise
+                    self.why_alone = f"{type(error).__name__}: {error}"
+                    events.count("sizes_refused")
+                    text = f"{self.name} is compiled for each combination of sizes: {self.why_alone}"
+                    events.emit("sizes", text)
+                else:
+                    self.versions.append(found)
+        return None if found is None else found.form.at(values)
+
+    def _made(self, values: Values) -> _Version:
+        world = self.world.again(values.__getitem__)
+        half = resized_graph(self.half, lambda size: size.moved(world))
+        program, kernels = self.generate(half, self.name)
+        events.emit("sizes", f"{self.name} relies on {', '.join(map(str, world.facts)) or 'nothing'}", world)
+        return _Version(tuple(world.facts), TemplateForm(program, kernels))
+
+
+def _told(kernel: Kernel, count: int) -> Kernel:
+    """The kernel with the buffer behind all others in which it finds sizes. It means the same without."""
+    return replace(kernel, buffers=(*kernel.buffers, Buffer("sizes", torch.int64, count, Role.INPUT)))
+
+
+@dataclass(slots=True)
+class Tracing:
+    """A graph traced in symbols: what it became, what it relies on, and what makes programs of its halves."""
+
+    number: int
+    world: ShapeEnv
+    found: Pure | Halves
+    facts: tuple[SizeGuard, ...]
+    generate: Generate | None
+    templates: dict[str, Template] = field(default_factory=dict)
+    checks: bool = False  # faults of the compiler are raised
+
+    def is_made_for(self, values: Values) -> bool:
+        """Whether each program that was made of it in symbols is right for these sizes, and there is one."""
+        found = self.templates.values()
+        return bool(found) and all(any(hold(each.facts, values) for each in made.versions) for made in found)
+
+    def template(self, half: Traced, name: str) -> Template:
+        """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
+        assert self.generate is not None
+        return self.templates.setdefault(name, Template(half, self.world, name, self.generate, checks=self.checks))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A graph traced in symbols, for sizes."""
+
+    tracing: Tracing
+    values: Values
+
+    def plan(self) -> JointPlan:
+        found: JointPlan = resized(self.tracing.found.plan, at(self.values))
+        return found
+
+    def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
+        """A half of the graph, or a part of one, as a program for the sizes; None if it is to be compiled alone."""
+        return self.tracing.template(half, name).at(self.values)
+
+    def graph(self, half: Traced) -> Traced:
+        """A half of the graph for the sizes."""
+        return resized_graph(half, at(self.values))
+
+    def halves(self) -> Halves | None:
+        """The graphs for the sizes, and the plan in symbols."""
+        found = self.tracing.found
+        if isinstance(found, Pure):
+            return None
+        backward = None if found.backward is None else self.graph(found.backward)
+        arriving = found.arriving
+        marked = None if arriving is None else lambda: self.graph(arriving())
+        return replace(found, forward=self.graph(found.forward), backward=backward, arriving=marked)

@@ -1,0 +1,50 @@
+"""What a compiled backward is given, in the layout it was compiled for, and in the state it was compiled for.
+
+    fit_tangent(gradient, spec, stride)   →   the gradient itself, or its values laid out as the backward reads them
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.base.torch_originals import BASE
+from smelt.ir.tensorspec import TensorSpec
+from smelt.runtime.autograd.differentiable import Differentiable, Flat
+
+
+def fit_saved(given: list[Any], state: Differentiable, hooked: bool) -> None:
+    """Make saved tensors, in place, what the backward takes: those that hooks have had may have come back otherwise."""
+    if state.recalled:
+        del given[-len(state.recalled) :]
+    if hooked:
+        given[:] = [fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
+
+
+def fit_tangent(tangent: torch.Tensor | None, spec: TensorSpec, stride: Sequence[int]) -> torch.Tensor:
+    plain = tangent is not None and _is_plain(tangent) and tangent.stride() == stride
+    return tangent if tangent is not None and plain else fit(tangent, spec)
+
+
+def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
+    """The casts autocast asks for are in the graph already."""
+    if torch._C._is_any_autocast_enabled():
+        return _native.within(torch._C._DisableAutocast(), function, *inputs)
+    return function(*inputs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its values: not sparse, not zeros without memory, nothing left to be done."""
+    lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return tensor.layout is torch.strided and not lazy
+
+
+def fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+    """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
+    fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    if tensor is None:
+        return BASE.zero_(fitted)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return BASE.copy_(fitted, tensor)

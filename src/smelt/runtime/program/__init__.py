@@ -1,0 +1,1 @@
+"""Running a kernel program: machine code in memory, steps in order, times."""

@@ -1,0 +1,62 @@
+"""Machine code as plain bytes, and putting it into memory: no LLVM, no linker, no shared object.
+
+    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "smelt.launch"),))   →   Loaded, with an address("k0") to call
+
+An image does not depend on where it lies but for its slots: eight bytes each, which get the address of something
+outside (found in the running process by name), or one inside the image.
+"""
+
+from collections.abc import Mapping
+
+from smelt import _native
+from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.torch_abi.symbols import find_symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Eight bytes at `offset` that get the address of `name` plus `addend`; no name: of the image itself."""
+
+    offset: int
+    name: str
+    addend: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Code, the functions in it by offset, and what it needs to be told."""
+
+    code: bytes
+    symbols: tuple[tuple[str, int], ...]
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Machine code in memory; it stays there as long as this object does."""
+
+    code: "_native.Code"
+    offsets: Mapping[str, int]
+
+    def address(self, symbol: str) -> int:
+        return self.code.address + self.offsets[symbol]
+
+
+def load(image: Image) -> Loaded:
+    """Map an image. What it calls is found in this process."""
+    slots = []
+    for slot in image.slots:
+        address = _outside(slot.name) if slot.name else 0
+        slots.append((slot.offset, address + slot.addend, not slot.name))
+    offsets = dict(image.symbols)
+    if not all(0 <= offset < len(image.code) for offset in offsets.values()):
+        raise SmeltError("SM030", "a function lies outside its image")
+    return Loaded(_native.Code(image.code, slots), offsets)
+
+
+def _outside(name: str) -> int:
+    address = find_symbol(name)
+    if address is None:
+        raise SmeltError("SM030", f"generated code calls {name}, which this process does not have")
+    return address

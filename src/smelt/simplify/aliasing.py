@@ -1,0 +1,117 @@
+"""Whose memory leaves the graph, and replacing one node by another without changing that.
+
+y = clone(x); return y      x is an input: returning it instead of `y` would hand out the caller's own memory
+"""
+
+import operator
+
+import torch
+from torch import fx
+
+from smelt.ir.graph import output_node
+from smelt.ir.substitute_sizes import resized
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.meta.effects import is_view
+from smelt.meta.ghost import GhostTensor
+from smelt.meta.rules import describe
+from smelt.symbolic.symsize import from_symbolic, is_symbolic_size, same_sizes, to_symbolic
+
+_CPU = torch.device("cpu")
+
+
+class AliasedMemory:
+    """Which nodes share memory with a result of the graph. Ask before making one value stand for another."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._leaving: set[fx.Node] = set()
+        for node in output_node(graph).all_input_nodes:
+            self._leave(node)
+
+    def _leave(self, node: fx.Node) -> None:
+        self._leaving.update(_chain(node))
+
+    def leaves(self, node: fx.Node) -> bool:
+        """Whether a node is a result of the graph, or a result shares its memory."""
+        return node in self._leaving
+
+    def may_share(self, old: fx.Node, new: fx.Node) -> bool:
+        """Whether users of `old`, a memory of its own, may be given `new` instead; if so, it is noted."""
+        if old not in self._leaving:
+            return True
+        owner = _chain(new)[-1]
+        if owner.op in ("placeholder", "get_attr") or owner in self._leaving:
+            return False
+        self._leave(new)
+        return True
+
+    def took_over(self, old: fx.Node, new: fx.Node) -> None:
+        """`new` stands for `old` and shares its memory with the same nodes as before."""
+        if old in self._leaving:
+            self._leave(new)
+
+
+def _chain(node: fx.Node) -> list[fx.Node]:
+    """The node and what it is a view of, down to the node that owns the memory."""
+    chain = [node]
+    while (is_view(node.target) or node.target is operator.getitem) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        chain.append(node)
+    return chain
+
+
+def same_layout(old: fx.Node, new: fx.Node) -> bool:
+    """Whether both yield one tensor with equal shape, strides, offset, dtype and device."""
+    first, second = spec_of(old), spec_of(new)
+    if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
+        return False
+    return _alike(first, second) and first.device == second.device
+
+
+def _alike(first: TensorSpec, second: TensorSpec) -> bool:
+    """Whether two tensors lie alike in memory, whatever their sizes are."""
+    return (
+        first.dtype is second.dtype
+        and same_sizes(first.shape, second.shape)
+        and same_sizes((*first.stride, first.offset), (*second.stride, second.offset))
+    )
+
+
+def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
+    """What a call that is not in the graph would yield, where a rule can tell."""
+    named = {name: _ghosts(value) for name, value in kwargs.items()}
+    try:
+        found = describe(target, tuple(_ghosts(value) for value in args), named, _CPU)
+    except (RuntimeError, IndexError):  # a call that PyTorch would refuse
+        return None
+    if not isinstance(found, TensorSpec):
+        return None
+    return resized(found, from_symbolic, is_symbolic_size) if found.varies else found
+
+
+def _ghosts(value: object) -> object:
+    if isinstance(value, fx.Node):
+        spec = tensor_spec(value)
+        return GhostTensor(resized(spec, to_symbolic) if spec.varies else spec)
+    if isinstance(value, tuple | list):
+        return type(value)(_ghosts(item) for item in value)
+    return to_symbolic(value)
+
+
+def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> bool:
+    """Whether the call would yield exactly what `node` does, and is on the CPU, whose rules these are."""
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
+        return False
+    made = spec_of_call(target, args, kwargs or {})
+    return made is not None and _alike(made, spec)
+
+
+def insert(
+    node: fx.Node, target: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None
+) -> fx.Node:
+    """A new call just before `node`, with its spec and the rest of its metadata."""
+    with node.graph.inserting_before(node):
+        made = node.graph.create_node("call_function", target, args, kwargs or {}, target.overloadpacket.__name__)  # type: ignore[arg-type]
+    made.meta.update(node.meta)
+    set_spec(made, spec_of(node))
+    return made

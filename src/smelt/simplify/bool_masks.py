@@ -1,0 +1,48 @@
+"""Masks of random zeros and ones are drawn as bools, and nothing waits for the tensor they are drawn like.
+
+    noise = bernoulli(empty_like(x), p)  →  coins = bernoulli(empty_like(x, dtype=bool), p); noise = _to_copy(coins)
+
+The coins are the same. They take a byte each, which is what is kept for the backward, and turning them into numbers is
+part of the kernel that multiplies by them.
+"""
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.device.host_library import same_coins
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
+from smelt.meta.rules.strides import is_contiguous
+from smelt.simplify.aliasing import insert
+
+aten = torch.ops.aten
+
+
+def draw_masks(traced: Traced, fuel: Fuel) -> Traced:
+    for node in list(traced.graph.nodes):
+        if node.target is aten.bernoulli.p and _may_be_bools(node) and fuel.take(node):
+            _draw_bools(node)
+    return traced
+
+
+def _may_be_bools(node: fx.Node) -> bool:
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or not spec.dtype.is_floating_point:
+        return False
+    return is_contiguous(spec.shape, spec.stride) and same_coins(spec.dtype)
+
+
+def _draw_bools(node: fx.Node) -> None:
+    spec = spec_of(node)
+    assert isinstance(spec, TensorSpec)
+    like = node.args[0]
+    if isinstance(like, fx.Node) and like.target is aten.empty_like.default:
+        like = like.args[0]
+    options = {"dtype": torch.bool, "memory_format": torch.contiguous_format}
+    template = insert(node, aten.empty_like.default, (like,), options)
+    coins = insert(node, aten.bernoulli.p, (template, *node.args[1:]), dict(node.kwargs))
+    for made in (template, coins):
+        set_spec(made, TensorSpec(spec.shape, spec.stride, torch.bool, spec.device))
+    node.replace_all_uses_with(insert(node, aten._to_copy.default, (coins,), {"dtype": spec.dtype}))
+    node.graph.erase_node(node)

@@ -1,0 +1,20 @@
+"""Drop what nobody uses.
+
+    sin = sin(x); cos = cos(x); return cos      →      cos = cos(x); return cos
+
+Inputs stay, and so does whatever does more than yield its result: random numbers drawn, memory written.
+"""
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.meta.effects import why_not_drop
+
+
+def drop_dead(traced: Traced, fuel: Fuel) -> Traced:
+    """Not optional, so it burns no fuel."""
+    for node in reversed(list(traced.graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr" or why_not_drop(node) is None:
+            traced.graph.erase_node(node)
+    return traced

@@ -1,0 +1,57 @@
+"""Keys and values that several heads share are read where they lie: attention needs no copy for each head.
+
+    k = view(clone(expand(unsqueeze(keys, 2), [2, 4, 8, 512, 64])), [2, 32, 512, 64]); attention(q, k, v)
+    →  attention(q, select(expand(…), 2, 0), …)
+
+PyTorch's attention for the CPU counts the heads of keys and finds which heads of queries each is for; models were
+written before it did. What comes out is the same to the last bit. This is done before a training step is split: the
+forward saves what the heads share, and only the backward makes copies.
+"""
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import set_spec, tensor_spec
+from smelt.simplify.aliasing import insert, spec_of_call
+from smelt.symbolic.symsize import same_sizes
+
+aten = torch.ops.aten
+
+
+def share_heads(traced: Traced, fuel: Fuel) -> Traced:
+    for node in list(traced.graph.nodes):
+        if node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
+            continue
+        query, keys, values = node.args[:3]
+        pair = _repeated(keys), _repeated(values)
+        if pair[0] is None or pair[1] is None or not _alike(pair[0], pair[1]) or not fuel.take(node):
+            continue
+        node.args = (query, *(_once(node, each) for each in pair), *node.args[3:])
+    return traced
+
+
+def _repeated(value: object) -> fx.Node | None:
+    """Heads by how often each is repeated, if a value is a copy of such, laid out head by head."""
+    copy = value.args[0] if isinstance(value, fx.Node) and value.target is aten.view.default else None
+    source = copy.args[0] if isinstance(copy, fx.Node) and copy.target is aten.clone.default else None
+    if not isinstance(source, fx.Node):
+        return None
+    found, laid = tensor_spec(source), tensor_spec(value)  # type: ignore[arg-type]
+    if len(found.shape) != 5 or found.stride[2] != 0 or found.stride[4] != 1 or found.device.type != "cpu":
+        return None
+    batch, heads, times, length, width = found.shape
+    return source if same_sizes(laid.shape, (batch, heads * times, length, width)) else None
+
+
+def _alike(keys: fx.Node, values: fx.Node) -> bool:
+    """Whether both are repeated alike."""
+    return same_sizes(tensor_spec(keys).shape[:4], tensor_spec(values).shape[:4])
+
+
+def _once(node: fx.Node, repeated: fx.Node | None) -> fx.Node:
+    assert repeated is not None
+    made = insert(node, aten.select.int, (repeated, 2, 0))
+    set_spec(made, spec_of_call(aten.select.int, (repeated, 2, 0), {}))
+    return made

@@ -1,0 +1,185 @@
+"""Matrices that only products read, or that only copies read, lie the way that makes the copy a straight one.
+
+    copy = clone(x): [4, 64, 128] of an x that lies [4, 128, 64]; bmm(y, copy)
+    →  copy = clone(permute(x)): [4, 128, 64]; bmm(y, permute(copy))
+
+    clone(permute(bmm(a, b)))  →  clone(bmm(permute(b), permute(a)))
+
+A product reads rows or columns of its operands equally well, and writes rows of what it is asked for; a copy that turns
+rows into columns takes several times as long as one that does not.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+
+from smelt.base.fuel import Fuel
+from smelt.ir.graph import Traced
+from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.meta.effects import is_view
+from smelt.meta.rules.strides import is_contiguous
+from smelt.simplify.aliasing import AliasedMemory, insert, spec_of_call
+
+aten = torch.ops.aten
+
+# Products and the places of the matrices among their arguments.
+_PRODUCTS = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
+_CONTIGUOUS: dict[str, object] = {"memory_format": torch.contiguous_format}
+
+
+def turn_matrices(traced: Traced, fuel: Fuel) -> Traced:
+    memory = AliasedMemory(traced.graph)
+    for node in list(traced.graph.nodes):
+        if node.target is aten.clone.default:
+            _turn_copy(node, memory, fuel)
+        elif node.target in (aten.mm.default, aten.bmm.default):
+            _turn_product(node, memory, fuel)
+    return traced
+
+
+def _turn_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+    """A copy for products alone, of what lies column by column."""
+    if memory.leaves(node) or not _lies_in_rows(node):
+        return
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    readers = list(_ends(node, _is_view))
+    if not _lies_in_columns(tensor_spec(source)) or not all(_multiplies(end, by) for end, by in readers):
+        return
+    made: list[fx.Node] = []
+    straight = _turned(node, source, made)
+    copy = _insert(node, aten.clone.default, (straight,), _CONTIGUOUS, made) if straight is not None else None
+    _put_in_place(node, copy, readers, made, fuel, copied=False)
+
+
+def _turn_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+    """A product whose result is copied column by column."""
+    if memory.leaves(node) or not _lies_in_rows(node):
+        return
+    readers = list(_ends(node, _follows))
+    columns = all(
+        end.target is aten.clone.default and _lies_in_rows(end) and _is_turned(tensor_spec(by), node)
+        for end, by in readers
+    )
+    if not readers or not columns:
+        return
+    made: list[fx.Node] = []
+    left, right = (_turned(node, operand, made) for operand in node.args)
+    product = None
+    if left is not None and right is not None and isinstance(node.target, torch._ops.OpOverload):
+        product = _insert(node, node.target, (right, left), {}, made)
+    _put_in_place(node, product, readers, made, fuel, copied=True)
+
+
+def _put_in_place(
+    node: fx.Node,
+    turned: fx.Node | None,
+    readers: list[tuple[fx.Node, fx.Node]],
+    made: list[fx.Node],
+    fuel: Fuel,
+    *,
+    copied: bool,
+) -> None:
+    """`turned` has the rows of `node` for columns: whatever was made of the one is made of the other. If it is `copied`
+    in the end, it may be so before a view that could not be had otherwise."""
+    again = _turned(node, turned, made) if turned is not None else None
+    same = {node: again}
+    for _, by in readers:
+        _again(by, same, made, copied)
+    if any(same[by] is None for _, by in readers) or not fuel.take(node):
+        for extra in reversed(made):
+            extra.graph.erase_node(extra)
+        return
+    for end, by in readers:
+        found = same[by]
+        assert found is not None
+        end.replace_input_with(by, found)
+
+
+def _again(
+    node: fx.Node, same: dict[fx.Node, fx.Node | None], made: list[fx.Node], copied: bool
+) -> fx.Node | None:
+    """The same call on what stands for its argument; None where that cannot be."""
+    if node not in same:
+        source, *rest = node.args
+        assert isinstance(source, fx.Node) and isinstance(node.target, torch._ops.OpOverload)
+        found = _again(source, same, made, copied)
+        same[node] = None
+        if found is not None:
+            same[node] = _insert(node, node.target, (found, *rest), dict(node.kwargs), made)
+        if found is not None and same[node] is None and copied and node.target is aten.view.default:
+            copy = _insert(node, aten.clone.default, (found,), _CONTIGUOUS, made)
+            same[node] = _insert(node, aten.view.default, (copy, *rest), {}, made) if copy is not None else None
+    return same[node]
+
+
+def _insert(
+    node: fx.Node,
+    target: torch._ops.OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    made: list[fx.Node],
+) -> fx.Node | None:
+    spec = spec_of_call(target, args, kwargs)
+    if spec is None:
+        return None
+    found = insert(node, target, args, kwargs)
+    set_spec(found, spec)
+    made.append(found)
+    return found
+
+
+def _turned(node: fx.Node, value: object, made: list[fx.Node]) -> fx.Node | None:
+    """A matrix, or several, with rows for columns; a new node before `node`."""
+    assert isinstance(value, fx.Node)
+    rank = len(tensor_spec(value).shape)
+    return _insert(node, aten.permute.default, (value, [*range(rank - 2), rank - 1, rank - 2]), {}, made)
+
+
+def _ends(node: fx.Node, through: Callable[[fx.Node], bool]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Whoever reads a value in the end, and the node that is read: the value, or what is made of it on the way."""
+    for user in node.users:
+        if through(user):
+            yield from _ends(user, through)
+        else:
+            yield user, node
+
+
+def _is_view(node: fx.Node) -> bool:
+    return is_view(node.target) and len(node.all_input_nodes) == 1 and isinstance(spec_of(node), TensorSpec)
+
+
+def _follows(node: fx.Node) -> bool:
+    """A view of one tensor, or a computation at each of its points, but no copy."""
+    if _is_view(node) or node.target is aten.clone.default:
+        return node.target is not aten.clone.default
+    at_points = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return (at_points or node.target is aten._to_copy.default) and node.all_input_nodes == [node.args[0]]
+
+
+def _multiplies(node: fx.Node, by: fx.Node) -> bool:
+    places = _PRODUCTS.get(node.target, ())  # type: ignore[call-overload]
+    return all(number in places for number, argument in enumerate(node.args) if argument is by) and bool(places)
+
+
+def _lies_in_rows(node: fx.Node) -> bool:
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or len(spec.shape) < 2 or spec.varies:
+        return False
+    return min(spec.shape[-2:]) > 1 and is_contiguous(spec.shape, spec.stride)
+
+
+def _lies_in_columns(spec: TensorSpec) -> bool:
+    return len(spec.shape) >= 2 and spec.stride[-2] == 1 and spec.stride[-1] != 1
+
+
+def _is_turned(spec: TensorSpec, product: fx.Node) -> bool:
+    """Whether a copy of `spec` goes through columns of the product, one after the other."""
+    columns = tensor_spec(product).shape[-1]
+    return len(spec.shape) >= 1 and spec.shape[-1] > 1 and spec.stride[-1] == columns

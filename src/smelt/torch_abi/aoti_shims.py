@@ -1,0 +1,174 @@
+"""PyTorch's C interface, found by name in the running process and tried before it is used.
+
+    connect() → True: `_native.Runner` may call it; False: Python makes all calls
+
+libtorch exports plain C functions (`aoti_torch_…`) that take a tensor as a handle, which is the address of an
+`at::Tensor`. Each Python tensor has one inside: where is found by experiment, and that a handle made this way is
+understood is tried on tensors of several kinds. If anything is missing, or answers other than it should, nothing of it
+is used.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.torch_abi.symbols import find_symbol
+
+_NEEDED = (
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch__reinterpret_tensor",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_new_tensor_handle",
+)
+_OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
+# The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
+_WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
+
+_WORD = 8
+_STORAGE_WORDS = 9  # of a storage that are looked at; it is longer in every version so far
+_connected: bool | None = None
+
+
+def connect() -> bool:
+    """Tell the C part where the interface is, if it is there and works; asked again it has the answer ready."""
+    global _connected
+    if _connected is None:
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            return False  # under a mode, tensors are not what they seem: next time
+        _connected = _native.sheltered(_connect)
+    return _connected
+
+
+def _connect() -> bool:
+    with torch._C._InferenceMode(False), torch.no_grad():
+        return _tried()
+
+
+def _tried() -> bool:
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return False
+    found = {name: find_symbol(name) for name in _NEEDED}
+    found["wrap"] = next((address for name in _WRAP if (address := _find_in_bindings(name))), None)
+    samples = _samples()
+    body = _only(place for place in range(2, 6) if all(_word(id(t) + place * _WORD) == t._cdata for t in samples))
+    if body is None or not all(found.values()):
+        return False
+    addresses = {name: address for name, address in found.items() if address is not None}
+    if not _works(addresses, body * _WORD, samples):
+        return False
+    operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
+    addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
+    storage, memory = _storage_place(samples), _memory_places()
+    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, storage, memory, addresses)
+    return True
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number of a dtype in the interface; -1 if it has none."""
+    address = find_symbol(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    return -1 if address is None else int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
+def _find_in_bindings(name: str) -> int | None:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    try:
+        library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", f"libtorch_python.{suffix}"))
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _samples() -> list[torch.Tensor]:
+    plain = torch.empty(7, 11, 13, device="cpu")
+    strided = [plain, plain[2:, 3], plain[1].t(), torch.empty((), device="cpu"), torch.empty(0, 5, device="cpu")]
+    integers = torch.empty(17, dtype=torch.int64, device="cpu")
+    return [*strided, integers, torch.nn.Parameter(torch.empty(3, device="cpu"))]
+
+
+def _storage_place(samples: Sequence[torch.Tensor]) -> int:
+    """How many bytes into its body a tensor has the address of its storage; 0 if that is not clear."""
+    storages = [(t._cdata, t.untyped_storage()._cdata) for t in samples]
+    place = _only(
+        place for place in range(1, 8) if all(_word(body + place * _WORD) == storage for body, storage in storages)
+    )
+    return 0 if place is None else place * _WORD
+
+
+def _memory_places() -> tuple[int, int, int]:
+    """How many bytes into a storage the address of its memory is, its size, and whether PyTorch allocated it; zeros if
+    that is not clear. Of memory that it did not allocate the owner is noted too, which is why some is among these."""
+    numbers = torch.arange(96, dtype=torch.uint8, device="cpu")
+    given = [torch.frombuffer(bytearray(size), dtype=torch.uint8) for size in (24, 104)]
+    storages = [t.untyped_storage() for t in (numbers, numbers[:40].clone(), *given)]
+    words = [[_word(each._cdata + place * _WORD) for place in range(_STORAGE_WORDS)] for each in storages]
+    data = _only(_equal(words, [each.data_ptr() for each in storages]))
+    size = _only(_equal(words, [each.nbytes() for each in storages]))
+    flags = [ctypes.string_at(each._cdata, _STORAGE_WORDS * _WORD) for each in storages]
+    own = _only(_equal(flags, [int(each.resizable()) for each in storages]))
+    if data is None or size is None or own is None:
+        return (0, 0, 0)
+    return (data * _WORD, size * _WORD, own)
+
+
+def _equal(found: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
+    """The places, past the first, at which each has what is wanted of it."""
+    return [place for place in range(1, len(found[0])) if [each[place] for each in found] == list(wanted)]
+
+
+def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]) -> bool:
+    """Whether handles made of Python tensors are understood, and what the interface makes is what was asked for."""
+
+    def function(name: str, *arguments: Any) -> Callable[..., Any]:
+        made: Callable[..., Any] = ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(addresses[name])
+        return made
+
+    word, number, numbers = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+    data_ptr = function("aoti_torch_get_data_ptr", word, ctypes.POINTER(word))
+    empty = function("aoti_torch_empty_strided", number, numbers, numbers, *[ctypes.c_int32] * 3, ctypes.POINTER(word))
+    view = function("aoti_torch__reinterpret_tensor", word, number, numbers, numbers, number, ctypes.POINTER(word))
+    drop = function("aoti_torch_delete_tensor_object", word)
+    copy = function("aoti_torch_new_tensor_handle", word, ctypes.POINTER(word))
+    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, word)(addresses["wrap"])
+
+    def wrapped(handle: ctypes.c_void_p) -> Any:
+        tensor = wrap(handle)
+        drop(handle)
+        return tensor
+
+    for tensor in samples:
+        handle, found, copied, viewed = word(id(tensor) + body), word(), word(), word()
+        if data_ptr(handle, ctypes.byref(found)) or (found.value or 0) != tensor.data_ptr():
+            return False
+        # A handle of its own: as some versions declare it, the function may take what is in it.
+        if copy(handle, ctypes.byref(copied)) or wrapped(copied) is not tensor:
+            return False
+        if tensor.numel():
+            if view(handle, 1, (number * 1)(1), (number * 1)(1), 0, ctypes.byref(viewed)):
+                return False
+            first = wrapped(viewed)
+            if first.data_ptr() != tensor.data_ptr() or first.shape != (1,) or first.dtype is not tensor.dtype:
+                return False
+    made = word()
+    if empty(2, (number * 2)(3, 5), (number * 2)(1, 3), dtype_code(torch.float32), 0, -1, ctypes.byref(made)):
+        return False
+    tensor = wrapped(made)
+    like = torch.empty_strided((3, 5), (1, 3), dtype=torch.float32, device="cpu")
+    layout = (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return layout == (torch.Tensor, like.shape, like.stride(), like.dtype, like.device)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _only(places: Any) -> int | None:
+    found = list(places)
+    return found[0] if len(found) == 1 else None

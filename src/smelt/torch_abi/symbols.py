@@ -1,0 +1,44 @@
+"""Functions of the running process by name: those libtorch exports, the C library's, OpenMP's, and our own.
+
+find_symbol("aoti_torch_get_data_ptr") → its address, or None
+"""
+
+import ctypes
+import functools
+import os
+import sys
+
+import torch
+
+from smelt import _native
+
+LAUNCH = "smelt.launch"  # what generated code calls to share its points out between threads (csrc/runner/parallel.c)
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """libtorch_cpu is loaded already and depends on the C library and the OpenMP in use, so a look-up through it finds
+    those very libraries; the process itself has the compiler's helpers."""
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    path = os.path.join(torch.__path__[0], "lib", f"libtorch_cpu.{suffix}")
+    return (ctypes.CDLL(path), ctypes.CDLL(None))
+
+
+@functools.cache
+def find_symbol(name: str) -> int | None:
+    """The address of a function of the C library, of OpenMP or of our own; None if there is none."""
+    if name == LAUNCH:
+        return _native.team_function(*(find_symbol(each) or 0 for each in OPENMP))
+    for library in _libraries():
+        try:
+            found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        except AttributeError:
+            continue
+        if found:
+            return found
+    return None
+
+
+def has_openmp() -> bool:
+    return all(find_symbol(name) is not None for name in OPENMP)
