@@ -184,7 +184,7 @@ def test_a_number_out_of_a_tensor_stays_open() -> None:
 
 def test_a_write_that_gradients_flow_through_is_a_result() -> None:
     joint = joint_of(lambda x, w: (x.mul_(w), w.exp())[1], c(3), g(3))
-    assert (joint.plan.written, joint.plan.rebased, joint.plan.writes) == ((0,), (0,), (1,))
+    assert (joint.plan.mutated_inputs, joint.plan.mutated_with_grad, joint.plan.version_bumps) == ((0,), (0,), (1,))
     assert joint.plan.differentiable == (0, 1) and joint.plan.results == 1  # the exponential, then the new value
 
 
@@ -241,7 +241,7 @@ def test_parameter_step_under_no_grad_in_the_graph() -> None:
 
 def test_batch_norm_says_what_it_writes() -> None:
     joint = joint_of(lambda x, m, v: F.batch_norm(x, m, v, training=True), g(4, 3), c(3), c(3))
-    assert joint.plan.written == (1, 2)
+    assert joint.plan.mutated_inputs == (1, 2)
     assert all(node.target is not torch.ops.aten.native_batch_norm.default for node in joint.traced.graph.nodes)
 
 
@@ -250,7 +250,7 @@ def test_instance_norm_says_what_it_writes() -> None:
         return torch.instance_norm(x, None, None, m, v, True, 0.1, 1e-5, False)
 
     joint = joint_of(function, g(2, 3, 4), c(3), c(3))
-    assert (joint.plan.written, joint.plan.writes) == ((1, 2), (1, 1))
+    assert (joint.plan.mutated_inputs, joint.plan.version_bumps) == ((1, 2), (1, 1))
     compare(function, [g(2, 3, 4), c(3), c(3).abs()])
 
 

@@ -648,7 +648,7 @@ def test_unpacked_tensors_are_given_in_the_traced_layout() -> None:
 
 def test_new_values_that_are_other_inputs_are_not_lost() -> None:
     """A simplified graph may hand back its inputs as each other's new values."""
-    plan = JointPlan(inputs=2, outputs=(), results=0, written=(0, 1), writes=(1, 1))
+    plan = JointPlan(inputs=2, outputs=(), results=0, mutated_inputs=(0, 1), version_bumps=(1, 1))
     x, y = torch.zeros(3), torch.ones(3)
     assert join(lambda x, y: (y, x), None, plan)(x, y) == ()
     assert (x.sum().item(), y.sum().item()) == (3.0, 0.0)

@@ -26,7 +26,7 @@ PLAN = JointPlan(
         Plain("text"),
     ),
     results=1,
-    shown=((0, False),),
+    result_views=((0, False),),
     tangents=(SPEC,),
     saved=(Saved("relu", SPEC, None, "needed"),),
 )

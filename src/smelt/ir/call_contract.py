@@ -5,10 +5,11 @@ A pure graph neither writes nor aliases; the function it came from may do both. 
 an artifact can store, what the runtime does round the compiled graph so that the world looks as after eager:
 
     def f(x, buffer):                pure forward(x, buffer) -> (add, mul, saved...)
-        buffer.add_(1)               Plan(outputs=(FromResult(0), FromInput(0, (view,))), results=1, written=(1,), ...)
-        return x * 2, x.view(-1)
+        buffer.add_(1)               JointPlan(outputs=(FromResult(0), FromInput(0, (view,))), results=1,
+        return x * 2, x.view(-1)               mutated_inputs=(1,), ...)
 
-The flat results of a forward are, in order: `results` values, one new value per entry of `written`, then what is saved.
+The flat results of a forward are, in order: `results` values, one new value per entry of `mutated_inputs`, then what
+is saved.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def set_phase(node: fx.Node, phase: Phase) -> None:
 class RecomputePolicy(Enum):
     """What the program asked for a value that the backward needs, by `torch.utils.checkpoint`."""
 
-    AGAIN = "computed again"
+    RECOMPUTE = "recomputed"
     SAVED = "saved"
 
 
@@ -105,7 +106,7 @@ class FromInput:
     steps: Steps = ()
     alias: bool = False  # a new tensor object on the same memory, not that very object
     detached: bool = False  # no gradient flows through the alias
-    made: str = "DEFAULT"  # PyTorch's word for how a view came about; some it lets nobody write
+    creation_meta: str = "DEFAULT"  # PyTorch's word for how a view came about; some it lets nobody write
     through: int | None = None  # the output that it is a view of and `steps` start from, if it is one
 
 
@@ -117,7 +118,7 @@ class FromResult:
     steps: Steps = ()
     alias: bool = False
     detached: bool = False
-    made: str = "DEFAULT"
+    creation_meta: str = "DEFAULT"
     through: int | None = None
 
 
@@ -155,42 +156,43 @@ class JointPlan:
     inputs: int
     outputs: tuple[Output, ...]
     results: int
-    shown: tuple[tuple[int, bool], ...] = ()  # per result: an output that is it or, if true, a view whose base it is
-    copied: tuple[int, ...] = ()  # results that own their memory in eager and share it in the graph
-    written: tuple[int, ...] = ()  # inputs that get a new value, in the order of the forward's new values
-    writes: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
-    rebased: tuple[int, ...] = ()  # those of them whose new value gradients flow through
-    recalled: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
-    passing: tuple[int, ...] = ()  # saved inputs that eager does not keep: of what the program computed, copies
+    result_views: tuple[tuple[int, bool], ...] = ()  # per result: an output that is it or, if true, a view of it
+    must_own_memory: tuple[int, ...] = ()  # results that own their memory in eager and share it in the graph
+    mutated_inputs: tuple[int, ...] = ()  # inputs that get a new value, in the order of the forward's new values
+    version_bumps: tuple[int, ...] = ()  # how often eager writes each of them: its version counts that
+    mutated_with_grad: tuple[int, ...] = ()  # those of them whose new value gradients flow through
+    kept_old_values: tuple[int, ...] = ()  # those of them whose old value is kept, because what comes out depends on it
+    copied_saved_inputs: tuple[int, ...] = ()  # saved inputs that eager does not keep: copied, unless they are leaves
     needed: tuple[int, ...] = ()  # inputs that gradients depend on by their value
     random: bool = False  # whether the forward draws random numbers
     # Results, and behind them new values, that gradients arrive for, in the order of the tangents.
     differentiable: tuple[int, ...] = ()
     tangents: tuple[TensorSpec, ...] = ()  # the layout the backward was traced with, per differentiable result
     gradients: tuple[int, ...] = ()  # the input that each result of the backward is the gradient of
-    fed: tuple[int, ...] = ()  # which tangents each of them depends on, a bit each; empty if there is but one tangent
+    # Which tangents each gradient depends on, a bit each; empty if there is but one tangent.
+    grad_depends_on: tuple[int, ...] = ()
     # Which tangents, a bit each, a backward from each may not be followed by: what eager saved for both is freed then.
-    spends: tuple[int, ...] = ()
+    frees_saved_of: tuple[int, ...] = ()
     # What gradients arrive for that is computed from other outputs: which tangent, and those outputs, by position, with
     # written inputs behind them. Each stands behind those that its outputs are made of.
-    leaning: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    output_deps: tuple[tuple[int, tuple[int, ...]], ...] = ()
     # The order in which autograd is handed the inputs, if not their own: so that it gives leaves their gradients, and
     # calls hooks on them, in the order in which it does so in eager.
-    handed: tuple[int, ...] = ()
+    autograd_input_order: tuple[int, ...] = ()
     saved: tuple[Saved, ...] = ()  # what the forward keeps for the backward, in the order both graphs have it
 
     @property
     def new_values(self) -> tuple[tuple[int, int], ...]:
         """Of a graph without tangents: the positions of new values among the results, and of what they are written
         to. What is written differentiably is left to autograd."""
-        places = enumerate(self.written, self.results)
-        return () if self.tangents else tuple(pair for pair in places if pair[1] not in self.rebased)
+        places = enumerate(self.mutated_inputs, self.results)
+        return () if self.tangents else tuple(pair for pair in places if pair[1] not in self.mutated_with_grad)
 
     @property
     def watched(self) -> tuple[int, ...]:
         """Outputs, and behind them written inputs, that something is computed from which gradients arrive for: those
-        that `leaning` names, and outputs that those are views of."""
-        found = {place for _, places in self.leaning for place in places}
+        that `output_deps` names, and outputs that those are views of."""
+        found = {place for _, places in self.output_deps for place in places}
         for place in list(found):
             while place < len(self.outputs) and isinstance(made := self.outputs[place], FromResult | FromInput):
                 found.add(place)
@@ -207,30 +209,30 @@ class JointPlan:
         outputs = [
             place
             for place, made in enumerate(self.outputs)
-            if isinstance(made, FromInput) and made.index in self.written
+            if isinstance(made, FromInput) and made.index in self.mutated_inputs
         ]
-        return frozenset([*outputs, *range(len(self.outputs), len(self.outputs) + len(self.written))])
+        return frozenset([*outputs, *range(len(self.outputs), len(self.outputs) + len(self.mutated_inputs))])
 
     def tangent_of(self, output: int) -> int | None:
         """The number of the tangent that is the gradient of an output itself, not of what it is a view of."""
         behind = output - len(self.outputs)
-        made = self.outputs[output] if behind < 0 else FromInput(self.written[behind])
+        made = self.outputs[output] if behind < 0 else FromInput(self.mutated_inputs[behind])
         if not isinstance(made, FromResult | FromInput) or made.alias:
             return None
-        if isinstance(made, FromInput) and made.index not in self.written:
+        if isinstance(made, FromInput) and made.index not in self.mutated_inputs:
             return None
-        place = made.index if isinstance(made, FromResult) else self.results + self.written.index(made.index)
+        place = made.index if isinstance(made, FromResult) else self.results + self.mutated_inputs.index(made.index)
         return self.differentiable.index(place) if place in self.differentiable else None
 
     @property
     def forward_outputs(self) -> int:
         """How many values the forward returns before those it saves."""
-        return self.results + len(self.written)
+        return self.results + len(self.mutated_inputs)
 
     @property
     def lost(self) -> tuple[int, ...]:
         """Written inputs whose old value nobody has afterwards."""
-        return tuple(index for index in self.written if index not in self.recalled)
+        return tuple(index for index in self.mutated_inputs if index not in self.kept_old_values)
 
     @property
     def saved_bytes(self) -> int:

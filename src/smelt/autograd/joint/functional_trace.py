@@ -109,7 +109,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         Its results are not computed again: that would take the whole region, and the one before it, and so on.
         """
         before = self._wish, self._policy
-        self._wish, self._policy = RecomputePolicy.AGAIN, checkpoint.policy
+        self._wish, self._policy = RecomputePolicy.RECOMPUTE, checkpoint.policy
         try:
             results = interpret(checkpoint.body, inputs, {})
         finally:
@@ -148,7 +148,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         try:
             chosen = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **(kwargs or {}))
             again = chosen is False or "RECOMPUTE" in str(chosen)
-            self._wish = RecomputePolicy.AGAIN if again else RecomputePolicy.SAVED
+            self._wish = RecomputePolicy.RECOMPUTE if again else RecomputePolicy.SAVED
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._policy, self._wish = policy, wish

@@ -65,7 +65,7 @@ class Seen:
 
 
 def find_leaning(seen: Seen, results: int, values: Mapping[int, torch.Tensor]) -> Leaning:
-    """`Plan.leaning`, for `values` that gradients arrive for, by their place among the results and the new values."""
+    """`JointPlan.output_deps`, for `values` that gradients arrive for, by their place among results and new values."""
     places = seen.places()
     if not places:
         return ()

@@ -30,8 +30,8 @@ _ABSENT = object()
 def for_tangents(backward: Traced, plan: JointPlan, arrived: int) -> Traced | None:
     """A backward without the tangents that have no bit in `arrived`.
 
-    A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.fed`). None comes back if a
-    missing value stands where zeros cannot stand in for it.
+    A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.grad_depends_on`). None comes
+    back if a missing value stands where zeros cannot stand in for it.
     """
     tangents = placeholders(backward.graph)[-len(plan.tangents) :]
     given = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
@@ -57,7 +57,7 @@ def stopped(marked: Traced, plan: JointPlan, arrived: int, source: int | None = 
         return None
     if source is None:
         return rest.returning(_gradients(rest, marked, plan, arrived))
-    leans = dict(plan.leaning)[source]
+    leans = dict(plan.output_deps)[source]
     return rest.returning([rest.of(marks[place].args[0]) if place in marks else None for place in leans])
 
 
@@ -125,7 +125,7 @@ def _gradients(rest: _Rest, backward: Traced, plan: JointPlan, arrived: int) -> 
     """What flows into the inputs; None if zeros cannot be had that eager has there."""
     returned: list[Any] = []
     gradients = outputs(backward.graph)
-    for value, fed in zip(gradients, plan.fed or (1,) * len(gradients), strict=True):
+    for value, fed in zip(gradients, plan.grad_depends_on or (1,) * len(gradients), strict=True):
         found = rest.of(value)
         if found is None and isinstance(value, fx.Node) and fed & arrived:
             if not _can_be_zeros(value):

@@ -205,8 +205,9 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
         recorder.phase = Phase.BACKWARD
         rebased = {write.index: write.tensor if write.rebased else None for write in written}
         seen = Seen(run.outputs, arrangement.outputs, rebased)
-        leaning = find_leaning(seen, len(arrangement.results), {place: values[place][1] for place in differentiable})
-        mark_arrivals(recorder, seen, leaning)
+        arriving = {place: values[place][1] for place in differentiable}
+        output_deps = find_leaning(seen, len(arrangement.results), arriving)
+        mark_arrivals(recorder, seen, output_deps)
         shown = [*run.inputs, *run.constants, *(each for each in run.outputs if isinstance(each, torch.Tensor))]
         before = [settled(tensor).node for tensor in shown]
         tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
@@ -214,18 +215,20 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
             raise CannotTrace("the backward writes an input or an output, which only PyTorch does")
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
-    fed, spends = _histories(run.leaves, results, gradients)
-    leaning = leaning if tangents else ()
+    grad_depends_on, frees_saved_of = _histories(run.leaves, results, gradients)
+    output_deps = output_deps if tangents else ()
     plan = replace(
         _plan(run, arrangement, written),
         differentiable=tuple(differentiable),
         tangents=resized(tangents, from_symbolic, is_symbolic_size),
         gradients=tuple(gradients),
-        fed=fed,
-        spends=spends,
-        leaning=leaning,
-        handed=_handed(arrivals, len(run.primals)),
-        recalled=_inputs_behind(run, [values[position][0] for position in differentiable], [w.index for w in written]),
+        grad_depends_on=grad_depends_on,
+        frees_saved_of=frees_saved_of,
+        output_deps=output_deps,
+        autograd_input_order=_autograd_input_order(arrivals, len(run.primals)),
+        kept_old_values=_inputs_behind(
+            run, [values[position][0] for position in differentiable], [w.index for w in written]
+        ),
         needed=_inputs_behind(run, gradients.values(), range(len(run.primals))),
     )
     replay = _replay(source, plan, recorder)
@@ -360,8 +363,8 @@ def _note(arrivals: list[int], index: int, gradient: torch.Tensor) -> None:
     arrivals.append(index)
 
 
-def _handed(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
-    """`JointPlan.handed`: gradients leave the node of a compiled graph all at once."""
+def _autograd_input_order(arrivals: Sequence[int], inputs: int) -> tuple[int, ...]:
+    """`JointPlan.autograd_input_order`: gradients leave the node of a compiled graph all at once."""
     order = pushed_to_pop(arrivals)
     if order == sorted(order):
         return ()
@@ -384,8 +387,9 @@ def _node_of(tensor: torch.Tensor) -> fx.Node:
 def _histories(
     leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], wanted: Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`fed` and `spends` of a plan: which results' histories lead to each wanted leaf, and which results share what
-    autograd saves. The graph itself does not tell: zeros that a formula yields depend on no tangent there."""
+    """`grad_depends_on` and `frees_saved_of` of a plan: which results' histories lead to each wanted leaf, and
+    which results share what autograd saves. The graph itself does not tell: zeros that a formula returns depend on no
+    tangent there."""
     if len(results) < 2:
         return (), ()
     order = behind(result.grad_fn for result in results)
@@ -397,11 +401,11 @@ def _histories(
             bits[before] = bits.get(before, 0) | bits.get(node, 0)
     found = {id(node.variable): bits.get(node, 0) for node in order if hasattr(node, "variable")}
     saving = {bits.get(node, 0) for node in order if any(name.startswith("_raw_saved_") for name in dir(type(node)))}
-    spends = [0] * len(results)
+    frees_saved_of = [0] * len(results)
     for shared in saving:
         for number in range(len(results)):
-            spends[number] |= shared if shared >> number & 1 else 0
-    return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(spends)
+            frees_saved_of[number] |= shared if shared >> number & 1 else 0
+    return tuple(found.get(id(leaves[index]), 0) for index in wanted), tuple(frees_saved_of)
 
 
 def _run_engine(
@@ -431,11 +435,11 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Joi
         inputs=len(run.inputs),
         outputs=resized(arrangement.outputs, from_symbolic, is_symbolic_size),
         results=len(arrangement.results),
-        shown=tuple((result.shown, result.beneath) for result in arrangement.results),
-        copied=arrangement.copied,
-        written=tuple(write.index for write in written),
-        writes=tuple(write.times for write in written),
-        rebased=tuple(write.index for write in written if write.rebased),
+        result_views=tuple((result.shown, result.beneath) for result in arrangement.results),
+        must_own_memory=arrangement.copied,
+        mutated_inputs=tuple(write.index for write in written),
+        version_bumps=tuple(write.times for write in written),
+        mutated_with_grad=tuple(write.index for write in written if write.rebased),
         random=any(draws(node) and phase_of(node) is not Phase.BACKWARD for node in run.recorder.graph.nodes),
     )
 
@@ -478,8 +482,8 @@ def replaying(source: TraceSource, plan: JointPlan) -> Replay:
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = source.call(source.given(inputs), source.constants)
-        shown = [outputs[position]._base if beneath else outputs[position] for position, beneath in plan.shown]
-        shown += [inputs[index] for index in plan.written]
+        shown = [outputs[position]._base if beneath else outputs[position] for position, beneath in plan.result_views]
+        shown += [inputs[index] for index in plan.mutated_inputs]
         return [shown[position] for position in plan.differentiable]
 
     return replay

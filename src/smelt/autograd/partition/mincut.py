@@ -70,7 +70,7 @@ class Problem:
         """
         if node in self.free:
             return 1
-        if wish_of(node) is RecomputePolicy.AGAIN and recomputable(node) is None:
+        if wish_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None:
             return INFINITE
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
@@ -130,7 +130,7 @@ def kept_by_eager(joint: Joint) -> list[fx.Node]:
         or phase_of(node) is not Phase.FORWARD
         or is_view(node)
         or isinstance(spec_of(node), NumberSpec)
-        or (wish_of(node) is RecomputePolicy.AGAIN and recomputable(node) is None)
+        or (wish_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None)
     }
     needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
     return [node for node in graph.nodes if node in needed and node not in own and node.op != "get_attr"]

@@ -200,7 +200,7 @@ def _halves(
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
     # Most inputs with gradients are leaves. What they are is known when the graph runs: the runtime copies the others.
     mine = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
-    passing = tuple(index for index in mine if index not in plan.written)
+    passing = tuple(index for index in mine if index not in plan.mutated_inputs)
     copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in passing)
     late = depending_on(tangents_of(joint))
     kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _stays(node)]
@@ -219,12 +219,12 @@ def _halves(
         given = [*saved, *tangents_of(joint)]
         extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=again)
         backward = extract()
-        arriving = partial(extract, marked=True) if plan.leaning else None
+        arriving = partial(extract, marked=True) if plan.output_deps else None
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in copied else number.get(node), why[node]) for node in saved
     )
     forward = replace(forward, writes=plan.new_values)
-    plan = replace(plan, saved=records, passing=passing)
+    plan = replace(plan, saved=records, copied_saved_inputs=passing)
     return Halves(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
 
 

@@ -51,7 +51,7 @@ def recomputable(node: fx.Node) -> str | None:
         return "draws random numbers"
     wish = wish_of(node)
     if wish is not None:
-        return None if wish is RecomputePolicy.AGAIN else "kept by its checkpoint"
+        return None if wish is RecomputePolicy.RECOMPUTE else "kept by its checkpoint"
     if op.namespace != "aten":
         return "an operator whose cost is unknown"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:

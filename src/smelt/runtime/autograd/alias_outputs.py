@@ -27,7 +27,7 @@ def own_tensors(values: Sequence[Any]) -> list[Any]:
 def finisher(plan: JointPlan) -> Callable[..., tuple[Any, ...]] | None:
     """What makes outputs of inputs and results, but for those that are there already; None if the results are the
     outputs."""
-    if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.written:
+    if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.mutated_inputs:
         return None
     outputs = plan.outputs
 
@@ -57,7 +57,7 @@ def make_output(
 
 
 def _seen(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
-    return _alias(output, tensor) if output.made == "DEFAULT" else _marked_alias(output, tensor)
+    return _alias(output, tensor) if output.creation_meta == "DEFAULT" else _marked_alias(output, tensor)
 
 
 def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,8 @@ def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor
 def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
     """A view that PyTorch is told how it was made: without gradients, or as one of several."""
     marks = torch._C._autograd.CreationMeta
-    tensor = _native.unrecorded(_alias, output, tensor) if output.made == "NO_GRAD_MODE" else _alias(output, tensor)
+    without_grad = output.creation_meta == "NO_GRAD_MODE"
+    tensor = _native.unrecorded(_alias, output, tensor) if without_grad else _alias(output, tensor)
     if tensor._is_view():
-        torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.made))
+        torch._C._autograd._set_creation_meta(tensor, getattr(marks, output.creation_meta))
     return tensor

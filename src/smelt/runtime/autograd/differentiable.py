@@ -68,23 +68,23 @@ class Differentiable:
         )
         saved_inputs = {saved.source for saved in plan.saved}
         # Old values that only a derivative of higher order needs; PyTorch keeps them with what else is saved.
-        self.recalled = tuple(index for index in plan.recalled if index not in saved_inputs)
+        self.recalled = tuple(index for index in plan.kept_old_values if index not in saved_inputs)
         self.kept += tuple((True, index) for index in self.recalled)
         saved_inputs.update(self.recalled)
         self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
         self.wanted = frozenset(plan.gradients)
-        self.only_results = plan.results == len(plan.differentiable) and not plan.written
+        self.only_results = plan.results == len(plan.differentiable) and not plan.mutated_inputs
         self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
         # Nothing to be done but to compute: see `_quick`.
         self.is_simple = self.only_values and self.finish is None and not _takes_more(plan)
         self.watched = plan.watched  # outputs that others lean on, and which of them show written inputs
         self.after_writing = plan.showing_written
-        # What autograd is handed and what it hands on, from the graph's own order and back; see `JointPlan.handed`.
-        self.out, self.back = _turned(plan.handed)
+        # From the graph's own order of inputs to autograd's and back; see `JointPlan.autograd_input_order`.
+        self.out, self.back = _turned(plan.autograd_input_order)
         # Where not all results lead to the same inputs: see `smelt.runtime.autograd.split_nodes`.
         self.not_always, self.ways, self.results_by_ways = _ways(plan)
-        needed = frozenset(plan.needed).difference(plan.written)
+        needed = frozenset(plan.needed).difference(plan.mutated_inputs)
         self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
 
     def backward_for(self, arrived: int) -> tuple[Flat, bool]:
@@ -156,7 +156,7 @@ class Differentiable:
 
 def _takes_more(plan: JointPlan) -> bool:
     """Whether there is more to be done than to compute."""
-    return bool(plan.copied or plan.recalled or plan.random or plan.leaning)
+    return bool(plan.must_own_memory or plan.kept_old_values or plan.random or plan.output_deps)
 
 
 Numbers = tuple[int, ...]
@@ -166,12 +166,12 @@ def _ways(plan: JointPlan) -> tuple[Numbers, dict[int, Numbers], dict[Numbers, N
     """Inputs that some results lead to and others do not; inputs by the results that lead to them, a bit each; results
     by those they lead to. Inputs are in the order in which autograd is handed them."""
     everything = (1 << len(plan.tangents)) - 1
-    fed = {index: bits for index, bits in zip(plan.gradients, plan.fed, strict=False) if bits}
+    fed = {index: bits for index, bits in zip(plan.gradients, plan.grad_depends_on, strict=False) if bits}
     not_always = tuple(index for index, bits in fed.items() if bits != everything)
     if not not_always:
         return (), {}, {}
     ways: dict[int, Numbers] = {}
-    for index in plan.handed or range(plan.inputs):
+    for index in plan.autograd_input_order or range(plan.inputs):
         if index in fed:
             ways[fed[index]] = (*ways.get(fed[index], ()), index)
     results: dict[Numbers, Numbers] = {}

@@ -147,7 +147,7 @@ def differentiable_backward(
             torch.set_rng_state(random)  # the random numbers that followed it are drawn again
         # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
         alike = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
-        written = state.plan.written
+        written = state.plan.mutated_inputs
         given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(alike)]
         return alike, replay(given)
 

@@ -59,8 +59,8 @@ def compute(ctx: Any, box: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any
     # The casts autocast asks for are in the graph already.
     autocast = torch._C._is_any_autocast_enabled()
     values: Sequence[Any] = without_autocast(state.forward, inputs) if autocast else state.forward(*inputs)
-    if state.plan.copied:
-        values = own(values, state.plan.copied)
+    if state.plan.must_own_memory:
+        values = own(values, state.plan.must_own_memory)
     hooked = False
     others = track(state, inputs)
     if state.kept:
@@ -106,8 +106,8 @@ def gradients_of(
             if tangent is not None or zeros:
                 given.append(fit_tangent(tangent, spec, stride))
         gradients = without_autocast(backward, (given,) if state.consuming else given)
-        if state.plan.fed:
-            gradients = without_unfed(gradients, state.plan.fed, arrived)
+        if state.plan.grad_depends_on:
+            gradients = without_unfed(gradients, state.plan.grad_depends_on, arrived)
     placed: list[Any] = [None] * state.plan.inputs
     for index, gradient in zip(state.plan.gradients, gradients, strict=True):
         placed[index] = gradient

@@ -20,12 +20,12 @@ from smelt.runtime.overlap import memory_of, overlap
 def only_eager_is_right(plan: JointPlan, inputs: Sequence[torch.Tensor]) -> bool:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
-    if any(forbids_writing(inputs[index]) for index in plan.rebased):
+    if any(forbids_writing(inputs[index]) for index in plan.mutated_with_grad):
         return True
-    for index in plan.written:
+    for index in plan.mutated_inputs:
         _refuse_without_memory(inputs[index])
     # Where a written input lies in memory of another the pure graph is not what eager does.
-    return bool(plan.written) and overlap(inputs, plan.written)
+    return bool(plan.mutated_inputs) and overlap(inputs, plan.mutated_inputs)
 
 
 def _refuse_without_memory(tensor: torch.Tensor) -> None:
@@ -86,10 +86,10 @@ def count_writes(tensors: Iterable[torch.Tensor]) -> None:
 
 def write_back(plan: JointPlan, inputs: Sequence[torch.Tensor], new_values: Sequence[torch.Tensor | None]) -> None:
     """Give written inputs their new values; None is one that is there already."""
-    tensors = [inputs[index] for index in plan.written]
+    tensors = [inputs[index] for index in plan.mutated_inputs]
     counted = [
         (tensor, tensor._version + times)  # tensors of inference mode have no version
-        for tensor, times in zip(tensors, plan.writes, strict=True)
+        for tensor, times in zip(tensors, plan.version_bumps, strict=True)
         if times != 1 and not tensor.is_inference()
     ]
     if any(value is not None for value in new_values):
@@ -104,10 +104,10 @@ def _copy_back(plan: JointPlan, tensors: Sequence[torch.Tensor], new_values: Seq
     """A new value that is some input's own memory is copied out first."""
     places = set(map(memory_of, tensors))
     safe = [BASE.clone(value) if value is not None and memory_of(value) in places else value for value in new_values]
-    written = [each for each in zip(plan.written, tensors, safe, strict=True) if each[2] is not None]
+    written = [each for each in zip(plan.mutated_inputs, tensors, safe, strict=True) if each[2] is not None]
     for index, tensor, value in written:
-        if index not in plan.rebased:
+        if index not in plan.mutated_with_grad:
             _native.unrecorded(BASE.copy_, tensor, value)
     for index, tensor, value in written:
-        if index in plan.rebased:
+        if index in plan.mutated_with_grad:
             _native.recorded(BASE.copy_, tensor, value)

@@ -78,7 +78,8 @@ class _Forward:
         # The first of its steps that writes to an input, if it does so itself.
         self.writes_from: int | None = getattr(forward, "writes_from", None)
         # Nothing to be done but to compute: see `_quick_forward`.
-        self.is_simple = self.finish is None and not (plan.copied or plan.written or plan.rebased)
+        mutates = bool(plan.mutated_inputs or plan.mutated_with_grad)
+        self.is_simple = self.finish is None and not (plan.must_own_memory or mutates)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         plan = self.plan
@@ -93,9 +94,9 @@ class _Forward:
         except Exception as error:
             step = error.__dict__.pop("smelt_step", -1)
             if self.writes_from is not None and step >= self.writes_from:  # memory ran out, maybe between two writes
-                count_writes([inputs[index] for index in plan.written])
+                count_writes([inputs[index] for index in plan.mutated_inputs])
             raise
-        if plan.written:
+        if plan.mutated_inputs:
             write_back(plan, inputs, values[plan.results : plan.forward_outputs])
         results = own_tensors(values[: plan.results])
         return tuple(results) if self.finish is None else self.finish(inputs, results)
@@ -103,7 +104,7 @@ class _Forward:
     def _values(self, inputs: Sequence[Any]) -> Sequence[Any]:
         autocast = torch._C._is_any_autocast_enabled()
         values = without_autocast(self.forward, inputs) if autocast else self.forward(*inputs)
-        return own(values, self.plan.copied) if self.plan.copied else values
+        return own(values, self.plan.must_own_memory) if self.plan.must_own_memory else values
 
 
 def _undrawing(forward: Flat) -> Flat:
@@ -125,14 +126,14 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     plan = state.plan
     transformed = torch._C._are_functorch_transforms_active()
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    if (transformed or hooked or forward_ad._current_level >= 0 or plan.written) and (
+    if (transformed or hooked or forward_ad._current_level >= 0 or plan.mutated_inputs) and (
         state.eager is not None and (only_eager_is_right(plan, inputs) or _is_checkpointed())
     ):
         return state.eager(*inputs)
-    copied = (*plan.recalled, *(index for index in plan.passing if not inputs[index].is_leaf))
+    copied = (*plan.kept_old_values, *(index for index in plan.copied_saved_inputs if not inputs[index].is_leaf))
     given = with_old_values(copied, inputs) if copied else inputs
     # The way in, and the way out for values that are no results of the function.
-    lookout = GradObservers() if plan.leaning else None
+    lookout = GradObservers() if plan.output_deps else None
     box: list[Any] = [state, torch.get_rng_state() if plan.random else None, lookout]
     given = _apart(_bystanders(state), given)
     try:
@@ -155,7 +156,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
     made: Any = ()
     if lookout is not None:
         values, made = lean(state, lookout, inputs, values)
-    elif plan.written:
+    elif plan.mutated_inputs:
         write_back(plan, inputs, values[plan.results :])
     result: tuple[Any, ...] = values if state.finish is None else state.finish(inputs, values, made)
     return result
@@ -196,8 +197,8 @@ def _quick(state: Differentiable) -> Flat:
     track_always = any(needed or not wanted for _, wanted, needed in tracked)
     in_autocast, in_transform = torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active
     saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-    passing, bystanders, not_always = state.plan.passing, _bystanders(state), state.not_always
-    turned, out, back = bool(state.plan.handed), state.out, state.back
+    passing, bystanders, not_always = state.plan.copied_saved_inputs, _bystanders(state), state.not_always
+    turned, out, back = bool(state.plan.autograd_input_order), state.out, state.back
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
         if turned:

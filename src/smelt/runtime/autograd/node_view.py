@@ -77,8 +77,8 @@ class CompiledNodeView:
     def flowing(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
         """Per input of the graph, its gradient."""
         plan = self.state.plan
-        if plan.fed:
-            gradients = without_unfed(gradients, plan.fed, arrived)
+        if plan.grad_depends_on:
+            gradients = without_unfed(gradients, plan.grad_depends_on, arrived)
         placed: list[Any] = [None] * plan.inputs
         for index, gradient in zip(plan.gradients, gradients, strict=True):
             placed[index] = gradient

@@ -146,7 +146,7 @@ def lean(
     written have their new values afterwards."""
     plan, values = state.plan, list(results)
     made: dict[int, Any] = {}
-    waiting = bool(plan.written)
+    waiting = bool(plan.mutated_inputs)
     watched: set[int] = set()
 
     def output(place: int) -> Any:
@@ -157,13 +157,13 @@ def lean(
         if place < len(plan.outputs):
             tensor = make_output(place, plan.outputs, inputs, values, made)
         else:
-            tensor = inputs[plan.written[place - len(plan.outputs)]]
+            tensor = inputs[plan.mutated_inputs[place - len(plan.outputs)]]
         if place not in watched:
             watched.add(place)
             lookout.watch(tensor)
         return tensor
 
-    for number, places in plan.leaning:
+    for number, places in plan.output_deps:
         position = plan.differentiable[number]
         values[position] = _apply((state, number, lookout), values[position], *map(output, places))
     for place in state.watched:

@@ -103,7 +103,7 @@ def spend(
 ) -> bool:
     """Note that a backward has been that does not retain the graph; whether nobody may ask for what was saved again."""
     everything = (1 << len(state.tangents)) - 1
-    for number, used in enumerate(state.plan.spends or (everything,)):
+    for number, used in enumerate(state.plan.frees_saved_of or (everything,)):
         spent |= used if arrived >> number & 1 else 0
     if spent != everything:
         ctx.left = ([(tensor, version_of(tensor)) for tensor in saved], spent)
