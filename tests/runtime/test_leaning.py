@@ -15,7 +15,7 @@ from smelt.runtime.autograd.output_dependencies import GradObservers
 
 def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is asked while the other works its answer out, and the other's comes last."""
-    lookout, task = GradObservers(), threading.local()
+    observers, task = GradObservers(), threading.local()
     asked, answered = threading.Event(), threading.Event()
     found: dict[str, list[bool]] = {"one": [], "other": []}
 
@@ -27,19 +27,19 @@ def test_two_backwards_at_once_have_each_their_answer(monkeypatch: pytest.Monkey
         return True
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: task.number)
-    monkeypatch.setattr(output_dependencies, "_asks_for_computed", slowly)
+    monkeypatch.setattr(output_dependencies, "_asks_for_nonleaf", slowly)
 
     def one() -> None:
         task.number = 1
-        found["one"].append(lookout.anyone())
+        found["one"].append(observers.observed_now())
 
     def other() -> None:
         task.number = 2
         asked.wait(10)
-        found["other"].append(lookout.anyone())
+        found["other"].append(observers.observed_now())
         answered.set()
         first.join(10)
-        found["other"].append(lookout.anyone())
+        found["other"].append(observers.observed_now())
 
     first, second = threading.Thread(target=one), threading.Thread(target=other)
     second.start()
@@ -75,14 +75,14 @@ class _Deeper(torch.autograd.Function):
 def test_a_backward_on_a_thread_of_the_engine(computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that asks for the gradient of what was computed is taken for such a one."""
     answers: list[bool] = []
-    asks, threads = output_dependencies._asks_for_computed, set[int]()
+    asks, threads = output_dependencies._asks_for_nonleaf, set[int]()
 
     def noting() -> bool:
         threads.add(threading.get_ident())
         answers.append(asks())
         return answers[-1]
 
-    monkeypatch.setattr(output_dependencies, "_asks_for_computed", noting)
+    monkeypatch.setattr(output_dependencies, "_asks_for_nonleaf", noting)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = x.exp()

@@ -189,7 +189,7 @@ def _bound_parts(
         in_symbols = backwards.graph(arrived)
         return None if in_symbols is None else bound.graph(in_symbols)
 
-    return Parts(forward, plan, eager, replay, backwards, graph, backwards.part, of_one_size=False)
+    return Parts(forward, plan, eager, replay, backwards, graph, backwards.part, has_static_shapes=False)
 
 
 def _compile_static(

@@ -46,7 +46,7 @@ class Parts:
     backwards: MakeBackward | None = None
     graphs: GraphOfBackward | None = None
     parts: MakePart | None = None
-    of_one_size: bool = True  # else it shares what was compiled for many
+    has_static_shapes: bool = True  # else it shares what was compiled for many
 
     def joined(self) -> Flat:
         if self.plan is None:
@@ -63,7 +63,7 @@ class Parts:
             consuming=True,
             graphs=self.graphs,
             parts=self.parts,
-            of_one_size=self.of_one_size,
+            has_static_shapes=self.has_static_shapes,
         )
 
 

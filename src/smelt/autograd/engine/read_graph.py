@@ -15,8 +15,8 @@ import torch
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
-from smelt.runtime.autograd.node_view import CompiledNodeView, crossing_of, joined_of
-from smelt.runtime.autograd.output_dependencies import LeaningResult
+from smelt.runtime.autograd.node_view import CompiledNodeView, split_call_of, view_of_node
+from smelt.runtime.autograd.output_dependencies import DependentResult
 from smelt.runtime.autograd.split_nodes import InputGroupNode, SplitCall
 from smelt.torch_abi.node_kinds import NodeKind, kind_of
 from smelt.torch_abi.node_layout import materializes
@@ -100,21 +100,21 @@ def _read(roots: tuple[Any, ...]) -> GraphReading:
             hooks = _native.leaf_hooks(node.variable)
             values.append(tuple((kind, functions is None, _functions_key(functions)) for kind, functions, _ in hooks))
         elif kind is _PYTHON:
-            part = joined_of(node)
+            part = view_of_node(node)
             if part is not None:
                 values.append(part.key)
-                if part.crossing is None or _is_new(part.crossing, number, joined, parted):
+                if part.split_call is None or _is_new(part.split_call, number, joined, parted):
                     joined.append((number, part))
-                if part.crossing is not None:
+                if part.split_call is not None:
                     values.append((parted[number], node.numbers))
-            elif (crossing := crossing_of(node)) is not None:
-                if type(node)._forward_cls is not InputGroupNode or _is_new(crossing, number, joined, parted):
+            elif (split_call := split_call_of(node)) is not None:
+                if type(node)._forward_cls is not InputGroupNode or _is_new(split_call, number, joined, parted):
                     raise Unreadable("hooks have packed what a compiled graph saved")
                 values.append((InputGroupNode, parted[number], node.indices))
-            elif type(node)._forward_cls is LeaningResult:
-                if node.about[2].is_looked_at():
+            elif type(node)._forward_cls is DependentResult:
+                if node.about[2].is_observed():
                     raise Unreadable("a gradient of one result of a compiled graph is looked at on its way to another")
-                values.append(LeaningResult)
+                values.append(DependentResult)
                 leaning.append(number)
             else:
                 values.append((type(node), node.needs_input_grad, materializes(node)))
@@ -123,10 +123,10 @@ def _read(roots: tuple[Any, ...]) -> GraphReading:
 
 
 def _is_new(
-    crossing: SplitCall, number: int, joined: Sequence[tuple[int, CompiledNodeView]], parted: dict[int, int]
+    split_call: SplitCall, number: int, joined: Sequence[tuple[int, CompiledNodeView]], parted: dict[int, int]
 ) -> bool:
     """Whether a node is the first of those of a compiled graph; `parted` is told which is."""
-    parted[number] = next((first for first, part in joined if part.crossing is crossing), number)
+    parted[number] = next((first for first, part in joined if part.split_call is split_call), number)
     return parted[number] == number
 
 

@@ -64,7 +64,7 @@ from smelt.capture.model.values import (
     ZippedIterator,
     describe,
 )
-from smelt.runtime.autograd.freed_graph import spent
+from smelt.runtime.autograd.freed_graph import as_freed
 from smelt.symbolic.symnode import Formula, meaning
 
 _DEEP = 50
@@ -97,12 +97,12 @@ class Rebuilder:
     def __init__(
         self,
         home: Callable[[Tensor], fx.Node],
-        spent: Callable[[Tensor], fx.Node | None],
+        as_freed: Callable[[Tensor], fx.Node | None],
         slots: Callable[[Tensor], Slots | None],
         begun: Callable[[Tensor], int | None] = lambda value: None,
     ) -> None:
         self.home = home
-        self.spent = spent
+        self.spent = as_freed
         self.slots = slots
         self.begun = begun
         self.outputs: list[fx.Node] = []
@@ -282,7 +282,7 @@ def _tensor(build: Rebuilder, value: Tensor) -> Operand:
         return ("begun", begun)
     detached = build.spent(value)
     if detached is not None:
-        return build.step(spent, build._output(detached))
+        return build.step(as_freed, build._output(detached))
     made = build._output(build.home(value))
     slots = build.slots(value)
     gradient = Constant(None) if slots is None else slots.items["grad"]

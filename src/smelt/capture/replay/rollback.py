@@ -21,7 +21,7 @@ from smelt.base.torch_originals import BASE
 from smelt.capture.replay.plan import GraphRun, Unwritten
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import without_default_devices
-from smelt.runtime.autograd.input_mutation import forbids_writing
+from smelt.runtime.autograd.input_mutation import forbids_mutation
 from smelt.runtime.overlap import overlap
 
 Places = tuple[int, ...]
@@ -111,7 +111,7 @@ def noting_writes(run: GraphRun, written: Places, rebased: Places) -> GraphRun:
     """
 
     def noting(*inputs: Any) -> Any:
-        if any(forbids_writing(inputs[place]) for place in rebased):
+        if any(forbids_mutation(inputs[place]) for place in rebased):
             raise Unwritten(RuntimeError("autograd forbids to write an input"))
         before = _versions(inputs, written)
         try:

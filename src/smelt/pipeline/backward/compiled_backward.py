@@ -163,7 +163,7 @@ class CompiledBackwards:
         reading.tensors.clear()
         if not keep_graph:  # before hooks run, which may write what was saved: an optimizer that steps in them does
             for (_, joined), (_, arrived) in zip(reading.joined, entry.backward.arrived, strict=True):
-                joined.spend(arrived)
+                joined.release_saved(arrived)
         if entry.backward.runs_python:
             carried(engine, partial(run_steps, entry.steps, run), keep_graph)
         else:

@@ -1,9 +1,9 @@
-"""Outputs of a compiled graph, made of what it computed and of its inputs.
+"""Outputs of a compiled graph: its results, its inputs, and views of both.
 
     FromResult(0), FromInput(1, (view,), alias=True)   →   (values[0], inputs[1].view(…))
 
-PyTorch remembers of a view how it was made, and lets nobody write some: one of several, or one made without gradients.
-Outputs are views, and such views, where eager's are.
+PyTorch keeps a creation meta on each view and forbids in-place writes to some: outputs of `unbind`, or views made under
+`no_grad`. Outputs are views, with that creation meta, where eager's are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ from smelt.ir.call_contract import FromInput, FromResult, JointPlan, Output, Pla
 _NOTHING: Mapping[int, Any] = {}
 
 
-def own_tensors(values: Sequence[Any]) -> list[Any]:
-    """Results as tensors of their own: compiled graphs run without gradients, and views made there may not be written
-    with gradients."""
+def detach_views(values: Sequence[Any]) -> list[Any]:
+    """Results that are no views: compiled graphs run under `no_grad`, and autograd forbids in-place writes to views
+    made there."""
     return [BASE.detach(value) if value._is_view() else value for value in values]
 
 
 def finisher(plan: JointPlan) -> Callable[..., tuple[Any, ...]] | None:
-    """What makes outputs of inputs and results, but for those that are there already; None if the results are the
+    """A function from inputs and results to outputs, except those that are made already; None if the results are the
     outputs."""
     if plan.outputs == tuple(FromResult(index) for index in range(plan.results)) and not plan.mutated_inputs:
         return None
@@ -41,7 +41,7 @@ def finisher(plan: JointPlan) -> Callable[..., tuple[Any, ...]] | None:
 def make_output(
     place: int, outputs: Sequence[Output], inputs: Sequence[Any], values: Sequence[Any], made: dict[int, Any]
 ) -> Any:
-    """The output at a place, with those that it is made of; they go into `made`."""
+    """The output at a position, with the outputs that it is a view of; all go into `made`."""
     if place not in made:
         output = outputs[place]
         if isinstance(output, Plain):
@@ -49,15 +49,15 @@ def make_output(
         elif isinstance(output, SameAsOutput):
             made[place] = make_output(output.index, outputs, inputs, values, made)
         elif output.through is not None:
-            made[place] = _seen(output, make_output(output.through, outputs, inputs, values, made))
+            made[place] = _view_of(output, make_output(output.through, outputs, inputs, values, made))
         else:
             tensor = values[output.index] if isinstance(output, FromResult) else inputs[output.index]
-            made[place] = _seen(output, tensor) if output.alias else tensor
+            made[place] = _view_of(output, tensor) if output.alias else tensor
     return made[place]
 
 
-def _seen(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
-    return _alias(output, tensor) if output.creation_meta == "DEFAULT" else _marked_alias(output, tensor)
+def _view_of(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    return _alias(output, tensor) if output.creation_meta == "DEFAULT" else _alias_with_creation_meta(output, tensor)
 
 
 def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
@@ -68,8 +68,8 @@ def _alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor
     return tensor
 
 
-def _marked_alias(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
-    """A view that PyTorch is told how it was made: without gradients, or as one of several."""
+def _alias_with_creation_meta(output: FromResult | FromInput, tensor: torch.Tensor) -> torch.Tensor:
+    """A view with a creation meta: made under `no_grad`, or one of several outputs."""
     marks = torch._C._autograd.CreationMeta
     without_grad = output.creation_meta == "NO_GRAD_MODE"
     tensor = _native.unrecorded(_alias, output, tensor) if without_grad else _alias(output, tensor)

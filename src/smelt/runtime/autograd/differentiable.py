@@ -1,4 +1,4 @@
-"""A compiled forward and backward, and all about them that no call changes.
+"""A compiled forward and backward, and all about them that is the same for every call.
 
     Differentiable(forward, backwards, plan, …).backward_for(0b01)   →   the backward for the first result's gradient
 """
@@ -19,12 +19,12 @@ from smelt.runtime.autograd.alias_outputs import finisher
 
 Flat = Callable[..., "tuple[Any, ...]"]
 
-# Makes the backward for gradients that arrive for some results, a bit each; None where only the one for all will do.
+# Compiles the backward for a set of results with gradients (a bit each); None if only the backward for all will do.
 MakeBackward = Callable[[int], "Flat | None"]
-# The same as a graph, for whoever writes it out in a larger one.
+# The same as a graph, to be inlined into a larger one by compiled autograd.
 GraphOfBackward = Callable[[int], "Traced | None"]
-# Makes a part of a backward that goes no further than outputs that others lean on: from all that arrived to the inputs,
-# or from one tangent to the outputs that its result leans on. None where it cannot be had.
+# Compiles a part of a backward, cut at outputs that other results depend on: from all tangents to the inputs, or from
+# one tangent to the outputs that its result depends on. None where that is impossible.
 MakePart = Callable[[int, "int | None"], "Flat | None"]
 
 _numbers = itertools.count()
@@ -43,13 +43,13 @@ class Differentiable:
         consuming: bool,
         graphs: GraphOfBackward | None,
         parts: MakePart | None,
-        of_one_size: bool = True,
+        has_static_shapes: bool = True,
     ) -> None:
         self.forward = forward
         self.backwards = backwards
         self.graphs = graphs
-        # A larger graph may take in its backward: it would be compiled for each combination of sizes otherwise.
-        self.can_be_written_out = graphs is not None and of_one_size
+        # Whether compiled autograd may inline its backward: with dynamic shapes that would compile for each size.
+        self.can_be_inlined = graphs is not None and has_static_shapes
         self.parts = parts
         # By the results that gradients arrive for: the backward, and whether it takes zeros for the others.
         self.made: dict[int, tuple[Flat, bool]] = {}
@@ -62,30 +62,30 @@ class Differentiable:
         self.consuming = consuming
         self.finish = finisher(plan)
         # Where each saved tensor comes from: an input's number, or a position among the forward's values.
-        self.kept = tuple(
+        self.saved_from = tuple(
             (saved.source is not None, plan.forward_outputs + place if saved.source is None else saved.source)
             for place, saved in enumerate(plan.saved)
         )
         saved_inputs = {saved.source for saved in plan.saved}
-        # Old values that only a derivative of higher order needs; PyTorch keeps them with what else is saved.
-        self.recalled = tuple(index for index in plan.kept_old_values if index not in saved_inputs)
-        self.kept += tuple((True, index) for index in self.recalled)
-        saved_inputs.update(self.recalled)
-        self.others = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
+        # Values before mutation, for double backward only; they are saved with the others.
+        self.old_values = tuple(index for index in plan.kept_old_values if index not in saved_inputs)
+        self.saved_from += tuple((True, index) for index in self.old_values)
+        saved_inputs.update(self.old_values)
+        self.unsaved = tuple(index for index in range(plan.inputs) if index not in saved_inputs)
         self.wanted = frozenset(plan.gradients)
         self.only_results = plan.results == len(plan.differentiable) and not plan.mutated_inputs
         self.only_values = self.only_results and plan.differentiable == tuple(range(plan.forward_outputs))
         self.tangents = tuple((spec, spec.stride) for spec in plan.tangents)
-        # Nothing to be done but to compute: see `_quick`.
-        self.is_simple = self.only_values and self.finish is None and not _takes_more(plan)
-        self.watched = plan.watched  # outputs that others lean on, and which of them show written inputs
-        self.after_writing = plan.showing_written
-        # From the graph's own order of inputs to autograd's and back; see `JointPlan.autograd_input_order`.
-        self.out, self.back = _turned(plan.autograd_input_order)
-        # Where not all results lead to the same inputs: see `smelt.runtime.autograd.split_nodes`.
-        self.not_always, self.ways, self.results_by_ways = _ways(plan)
+        # No aliases, mutations or random state to handle: see `_fast_path`.
+        self.is_simple = self.only_values and self.finish is None and not _has_extra_work(plan)
+        self.watched = plan.watched  # outputs that other results depend on, and which of them alias mutated inputs
+        self.written_outputs = plan.showing_written
+        # From the graph's order of inputs to the order that autograd gets them in, and back.
+        self.out, self.back = _reordering(plan.autograd_input_order)
+        # Where not all results depend on the same inputs: see `smelt.runtime.autograd.split_nodes`.
+        self.partly_reached, self.input_groups, self.results_by_groups = _input_groups(plan)
         needed = frozenset(plan.needed).difference(plan.mutated_inputs)
-        self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.others)
+        self.tracked = tuple((index, index in self.wanted, index in needed) for index in self.unsaved)
 
     def backward_for(self, arrived: int) -> tuple[Flat, bool]:
         """The backward for gradients of these results, and whether it takes zeros for the others."""
@@ -93,18 +93,18 @@ class Differentiable:
         if found is not None:
             return found
         try:
-            # What is done there is not the program's.
+            # Compiling must not disturb the thread state of the program.
             found = _native.aside(_native.sheltered, self._make_once, arrived)
         except NoRoom as reason:
             found = self._plain_backward(arrived)
             if found is None:
                 raise
-            warn(f"SM020: a backward could not be compiled and runs operator by operator. {reason}")
+            warn(f"SM020: a backward could not be compiled and runs in eager mode, operator by operator. {reason}")
             self.made[arrived] = found
         return found
 
     def visible_backward_for(self, arrived: int) -> tuple[Flat, bool]:
-        """The same, operator by operator, for modes that are to see, and may change, every one of them."""
+        """The same, operator by operator, so that active dispatch modes see every operator."""
         with _disable_current_modes():
             found = self._plain_backward(arrived)
         return self.backward_for(arrived) if found is None else found
@@ -133,8 +133,8 @@ class Differentiable:
                 if found is None:
                     raise SmeltError(
                         "SM041",
-                        "a gradient of one result of a compiled graph on its way to another cannot be computed apart",
-                        hint="call this part under smelt.disable, or look at the gradient elsewhere",
+                        "the gradient of an output of a compiled graph that other outputs depend on cannot be computed",
+                        hint="call this part under smelt.disable, or put the hook or retain_grad() on another tensor",
                     )
                 self.made_parts[arrived, source] = found
         return found
@@ -154,34 +154,34 @@ class Differentiable:
         return run, zeros
 
 
-def _takes_more(plan: JointPlan) -> bool:
-    """Whether there is more to be done than to compute."""
+def _has_extra_work(plan: JointPlan) -> bool:
+    """Whether a call does more than compute: clone results, keep old values, save random state, track dependencies."""
     return bool(plan.must_own_memory or plan.kept_old_values or plan.random or plan.output_deps)
 
 
 Numbers = tuple[int, ...]
 
 
-def _ways(plan: JointPlan) -> tuple[Numbers, dict[int, Numbers], dict[Numbers, Numbers]]:
-    """Inputs that some results lead to and others do not; inputs by the results that lead to them, a bit each; results
-    by those they lead to. Inputs are in the order in which autograd is handed them."""
+def _input_groups(plan: JointPlan) -> tuple[Numbers, dict[int, Numbers], dict[Numbers, Numbers]]:
+    """Inputs that only some results depend on; inputs grouped by the results that depend on them (a bit each); results
+    grouped by the input groups they depend on. Inputs are in the order in which autograd gets them."""
     everything = (1 << len(plan.tangents)) - 1
     fed = {index: bits for index, bits in zip(plan.gradients, plan.grad_depends_on, strict=False) if bits}
-    not_always = tuple(index for index, bits in fed.items() if bits != everything)
-    if not not_always:
+    partly_reached = tuple(index for index, bits in fed.items() if bits != everything)
+    if not partly_reached:
         return (), {}, {}
-    ways: dict[int, Numbers] = {}
+    groups: dict[int, Numbers] = {}
     for index in plan.autograd_input_order or range(plan.inputs):
         if index in fed:
-            ways[fed[index]] = (*ways.get(fed[index], ()), index)
+            groups[fed[index]] = (*groups.get(fed[index], ()), index)
     results: dict[Numbers, Numbers] = {}
     for number in range(len(plan.tangents)):
-        led = tuple(bits for bits in ways if bits >> number & 1)
-        results[led] = (*results.get(led, ()), number)
-    return not_always, ways, results
+        reached = tuple(bits for bits in groups if bits >> number & 1)
+        results[reached] = (*results.get(reached, ()), number)
+    return partly_reached, groups, results
 
 
-def _turned(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _reordering(order: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """From the graph's order of inputs to the one autograd sees, and back."""
     if not order:
         return _as_is, _as_is

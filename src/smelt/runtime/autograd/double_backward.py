@@ -1,10 +1,11 @@
-"""The inputs of a compiled graph once more: for a backward that is differentiated itself, or for many tangents at once.
+"""Double backward: the inputs of a compiled graph, tracked to recompute its results differentiably.
 
-    track(state, inputs)   as the forward runs   →   what is noted of inputs that are not saved
+    track(state, inputs)   as the forward runs   →   references to inputs that are not saved
     differentiable_backward(state, inputs, …)    →   gradients that PyTorch can differentiate
 
-Nobody has the derivative of a compiled backward. So the results are computed again from the inputs, differentiably and
-with the same random numbers, and PyTorch differentiates that.
+A compiled backward has no derivative. Under `create_graph=True`, and for batched tangents (`is_grads_batched`), the
+results are recomputed from the inputs, differentiably and with the same random numbers, and PyTorch differentiates
+that.
 """
 
 import weakref
@@ -18,59 +19,58 @@ from smelt.base.coexist import leave_alone
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE
 from smelt.runtime.autograd.differentiable import Differentiable
-from smelt.runtime.autograd.saved_tensors import gone, version_of
+from smelt.runtime.autograd.saved_tensors import raise_freed, version_of
 
-# An input that is not saved: itself or a way to have it again, its version, its layout if no more of it is needed and
-# it may be gone by then.
-Other = tuple[Any, int, Any]
+# An input that is not saved: the tensor or a function that returns it, its version, and its layout if only that is
+# needed and the tensor may have been freed.
+UnsavedInput = tuple[Any, int, Any]
 
 
-def track(state: Differentiable, inputs: Sequence[Any]) -> list[Other]:
-    """What is not saved, should it be wanted again.
+def track(state: Differentiable, inputs: Sequence[Any]) -> list[UnsavedInput]:
+    """References to the inputs that are not saved, for double backward.
 
-    Leaves that gradients accumulate in outlive the graph anyway, and data is its owner's. What another part of the
-    program computed, another compiled graph say, nobody else may have: it is kept if gradients depend on it.
+    Leaves that accumulate gradients outlive the graph, and data belongs to the caller. A tensor that another part of
+    the program computed may have no other owner: it is kept alive if gradients depend on its value.
     """
-    others: list[Other] = []
+    unsaved: list[UnsavedInput] = []
     for index, wanted, needed in state.tracked:
         tensor = inputs[index]
         if not needed:
             layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            others.append((weakref.ref(tensor), 0, layout))
+            unsaved.append((weakref.ref(tensor), 0, layout))
         elif tensor.is_leaf:
-            others.append((tensor if wanted else weakref.ref(tensor), version_of(tensor), None))
+            unsaved.append((tensor if wanted else weakref.ref(tensor), version_of(tensor), None))
         else:
             with torch.enable_grad():
-                others.append((_hold(tensor), tensor._version, None))
-    return others
+                unsaved.append((_alias_with_history(tensor), tensor._version, None))
+    return unsaved
 
 
-def _still_there(reference: Callable[[], Any]) -> torch.Tensor | None:
-    """What a weak reference leads to. PyTorch keeps a tensor that only its own side holds, and is to be told if Python
-    has found it again."""
+def _dereferenced(reference: Callable[[], Any]) -> torch.Tensor | None:
+    """The target of a weak reference. A tensor that only C++ holds must be told that Python refers to it again."""
     tensor: torch.Tensor | None = reference()
     if tensor is not None:
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
 
 
-def leaves(ctx: Any, state: Differentiable) -> list[Other]:
-    """Inputs that nothing was noted of: gradients accumulate in each, and the node that does so has it."""
+def unsaved_leaves(ctx: Any, state: Differentiable) -> list[UnsavedInput]:
+    """Untracked inputs: each is a leaf, and its `AccumulateGrad` node holds it."""
     nodes = state.back(ctx.next_functions)
     return [(nodes[index][0].variable, 0, None) for index, _, _ in state.tracked]
 
 
-def let_go(others: list[Other]) -> None:
-    """The graph is not retained: nothing that was computed is kept beyond this backward."""
-    for place, (kept, version, layout) in enumerate(others):
-        if isinstance(kept, torch.Tensor) and not kept.is_leaf:
-            others[place] = (gone, version, layout)
+def drop_unsaved(unsaved: list[UnsavedInput]) -> None:
+    """The graph is not retained: release non-leaf inputs."""
+    for place, (tensor, version, layout) in enumerate(unsaved):
+        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+            unsaved[place] = (raise_freed, version, layout)
 
 
 @leave_alone
-class _Holding(torch.autograd.Function):
-    """The same memory with the same past. Not the tensor itself: should that be written, its history may come to lead
-    here, and what is in a circle is never freed."""
+class _AliasNode(torch.autograd.Function):
+    """An alias with the same history. Not the tensor itself: an in-place write could make its history lead here, and a
+    reference cycle is never freed."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,18 +81,17 @@ class _Holding(torch.autograd.Function):
         return gradient
 
 
-_hold: Callable[..., Any] = super(torch.autograd.Function, _Holding).apply
+_alias_with_history: Callable[..., Any] = super(torch.autograd.Function, _AliasNode).apply
 
 
-def saved_inputs(state: Differentiable, saved: Sequence[Any], others: Sequence[Other]) -> list[torch.Tensor]:
-    """All inputs of the forward: those saved, and those it only kept track of. Where nothing depends on what an
-    input was, any tensor will do."""
+def saved_inputs(state: Differentiable, saved: Sequence[Any], unsaved: Sequence[UnsavedInput]) -> list[torch.Tensor]:
+    """All inputs of the forward, saved and tracked. Where nothing depends on the value of an input, zeros will do."""
     inputs: list[Any] = [None] * state.plan.inputs
-    for (is_input, index), tensor in zip(state.kept, saved, strict=True):
+    for (is_input, index), tensor in zip(state.saved_from, saved, strict=True):
         if is_input:
             inputs[index] = tensor
-    for (index, _, needed), (other, version, layout) in zip(state.tracked, others, strict=True):
-        tensor = other if isinstance(other, torch.Tensor) else _still_there(other)
+    for (index, _, needed), (held, version, layout) in zip(state.tracked, unsaved, strict=True):
+        tensor = held if isinstance(held, torch.Tensor) else _dereferenced(held)
         if tensor is None and layout is not None:
             shape, stride, dtype, device = layout
             tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
@@ -100,13 +99,13 @@ def saved_inputs(state: Differentiable, saved: Sequence[Any], others: Sequence[O
         if tensor is None:
             raise SmeltError(
                 "SM040",
-                f"input {index} of the compiled graph is gone, and create_graph=True needs it again",
+                f"input {index} of the compiled graph was freed, and create_graph=True needs it",
                 hint="keep a reference to it until the backward has run",
             )
         if needed and version_of(tensor) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"input {index} of the compiled graph, needed again for create_graph=True, is at version "
+                f"input {index} of the compiled graph, needed for create_graph=True, is at version "
                 f"{tensor._version}; expected version {version} instead."
             )
         inputs[index] = tensor
@@ -114,21 +113,22 @@ def saved_inputs(state: Differentiable, saved: Sequence[Any], others: Sequence[O
 
 
 def needs_double_backward(tangents: Sequence[Any]) -> bool:
-    """Whether a backward is differentiated itself, or computed for many tangents at once (`is_grads_batched`), or for
-    tangents of a kind with rules of its own, which may have no memory."""
+    """Whether a backward is differentiated itself, or its tangents are batched (`is_grads_batched`) or of a tensor
+    subclass with `__torch_dispatch__`, which may have no memory."""
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return True
-    return any(tangent is not None and (is_batched(tangent) or _has_rules(type(tangent))) for tangent in tangents)
+    given = [tangent for tangent in tangents if tangent is not None]
+    return any(is_batched(tangent) or _has_torch_dispatch(type(tangent)) for tangent in given)
 
 
-def _has_rules(kind: type[torch.Tensor]) -> bool:
+def _has_torch_dispatch(kind: type[torch.Tensor]) -> bool:
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return False
     rules: Any = kind.__torch_dispatch__
     return rules is not torch._C._disabled_torch_dispatch_impl
 
 
-# Whether a tensor is one of those that `is_grads_batched` makes.
+# Whether a tensor is a batch that `is_grads_batched` made.
 is_batched: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -144,8 +144,8 @@ def differentiable_backward(
     def replayed() -> tuple[Sequence[torch.Tensor], Sequence[Any]]:
         torch._C._set_grad_enabled(True)
         if random is not None:
-            torch.set_rng_state(random)  # the random numbers that followed it are drawn again
-        # Aliases: hooks on the inputs themselves must fire once, when the engine delivers these gradients.
+            torch.set_rng_state(random)  # draw the same random numbers
+        # Aliases: hooks on the inputs must fire once, when the engine accumulates these gradients.
         alike = [BASE.view_as(tensor, tensor) if tensor.requires_grad else tensor for tensor in inputs]
         written = state.plan.mutated_inputs
         given = [BASE.clone(tensor) if index in written else tensor for index, tensor in enumerate(alike)]
@@ -154,12 +154,12 @@ def differentiable_backward(
     replay, records = state.replay, torch.is_grad_enabled()
     now = None if random is None else torch.get_rng_state()
 
-    def put_back() -> None:
+    def restore() -> None:
         torch._C._set_grad_enabled(records)
         if now is not None:
             torch.set_rng_state(now)
 
-    inputs, results = _native.undoing(put_back, replayed)
+    inputs, results = _native.undoing(restore, replayed)
     if not state.plan.gradients:
         return ()
     pairs = [(result, tangent) for result, tangent in zip(results, tangents, strict=True) if tangent is not None]

@@ -1,6 +1,6 @@
-"""Results of a backward that has run already: they require grad, and what a second backward needs is gone.
+"""Tensors whose autograd graph was freed: they require grad, and a backward through them raises.
 
-    spent(loss).backward()   →   RuntimeError: Trying to backward through the graph a second time …
+    as_freed(loss).backward()   →   RuntimeError: Trying to backward through the graph a second time …
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import torch
 
 from smelt import _native
 from smelt.base.coexist import leave_alone
-from smelt.runtime.autograd.saved_tensors import gone
+from smelt.runtime.autograd.saved_tensors import raise_freed
 
 
 @leave_alone
-class _Spent(torch.autograd.Function):
-    """Yields what it is told, as if computed from its argument, which no gradient can reach any more."""
+class _FreedNode(torch.autograd.Function):
+    """Returns the tensor in the list, with a node whose backward raises."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: list[torch.Tensor]) -> torch.Tensor:
@@ -23,14 +23,14 @@ class _Spent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        gone()
+        raise_freed()
 
 
 # `Function.apply` without its preparations for `torch.func`, which is not on here.
-_apply: Callable[..., Any] = super(torch.autograd.Function, _Spent).apply
+_apply: Callable[..., Any] = super(torch.autograd.Function, _FreedNode).apply
 
 
-def spent(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with a history that raises."""
+def as_freed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with a `grad_fn` whose backward raises that the graph was freed."""
     made: torch.Tensor = _native.recorded(_apply, torch.empty(0, requires_grad=True), [tensor])
     return made

@@ -1,4 +1,4 @@
-"""What a compiled backward is given, in the layout it was compiled for, and in the state it was compiled for.
+"""Saved tensors and tangents in the layout that a compiled backward expects, and autocast switched off.
 
     fit_tangent(gradient, spec, stride)   →   the gradient itself, or its values laid out as the backward reads them
 """
@@ -15,9 +15,9 @@ from smelt.runtime.autograd.differentiable import Differentiable, Flat
 
 
 def fit_saved(given: list[Any], state: Differentiable, hooked: bool) -> None:
-    """Make saved tensors, in place, what the backward takes: those that hooks have had may have come back otherwise."""
-    if state.recalled:
-        del given[-len(state.recalled) :]
+    """Bring saved tensors into the expected layout, in the list: saved-tensor hooks may return another one."""
+    if state.old_values:
+        del given[-len(state.old_values) :]
     if hooked:
         given[:] = [fit(tensor, kept.spec) for tensor, kept in zip(given, state.plan.saved, strict=True)]
 
@@ -28,20 +28,20 @@ def fit_tangent(tangent: torch.Tensor | None, spec: TensorSpec, stride: Sequence
 
 
 def without_autocast(function: Flat, inputs: Sequence[Any]) -> Any:
-    """The casts autocast asks for are in the graph already."""
+    """Call a compiled function with autocast off: its casts are in the graph already."""
     if torch._C._is_any_autocast_enabled():
         return _native.within(torch._C._DisableAutocast(), function, *inputs)
     return function(*inputs)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its values: not sparse, not zeros without memory, nothing left to be done."""
+    """Whether a tensor's memory holds its values: strided, and not lazily negated, conjugated or zero."""
     lazy = tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
     return tensor.layout is torch.strided and not lazy
 
 
 def fit(tensor: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    """A gradient or saved tensor in the layout the backward was traced with; no gradient at all means zeros."""
+    """A gradient or saved tensor in the layout the backward was traced with; None becomes zeros."""
     fitted = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     if tensor is None:
         return BASE.zero_(fitted)

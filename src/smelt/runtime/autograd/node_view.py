@@ -1,6 +1,6 @@
-"""The node of a compiled graph as compiled autograd sees it, which does the engine's work instead of the engine.
+"""The autograd node of a compiled graph, as compiled autograd reads it.
 
-    joined_of(loss.grad_fn)   →   Joined: its backward as a graph, what it saved, where its gradients go
+    view_of_node(loss.grad_fn)   →   CompiledNodeView: its backward as a graph, what it saved, where its gradients go
 """
 
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable
-from smelt.runtime.autograd.double_backward import let_go
-from smelt.runtime.autograd.function_node import CompiledNode, without_unfed
-from smelt.runtime.autograd.saved_tensors import Left, look, spend
-from smelt.runtime.autograd.split_nodes import InputGroupNode, PartOfResults, SplitCall
+from smelt.runtime.autograd.double_backward import drop_unsaved
+from smelt.runtime.autograd.function_node import CompiledNode, without_unreached
+from smelt.runtime.autograd.saved_tensors import RemainingSaved, peek_saved, release_saved
+from smelt.runtime.autograd.split_nodes import InputGroupNode, ResultGroupNode, SplitCall
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledNodeView:
-    """The node of a compiled graph, for whoever does the engine's work instead of it."""
+    """The autograd node of a compiled graph, for code that runs in place of the engine."""
 
     ctx: Any
     state: Differentiable
-    crossing: SplitCall | None = None  # where it is several nodes
+    split_call: SplitCall | None = None  # where it is several nodes
 
     @property
     def key(self) -> Any:
         """What a captured backward depends on."""
-        return self.state, bool(self.ctx.__dict__.get("left"))
+        return self.state, bool(self.ctx.__dict__.get("remaining"))
 
     @property
     def number(self) -> int:
@@ -35,7 +35,7 @@ class CompiledNodeView:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Of what its backward is given besides gradients."""
+        """Specs of the saved tensors that its backward takes."""
         return tuple(saved.spec for saved in self.state.plan.saved)
 
     @property
@@ -54,51 +54,52 @@ class CompiledNodeView:
         return whole, True
 
     def saved(self, arrived: int) -> Sequence[Any]:
-        """What the backward is given, still there and unchanged; else an error, as PyTorch words it."""
-        return look(self.ctx, self.state, arrived)[0][: len(self.state.plan.saved)]
+        """The saved tensors; raises PyTorch's error if they were freed or modified in-place."""
+        return peek_saved(self.ctx, self.state, arrived)[0][: len(self.state.plan.saved)]
 
-    def spend(self, arrived: int) -> None:
-        """A backward has been that does not retain the graph."""
+    def release_saved(self, arrived: int) -> None:
+        """Free what is saved: a backward ran that does not retain the graph."""
         if not arrived:
             return
-        left: Left | None = self.ctx.__dict__.get("left")
-        saved, spent = look(self.ctx, self.state, arrived)
-        others = self.ctx.joined[1] if "joined" in self.ctx.__dict__ else self.ctx.__dict__.get("others")
-        if spend(self.ctx, self.state, arrived, saved, left, spent) and others:
-            let_go(others)
-        if self.crossing is not None:
-            self.crossing.release()
+        remaining: RemainingSaved | None = self.ctx.__dict__.get("remaining")
+        saved, freed = peek_saved(self.ctx, self.state, arrived)
+        noted = self.ctx.__dict__
+        unsaved = noted["compiled_call"][1] if "compiled_call" in noted else noted.get("unsaved")
+        if release_saved(self.ctx, self.state, arrived, saved, remaining, freed) and unsaved:
+            drop_unsaved(unsaved)
+        if self.split_call is not None:
+            self.split_call.release()
 
     def placed(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
         """Per argument of the forward, its gradient."""
         handed = self.state.out(self.flowing(gradients, arrived))
-        return [None, *handed] if "joined" in self.ctx.__dict__ else list(handed)
+        return [None, *handed] if "compiled_call" in self.ctx.__dict__ else list(handed)
 
     def flowing(self, gradients: Sequence[Any], arrived: int) -> list[Any]:
         """Per input of the graph, its gradient."""
         plan = self.state.plan
         if plan.grad_depends_on:
-            gradients = without_unfed(gradients, plan.grad_depends_on, arrived)
+            gradients = without_unreached(gradients, plan.grad_depends_on, arrived)
         placed: list[Any] = [None] * plan.inputs
         for index, gradient in zip(plan.gradients, gradients, strict=True):
             placed[index] = gradient
         return placed
 
 
-def crossing_of(ctx: Any) -> SplitCall | None:
-    """The crossing that a node leads to or from."""
-    return ctx.crossing if type(ctx)._forward_cls in (PartOfResults, InputGroupNode) else None
+def split_call_of(ctx: Any) -> SplitCall | None:
+    """The call of a split graph that a node belongs to."""
+    return ctx.split_call if type(ctx)._forward_cls in (ResultGroupNode, InputGroupNode) else None
 
 
-def joined_of(ctx: Any) -> CompiledNodeView | None:
-    """The compiled graph whose node this is; None for other nodes, and where saving hooks have seen what it keeps."""
+def view_of_node(ctx: Any) -> CompiledNodeView | None:
+    """The view of a compiled graph's node; None for other nodes, and where saved-tensor hooks packed what it saved."""
     function = type(ctx)._forward_cls
-    if function is PartOfResults:
-        state, holder = ctx.crossing.state, ctx.crossing.ctx
-        return (
-            None if holder.joined[2] or not state.can_be_written_out else CompiledNodeView(holder, state, ctx.crossing)
-        )
+    if function is ResultGroupNode:
+        state, holder = ctx.split_call.state, ctx.split_call.ctx
+        if holder.compiled_call[2] or not state.can_be_inlined:
+            return None
+        return CompiledNodeView(holder, state, ctx.split_call)
     state = getattr(function, "_smelt_state", None)
-    if state is None and function is CompiledNode and not ctx.joined[2]:
-        state = ctx.joined[0]
-    return None if state is None or not state.can_be_written_out else CompiledNodeView(ctx, state)
+    if state is None and function is CompiledNode and not ctx.compiled_call[2]:
+        state = ctx.compiled_call[0]
+    return None if state is None or not state.can_be_inlined else CompiledNodeView(ctx, state)

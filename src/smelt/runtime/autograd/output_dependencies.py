@@ -1,12 +1,12 @@
-"""Results that are computed from other outputs, and who looks at those outputs.
+"""Results that depend on other outputs, and whether anyone observes gradients of those outputs.
 
     h, y = f(x)        y's node in autograd's graph leads to the compiled graph's, as any does, and to h's
 
 A compiled graph is one node, with a backward for all its results at once. But `y` may be computed from `h`, and then a
 gradient of `y` passes `h` on its way: hooks on `h` see it and may change it, `h.retain_grad()` keeps it, and
-`torch.autograd.grad(y, h)` asks for it. So `y` gets a node of its own. Most of the time nobody looks at `h`, and that
-node hands on what it is given. If somebody does, it computes what of its gradient flows to `h` and gives it to `h`'s
-node, and the compiled graph's backward does the rest: both are parts of the backward that stop at such outputs.
+`torch.autograd.grad(y, h)` asks for it. So `y` gets its own node. Most of the time nobody observes `h`, and that node
+passes the gradient on. If somebody does, it computes the gradient that flows to `h` and gives it to `h`'s node, and the
+compiled graph's backward does the rest: both are parts of the backward, cut at such outputs.
 """
 
 import sys
@@ -26,21 +26,21 @@ from smelt.runtime.autograd.double_backward import needs_double_backward
 from smelt.runtime.autograd.hooks import Hooks
 from smelt.runtime.autograd.input_mutation import write_back
 from smelt.runtime.autograd.layout_fit import fit_saved, fit_tangent, without_autocast
-from smelt.runtime.autograd.saved_tensors import look
+from smelt.runtime.autograd.saved_tensors import peek_saved
 
 
 class GradObservers:
-    """Whether somebody looks at outputs that others lean on; decided once for each backward."""
+    """Whether anyone observes gradients of outputs that other results depend on; decided once per backward."""
 
     __slots__ = ("_answer", "_hooks", "_tensors")
 
     def __init__(self) -> None:
         self._hooks: list[Mapping[int, Any]] = []
         self._tensors: list[Callable[[], torch.Tensor | None]] = []
-        self._answer = (-1, False)  # the backward it was asked in, and what it was
+        self._answer = (-1, False)  # the id of the backward, and the answer for it
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Notice what becomes of an output. Its hooks outlive it, so they are kept where they can be seen."""
+        """Track an output and its hooks, which outlive it."""
         node: Any = tensor.grad_fn
         if node is None:
             return
@@ -50,16 +50,16 @@ class GradObservers:
         self._hooks.append(tensor._backward_hooks)
         self._tensors.append(weakref.ref(tensor))
 
-    def anyone(self) -> bool:
-        """In the backward that is under way."""
+    def observed_now(self) -> bool:
+        """Whether anyone observes them in the current backward."""
         task = torch._C._current_graph_task_id()
-        answer = self._answer  # as one: another thread may be in another backward
+        answer = self._answer  # read once: another thread may run another backward
         if answer[0] != task:
-            answer = self._answer = (task, self.is_looked_at() or _asks_for_computed())
+            answer = self._answer = (task, self.is_observed() or _asks_for_nonleaf())
         return answer[1]
 
-    def is_looked_at(self) -> bool:
-        """Whether there are hooks, or gradients to be retained."""
+    def is_observed(self) -> bool:
+        """Whether an output has hooks or `retain_grad()`."""
         if any(self._hooks):
             return True
         there = [reference() for reference in self._tensors]
@@ -70,26 +70,26 @@ _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _INPUTS = 3  # behind gradients, `retain_graph` and `create_graph`
 
 
-def _asks_for_computed() -> bool:
-    """Whether the backward that is under way is for gradients of tensors that were computed. PyTorch does not tell, so
-    its caller is looked at. The engine may run a node on a thread of its own: then it is one of the callers that wait
-    on other threads. Where there is none to be seen, somebody may."""
+def _asks_for_nonleaf() -> bool:
+    """Whether the current backward was asked for gradients of non-leaf tensors. PyTorch does not tell, so the frame of
+    its caller is inspected. The engine may run a node on its own thread: then the caller waits on another thread. If no
+    caller is found, assume so."""
     own = next(_callers(sys._getframe(1)), None)
     if own is not None:
-        return _is_for_computed(own)
+        return _wants_nonleaf(own)
     waiting = [caller for frame in sys._current_frames().values() for caller in _callers(frame)]
-    return not waiting or any(map(_is_for_computed, waiting))
+    return not waiting or any(map(_wants_nonleaf, waiting))
 
 
 def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The frames that wait for the engine on one thread, the innermost first."""
+    """The frames of one thread that wait for the engine, innermost first."""
     while frame is not None:
         if frame.f_code is _ENGINE:
             yield frame
         frame = frame.f_back
 
 
-def _is_for_computed(caller: types.FrameType) -> bool:
+def _wants_nonleaf(caller: types.FrameType) -> bool:
     given = caller.f_locals["args"]
     if len(given) <= _INPUTS:
         return True
@@ -97,8 +97,8 @@ def _is_for_computed(caller: types.FrameType) -> bool:
 
 
 @leave_alone
-class LeaningResult(torch.autograd.Function):
-    """A result, with the outputs that it leans on behind it."""
+class DependentResult(torch.autograd.Function):
+    """The node of a result that depends on other outputs; its edges lead to them."""
 
     @staticmethod
     def forward(ctx: Any, about: tuple[Differentiable, int, GradObservers], value: Any, *outputs: Any) -> torch.Tensor:
@@ -109,41 +109,41 @@ class LeaningResult(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        state, number, lookout = ctx.about
+        state, number, observers = ctx.about
         count = len(ctx.needs_input_grad) - 2
-        if gradient is None or not lookout.anyone():
+        if gradient is None or not observers.observed_now():
             return (None, gradient, *[None] * count)
         node = ctx.next_functions[0][0]
-        holder = node.crossing.ctx if "crossing" in node.__dict__ else node
+        holder = node.split_call.ctx if "split_call" in node.__dict__ else node
         return (None, gradient, *_flowing_to_outputs(holder, state, number, gradient))
 
 
 # `Function.apply` without its preparations for `torch.func`, where compiled graphs do not run.
-_apply: Callable[..., Any] = super(torch.autograd.Function, LeaningResult).apply
+_apply: Callable[..., Any] = super(torch.autograd.Function, DependentResult).apply
 
 
 def _flowing_to_outputs(node: Any, state: Differentiable, number: int, gradient: Any) -> Sequence[Any]:
-    """What of the gradient of a result flows to the outputs that it leans on; `node` has what is saved."""
+    """The gradients that flow from a result to the outputs that it depends on; `node` holds the saved tensors."""
     if needs_double_backward((gradient,)):
         raise SmeltError(
             "SM040",
-            "a gradient of one result of a compiled graph on its way to another is looked at (by a hook, retain_grad() "
-            "or torch.autograd.grad), and create_graph=True asks for its derivative",
+            "create_graph=True, and the gradient of an output that another output of the compiled graph depends on is "
+            "observed (by a hook, retain_grad() or torch.autograd.grad)",
             hint="call this part under smelt.disable to differentiate it twice",
         )
-    given = list(look(node, state, 1 << number)[0])
-    fit_saved(given, state, node.joined[2])
+    given = list(peek_saved(node, state, 1 << number)[0])
+    fit_saved(given, state, node.compiled_call[2])
     given.append(fit_tangent(gradient, *state.tangents[number]))
     part = state.part_for(1 << number, number)
     found: Sequence[Any] = without_autocast(part, (given,) if state.consuming else given)
     return found
 
 
-def lean(
-    state: Differentiable, lookout: GradObservers, inputs: Sequence[Any], results: Sequence[Any]
+def attach_dependencies(
+    state: Differentiable, observers: GradObservers, inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Results, those that lean on outputs with a node of their own; and these outputs, by position. Inputs that are
-    written have their new values afterwards."""
+    """Results, with a node for each that depends on other outputs; and those outputs, by position. Mutated inputs have
+    their new values afterwards."""
     plan, values = state.plan, list(results)
     made: dict[int, Any] = {}
     waiting = bool(plan.mutated_inputs)
@@ -151,7 +151,7 @@ def lean(
 
     def output(place: int) -> Any:
         nonlocal waiting
-        if waiting and place in state.after_writing:
+        if waiting and place in state.written_outputs:
             write_back(plan, inputs, values[plan.results :])
             waiting = False
         if place < len(plan.outputs):
@@ -160,12 +160,12 @@ def lean(
             tensor = inputs[plan.mutated_inputs[place - len(plan.outputs)]]
         if place not in watched:
             watched.add(place)
-            lookout.watch(tensor)
+            observers.watch(tensor)
         return tensor
 
     for number, places in plan.output_deps:
         position = plan.differentiable[number]
-        values[position] = _apply((state, number, lookout), values[position], *map(output, places))
+        values[position] = _apply((state, number, observers), values[position], *map(output, places))
     for place in state.watched:
         output(place)
     if waiting:

@@ -1,9 +1,9 @@
-"""What a compiled graph's node has saved for its backward, and which results may still ask for it.
+"""Tensors that a compiled graph's node saved for its backward, and which results may still use them.
 
-    saved_for(ctx, state, 0b01)   →   the saved tensors; without `retain_graph` they are then spent for the first result
+    saved_for(ctx, state, 0b01)   →   the saved tensors; without `retain_graph` they are then freed for the first result
 
-PyTorch frees all that a node saved when a backward that does not retain the graph has passed it. In eager the graph is
-many nodes, and results that share none that saves anything have a backward each: it is kept for those.
+PyTorch frees what a node saved after a backward that does not retain the graph. In eager the graph is many nodes, and
+results that share no saving node have a backward each: saved tensors are kept for those.
 """
 
 from collections.abc import Sequence
@@ -17,108 +17,108 @@ from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.layout_fit import fit
 
 Saved = Sequence[torch.Tensor]
-# Saved tensors with their versions, and the results whose backward has been.
-Left = tuple[list[tuple[torch.Tensor, int]], int]
+# Saved tensors with their versions, and the results (a bit each) whose backward has freed them.
+RemainingSaved = tuple[list[tuple[torch.Tensor, int]], int]
 
 
 def save(ctx: Any, state: Differentiable, tensors: list[torch.Tensor], hooked: bool = False) -> None:
-    """Save tensors for the backward; where there may be several, with their versions. PyTorch notes writes to them, but
-    not that one is given other memory, unless hooks decide what comes back."""
+    """Save tensors for the backward; with their versions if there may be several backwards. PyTorch detects in-place
+    writes to them, but not a new storage (`.data = …`), so storages are noted too, unless saved-tensor hooks are on."""
     ctx.save_for_backward(*tensors)
     ctx.memory = None if hooked else _native.storages(tensors)
     if len(state.tangents) > 1:
         ctx.versions = [version_of(tensor) for tensor in tensors]
 
 
-def saved_for(ctx: Any, state: Differentiable, arrived: int, whole: bool) -> tuple[Saved, bool]:
-    """What was saved for the backward, and whether nobody may ask for it again. See `look`."""
-    left: Left | None = ctx.__dict__.get("left")
-    saved, spent = look(ctx, state, arrived, whole)
+def saved_for(ctx: Any, state: Differentiable, arrived: int, needs_all: bool) -> tuple[Saved, bool]:
+    """The saved tensors, and whether this backward freed them for all results. See `peek_saved`."""
+    remaining: RemainingSaved | None = ctx.__dict__.get("remaining")
+    saved, freed = peek_saved(ctx, state, arrived, needs_all)
     if torch._C._autograd._get_current_graph_task_keep_graph():
         return saved, False
-    return saved, spend(ctx, state, arrived, saved, left, spent)
+    return saved, release_saved(ctx, state, arrived, saved, remaining, freed)
 
 
-def look(ctx: Any, state: Differentiable, arrived: int, whole: bool = False) -> tuple[Saved, int]:
-    """What was saved for the backward, and which results are spent; it stays as it is.
+def peek_saved(ctx: Any, state: Differentiable, arrived: int, needs_all: bool = False) -> tuple[Saved, int]:
+    """The saved tensors, and the results they are freed for; frees nothing.
 
-    What was written since, so that PyTorch refuses to hand it out, may stand there if the backward for what arrived
-    does not read it, unless the `whole` is needed.
+    A tensor that was modified in-place since is an error only if the backward for `arrived` reads it, or if it
+    `needs_all`.
     """
-    left: Left | None = ctx.__dict__.get("left")
-    if left or not state.kept:
-        saved, spent = (from_left(left, arrived), left[1]) if left else ((), 0)
+    remaining: RemainingSaved | None = ctx.__dict__.get("remaining")
+    if remaining or not state.saved_from:
+        saved, freed = (from_remaining(remaining, arrived), remaining[1]) if remaining else ((), 0)
     else:
-        saved, spent = _unless_written(ctx, state, arrived, whole), 0
+        saved, freed = _saved_unless_mutated(ctx, state, arrived, needs_all), 0
     memory: bytes | None = ctx.__dict__.get("memory")
     if saved and memory is not None and memory != _native.storages(list(saved)):
-        saved = _elsewhere(ctx, state, saved, memory)
-    return saved, spent
+        saved = _check_storages(ctx, state, saved, memory)
+    return saved, freed
 
 
-def _unless_written(ctx: Any, state: Differentiable, arrived: int, whole: bool) -> Saved:
+def _saved_unless_mutated(ctx: Any, state: Differentiable, arrived: int, needs_all: bool) -> Saved:
     try:
         saved: Saved = ctx.saved_tensors
         return saved
     except RuntimeError as refused:
-        if whole or "versions" not in ctx.__dict__ or "inplace operation" not in str(refused):
+        if needs_all or "versions" not in ctx.__dict__ or "inplace operation" not in str(refused):
             raise
-        return _but_for_written(ctx, state, arrived, refused)
+        return _saved_except_mutated(ctx, state, arrived, refused)
 
 
-def _elsewhere(ctx: Any, state: Differentiable, saved: Saved, memory: bytes) -> Saved:
-    """Saved tensors that do not lie where they did: brought from elsewhere by a hook on one of them alone. Or the
-    program has given an input other memory, and what the forward has computed with is lost."""
+def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes) -> Saved:
+    """Saved tensors whose storage changed: a hook on that tensor returned a copy, which is fitted. Otherwise the
+    program gave an input a new storage, and the values that the forward used are lost: an error."""
     found, width = list(saved), len(memory) // len(saved)
     now = _native.storages(found) or b""
     for place, (tensor, specs) in enumerate(zip(saved, state.plan.saved, strict=False)):
         at = slice(place * width, (place + 1) * width)
         if memory[at] == now[at]:
             continue
-        if "left" in ctx.__dict__ or getattr(ctx._raw_saved_tensors[place], "unpack_hook", None) is None:
+        if "remaining" in ctx.__dict__ or getattr(ctx._raw_saved_tensors[place], "unpack_hook", None) is None:
             raise RuntimeError(
-                "one of the variables needed for gradient computation was given other memory (by `.data = …` or "
-                f"`set_`) since the forward: a tensor of shape {tuple(specs.spec.shape)} that a compiled graph was "
-                "called with. Give it its new values by `copy_`, or after the backward."
+                "one of the variables needed for gradient computation was given a new storage (by `.data = …` or "
+                f"`set_`) since the forward: a tensor of shape {tuple(specs.spec.shape)}, an input of a compiled "
+                "graph. Use `copy_` to change its values, or change them after the backward."
             )
         found[place] = fit(tensor, specs.spec)
     return found
 
 
-def _but_for_written(ctx: Any, state: Differentiable, arrived: int, refused: RuntimeError) -> list[torch.Tensor]:
+def _saved_except_mutated(ctx: Any, state: Differentiable, arrived: int, refused: RuntimeError) -> list[torch.Tensor]:
     graph = None if state.graphs is None else _native.aside(state.graphs, arrived)
     if graph is None:
         raise refused
     read = [bool(node.users) for node in placeholders(graph.graph)]
     tensors = [saved.data for saved in ctx._raw_saved_tensors]
     for place, (tensor, version) in enumerate(zip(tensors, ctx.versions, strict=True)):
-        recalled = place >= len(state.plan.saved)  # for derivatives of higher order alone
-        if tensor is None or (version_of(tensor) != version and not recalled and read[place]):
+        is_old_value = place >= len(state.plan.saved)  # for double backward only
+        if tensor is None or (version_of(tensor) != version and not is_old_value and read[place]):
             raise refused
     return tensors
 
 
-def spend(
-    ctx: Any, state: Differentiable, arrived: int, saved: Sequence[Any], left: Left | None, spent: int
+def release_saved(
+    ctx: Any, state: Differentiable, arrived: int, saved: Sequence[Any], remaining: RemainingSaved | None, freed: int
 ) -> bool:
-    """Note that a backward has been that does not retain the graph; whether nobody may ask for what was saved again."""
+    """Free saved tensors after a backward that does not retain the graph; whether they are freed for all results."""
     everything = (1 << len(state.tangents)) - 1
     for number, used in enumerate(state.plan.frees_saved_of or (everything,)):
-        spent |= used if arrived >> number & 1 else 0
-    if spent != everything:
-        ctx.left = ([(tensor, version_of(tensor)) for tensor in saved], spent)
+        freed |= used if arrived >> number & 1 else 0
+    if freed != everything:
+        ctx.remaining = ([(tensor, version_of(tensor)) for tensor in saved], freed)
         if ctx.__dict__.get("memory") is not None:
             ctx.memory = _native.storages(list(saved))
-    elif left:
-        ctx.left = ([], spent)
-    return spent == everything
+    elif remaining:
+        ctx.remaining = ([], freed)
+    return freed == everything
 
 
-def from_left(left: Left, arrived: int) -> Sequence[Any]:
-    """What an earlier backward left."""
-    tensors, spent = left
-    if spent & arrived:
-        gone()
+def from_remaining(remaining: RemainingSaved, arrived: int) -> Sequence[Any]:
+    """The saved tensors that an earlier backward kept for other results."""
+    tensors, freed = remaining
+    if freed & arrived:
+        raise_freed()
     if any(version_of(tensor) != version for tensor, version in tensors):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation "
@@ -128,12 +128,13 @@ def from_left(left: Left, arrived: int) -> Sequence[Any]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Tensors of inference mode have none."""
+    """A tensor's version counter; -1 for inference tensors, which have none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
-def gone() -> NoReturn:
-    raise RuntimeError(  # in the words in which PyTorch says it
+def raise_freed() -> NoReturn:
+    """Raise PyTorch's error for a second backward through a freed graph."""
+    raise RuntimeError(
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
         "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
         "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access "

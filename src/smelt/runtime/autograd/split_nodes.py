@@ -1,14 +1,13 @@
-"""A compiled graph as several nodes of autograd's graph, where one would join histories that have nothing to do with
-each other.
+"""A compiled graph as several autograd nodes, where one node would connect histories that are independent in eager.
 
-    h, k = a * 2, b * 3; p, q = f(h, k)        p leads to h alone and q to k alone:  p → way to h,  q → way to k
-    p.sum().backward(); q.sum().backward()     with one node for both, the first would free what `k` is computed from
+    h, k = a * 2, b * 3; p, q = f(h, k)        p depends on h only and q on k only:  p → node of h,  q → node of k
+    p.sum().backward(); q.sum().backward()     with one node for both, the first would free the graph behind `k`
 
-PyTorch's engine goes on from a node to all that it was computed from, with no gradient where there is none, and frees
-what is saved on the way. In eager it never gets there. So results that lead to the same inputs have a node, and inputs
-that the same results lead to have one, a way; what is saved lies beside them all. A result's node only notes what
-arrives. Ways are older than results, so that the engine comes to them when all that will arrive has: the first of them
-runs the backward, once for all that arrived.
+PyTorch's engine walks from a node to all its inputs, also where no gradient flows, and frees what is saved on the way.
+In eager it never gets there. So results that depend on the same inputs share a node (`ResultGroupNode`), and inputs
+that the same results depend on share one (`InputGroupNode`); saved tensors belong to the call (`SplitCall`). A result
+node only records tangents. Input nodes have lower sequence numbers, so that the engine runs them after all tangents
+have arrived: the first of them runs the backward, once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,75 +18,75 @@ import torch
 from smelt.base.coexist import leave_alone
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
-from smelt.runtime.autograd.alias_outputs import own_tensors
+from smelt.runtime.autograd.alias_outputs import detach_views
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.function_node import compute, gradients_of
-from smelt.runtime.autograd.hooks import call_for_own_gradients
-from smelt.runtime.autograd.saved_tensors import Left
+from smelt.runtime.autograd.hooks import skip_hooks_without_grad
+from smelt.runtime.autograd.saved_tensors import RemainingSaved
 
-# What a node needs to be one of autograd's, where nothing else requires grad: never written, never read.
+# Makes a node require grad where no input does: never written, never read.
 _anchor = torch.empty(0, device="cpu", requires_grad=True)
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """What one backward has brought: tangents that were not dealt with yet, and gradients that were not handed on."""
+    """State of one backward: tangents not processed yet, and gradients not passed on yet."""
 
     tangents: dict[int, Any]
     gradients: list[Any]
 
 
 class _Released:
-    """A context of which PyTorch holds nothing any more."""
+    """Stands for the context of the forward node once it was freed."""
 
-    def __init__(self, joined: Any, left: Left) -> None:
-        self.joined, self.left = joined, left
+    def __init__(self, joined: Any, remaining: RemainingSaved) -> None:
+        self.compiled_call, self.remaining = joined, remaining
 
     def maybe_clear_saved_tensors(self) -> None:
-        """There are none."""
+        """Nothing is saved."""
 
 
 class SplitCall:
-    """Where the ways of one call meet."""
+    """One call of a compiled graph that is split into several nodes."""
 
-    __slots__ = ("_arrived", "_held", "state")
+    __slots__ = ("_arrived", "_token", "state")
 
     def __init__(self, state: Differentiable, token: torch.Tensor) -> None:
         self.state = state
-        self._held: torch.Tensor | _Released = token  # what is saved hangs on its node
+        self._token: torch.Tensor | _Released = token  # its grad_fn holds what is saved
         self._arrived: dict[int, _Arrived] = {}
 
     @property
     def ctx(self) -> Any:
-        """The context that has what the forward saved."""
-        return self._held.grad_fn if isinstance(self._held, torch.Tensor) else self._held
+        """The context that holds what the forward saved."""
+        return self._token.grad_fn if isinstance(self._token, torch.Tensor) else self._token
 
     def release(self) -> None:
-        """A backward has been that does not retain the graph: what PyTorch holds is let go, as by the engine."""
+        """Free the forward node after a backward that does not retain the graph, as the engine does."""
         ctx = self.ctx
         everything = (1 << len(self.state.tangents)) - 1
-        self._held = _Released(ctx.joined, ctx.__dict__.get("left") or ([], everything))
+        self._token = _Released(ctx.compiled_call, ctx.__dict__.get("remaining") or ([], everything))
 
     def arrive(self, numbers: Sequence[int], tangents: Sequence[Any]) -> None:
-        """Note what arrives for results in the backward that is under way."""
+        """Record tangents of results in the current backward."""
         task = torch._C._current_graph_task_id()
         if task not in self._arrived:
             self._arrived[task] = _Arrived({}, [None] * self.state.plan.inputs)
-            if task != -1:  # ways that nobody asks for are not gone
+            if task != -1:  # input nodes that the engine skips would leave it here
                 engine: Any = torch.autograd.Variable._execution_engine
                 engine.queue_callback(lambda: self._arrived.pop(task, None))
         found = zip(numbers, tangents, strict=True)
         self._arrived[task].tangents.update((number, each) for number, each in found if each is not None)
 
     def flowing_to(self, inputs: Sequence[int]) -> list[Any]:
-        """Gradients of some inputs, which are handed on once."""
+        """Gradients of some inputs; each is passed on once."""
         arrived = self._arrived.get(torch._C._current_graph_task_id())
         if arrived is None:
             return [None] * len(inputs)
         if arrived.tangents:
             given, arrived.tangents = arrived.tangents, {}
             tangents = [given.pop(number, None) for number in range(len(self.state.tangents))]
-            found = gradients_of(self.ctx, tangents, *self.ctx.joined)
+            found = gradients_of(self.ctx, tangents, *self.ctx.compiled_call)
             arrived.gradients = [
                 new if old is None else old if new is None else old + new
                 for old, new in zip(arrived.gradients, found, strict=True)
@@ -98,8 +97,8 @@ class SplitCall:
         return taken
 
 
-class _Holder(torch.autograd.Function):
-    """Runs the forward and has what it saved. No backward comes here."""
+class _ForwardNode(torch.autograd.Function):
+    """Runs the forward and holds what it saved. No backward reaches it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, box: list[Any], inputs: Sequence[Any], found: list[Any]) -> Any:
@@ -109,62 +108,62 @@ class _Holder(torch.autograd.Function):
 
 @leave_alone
 class InputGroupNode(torch.autograd.Function):
-    """The node behind which inputs are that the same results lead to."""
+    """The node of inputs that the same results depend on."""
 
     @staticmethod
-    def forward(ctx: Any, crossing: SplitCall, indices: Sequence[int], *inputs: Any) -> torch.Tensor:
-        ctx.crossing, ctx.indices = crossing, indices
+    def forward(ctx: Any, split_call: SplitCall, indices: Sequence[int], *inputs: Any) -> torch.Tensor:
+        ctx.split_call, ctx.indices = split_call, indices
         ctx.set_materialize_grads(False)
         return torch.empty(0, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, nothing: Any) -> tuple[Any, ...]:
-        return (None, None, *ctx.crossing.flowing_to(ctx.indices))
+        return (None, None, *ctx.split_call.flowing_to(ctx.indices))
 
 
 @leave_alone
-class PartOfResults(torch.autograd.Function):
-    """The node of results that lead to the same inputs."""
+class ResultGroupNode(torch.autograd.Function):
+    """The node of results that depend on the same inputs."""
 
     @staticmethod
-    def forward(ctx: Any, crossing: SplitCall, numbers: Sequence[int], values: Sequence[Any], *ways: Any) -> Any:
-        ctx.crossing, ctx.numbers = crossing, numbers
+    def forward(ctx: Any, split_call: SplitCall, numbers: Sequence[int], values: Sequence[Any], *groups: Any) -> Any:
+        ctx.split_call, ctx.numbers = split_call, numbers
         ctx.set_materialize_grads(False)
-        # Not the values themselves: what is saved may be one of them, and would lead back to this node.
+        # Detached: a saved tensor may be one of the values, and would form a reference cycle with this node.
         return tuple([BASE.detach(value) for value in values])
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        ctx.crossing.arrive(ctx.numbers, tangents)
+        ctx.split_call.arrive(ctx.numbers, tangents)
         return (None,) * len(ctx.needs_input_grad)
 
 
-call_for_own_gradients(PartOfResults)
-# `Function.apply` without its preparations for `torch.func`, where compiled graphs do not run so.
-_hold: Callable[..., Any] = super(torch.autograd.Function, _Holder).apply
-_way: Callable[..., Any] = super(torch.autograd.Function, InputGroupNode).apply
-_part: Callable[..., Any] = super(torch.autograd.Function, PartOfResults).apply
+skip_hooks_without_grad(ResultGroupNode)
+# `Function.apply` without its preparations for `torch.func`, under which compiled graphs are not split.
+_run_forward: Callable[..., Any] = super(torch.autograd.Function, _ForwardNode).apply
+_input_group: Callable[..., Any] = super(torch.autograd.Function, InputGroupNode).apply
+_result_group: Callable[..., Any] = super(torch.autograd.Function, ResultGroupNode).apply
 
 
-def is_parted(state: Differentiable, inputs: Sequence[Any]) -> bool:
-    """Whether an input that not all results lead to has a history, or hooks, which are not called for nothing."""
-    return any(not inputs[index].is_leaf or inputs[index]._backward_hooks for index in state.not_always)
+def needs_split(state: Differentiable, inputs: Sequence[Any]) -> bool:
+    """Whether an input that only some results depend on has a history or hooks."""
+    return any(not inputs[index].is_leaf or inputs[index]._backward_hooks for index in state.partly_reached)
 
 
-def apply_parted(state: Differentiable, box: list[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """As `apply` of the one node: what gradients may arrive for; all results are put into the box."""
+def apply_split(state: Differentiable, box: list[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """As `apply` of the one node: the differentiable results; all values go into the box."""
     plan = state.plan
     values: list[Any] = []
-    crossing = SplitCall(state, _hold(_anchor, box, inputs, values))
-    ways: dict[int, Any] = {}
-    for fed, indices in reversed(state.ways.items()):  # of those, the engine takes the youngest first
-        ways[fed] = _way(crossing, indices, *[inputs[index] for index in indices])
+    split_call = SplitCall(state, _run_forward(_anchor, box, inputs, values))
+    groups: dict[int, Any] = {}
+    for bits, indices in reversed(state.input_groups.items()):  # the engine runs the highest sequence number first
+        groups[bits] = _input_group(split_call, indices, *[inputs[index] for index in indices])
     made: list[Any] = [None] * len(plan.differentiable)
-    for led, numbers in state.results_by_ways.items():
+    for reached, numbers in state.results_by_groups.items():
         given = [values[plan.differentiable[number]] for number in numbers]
-        results = _part(crossing, numbers, given, _anchor, *[ways[fed] for fed in led])
+        results = _result_group(split_call, numbers, given, _anchor, *[groups[bits] for bits in reached])
         for number, result in zip(numbers, results, strict=True):
             made[number] = result
     if not state.only_results:
-        box.append([*own_tensors(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
+        box.append([*detach_views(values[: plan.results]), *values[plan.results : plan.forward_outputs]])
     return tuple(made)
