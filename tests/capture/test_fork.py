@@ -69,7 +69,7 @@ thread.join()
 assert torch.equal(compiled(x), expected)
 """,
     "while a thread generates code": """
-from smelt.codegen import engine
+from smelt.codegen.llvm import compile as engine
 load, there = engine._load, threading.Event()
 def slowly(*given):
     there.set()

@@ -9,9 +9,9 @@ import pytest
 
 from smelt import _native
 from smelt.base.errors import SmeltError
+from smelt.codegen.cpu import target as cpu
 from smelt.codegen.llvm import compile as engine
 from smelt.codegen.llvm.link import CannotLink, link
-from smelt.device import find
 from smelt.runtime.program.code_image import Image, Slot, load
 
 CALLS = """
@@ -59,7 +59,7 @@ def object_for(text: str, triple: str, machine: str) -> bytes:
 
 
 def native_object(text: str) -> bytes:
-    return engine._object(text, find("cpu"))
+    return engine._object(text, cpu.describe_host())
 
 
 def call(loaded: Any, symbol: str, result: Any, arguments: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -129,7 +129,7 @@ def test_what_cannot_be_linked_is_loaded_by_llvm(monkeypatch: pytest.MonkeyPatch
         raise CannotLink("not today")
 
     monkeypatch.setattr(engine, "link", refuse)
-    (built,) = engine.load(["define i64 @seven() {\n ret i64 7\n}"], find("cpu"))
+    (built,) = engine.load(["define i64 @seven() {\n ret i64 7\n}"], cpu.describe_host())
     assert built.image is None
     assert ctypes.CFUNCTYPE(ctypes.c_int64)(built.address("seven"))() == 7
 

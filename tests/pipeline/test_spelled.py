@@ -147,7 +147,7 @@ def test_sizes_that_are_compiled_apart(name: str) -> None:
 def test_every_function_is_tried() -> None:
     """Each has a case above, by its name or by what leads to it."""
     tried = " ".join(CASES) + " var var_mean complex clamp_min_ clamp_max_ relu6 hardsigmoid"
-    tried += " gru_cell lstm_cell gru lstm binary_cross_entropy_with_logits avg_pool2d _is_all_true clip_"
+    tried += " gru_cell lstm_cell gru lstm binary_cross_entropy_with_logits avg_pool2d _is_all_true clip_ matmul"
     names = {function.__name__ for function in (*SPELLED, *IN_PLACE)} - {"fn"}
     assert {name for name in names if name.removeprefix("fft").strip("_") not in tried} == set()
 

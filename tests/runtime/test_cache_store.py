@@ -130,11 +130,11 @@ def test_whatever_is_in_a_files_place_is_neither_waited_for_nor_read(tmp_path: P
     script = """
 import os, resource, socket, sys
 from pathlib import Path
-from smelt.runtime.cache import MAGIC, Store
+from smelt.runtime.cache import MAGIC, CacheStore
 
 for kind, make in eval(sys.argv[2]).items():
     print(kind, flush=True)
-    store = Store(Path(sys.argv[1], kind), 1 << 30)
+    store = CacheStore(Path(sys.argv[1], kind), 1 << 30)
     store.directory.mkdir()
     os.chdir(store.directory)
     path = store.path("key")
@@ -269,8 +269,8 @@ def test_not_every_write_looks_at_every_file(store: CacheStore, monkeypatch: pyt
 WRITER = """
 import sys
 from pathlib import Path
-from smelt.runtime.cache import Store
-store = Store(Path(sys.argv[1]), 1 << 30)
+from smelt.runtime.cache import CacheStore
+store = CacheStore(Path(sys.argv[1]), 1 << 30)
 print("ready", flush=True)
 for turn in range(int(sys.argv[2])):
     store.put("key", [sys.argv[3].encode() * 100_000] * 3)

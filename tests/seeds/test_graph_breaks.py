@@ -76,7 +76,7 @@ def test_print_in_the_middle_gives_two_graphs_and_one_break(capsys: pytest.Captu
     (reason,) = explanation.break_reasons
     assert "print" in reason.reason
     assert f"test_graph_breaks.py:{line_of(example_with_break, 3)}" in reason.stack[-1]
-    assert "print" in str(explanation) and "Hint" in str(explanation)
+    assert "print" in str(explanation) and "Hint" in explanation.text(full=True)
 
 
 def test_print_of_a_formatted_tensor_is_one_break_too(capsys: pytest.CaptureFixture[str]) -> None:

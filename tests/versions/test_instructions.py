@@ -47,8 +47,8 @@ def handled() -> set[str]:
 
 
 def keys_of(table: str, file: pathlib.Path) -> set[str]:
-    """The keys of a table in a file or, as `UNARY`, in operators.py: what `@handles(*table)` is given."""
-    for place in (file, CAPTURE / "operators.py"):
+    """The keys of a table in a file or, as `UNARY`, in `interpreter/operators.py`: what `@handles(*table)` is given."""
+    for place in (file, CAPTURE / "interpreter" / "operators.py"):
         for node in ast.walk(ast.parse(place.read_text())):
             targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
             if any(isinstance(target, ast.Name) and target.id == table for target in targets):

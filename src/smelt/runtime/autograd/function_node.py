@@ -31,7 +31,7 @@ from smelt.runtime.autograd.saved_tensors import save, saved_for
 
 
 @leave_alone
-class CompiledNode(torch.autograd.Function):
+class Compiled(torch.autograd.Function):
     """The autograd node of a compiled graph."""
 
     @staticmethod
@@ -48,9 +48,9 @@ class CompiledNode(torch.autograd.Function):
         return (None, *ctx.compiled_call[0].out(gradients_of(ctx, tangents, *ctx.compiled_call)))
 
 
-skip_hooks_without_grad(CompiledNode)
+skip_hooks_without_grad(Compiled)
 # `Function.apply` without its preparations for `torch.func`, which cost as much as the call itself.
-apply: Callable[..., Any] = super(torch.autograd.Function, CompiledNode).apply
+apply: Callable[..., Any] = super(torch.autograd.Function, Compiled).apply
 
 
 def compute(ctx: Any, box: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:

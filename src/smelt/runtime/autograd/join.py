@@ -27,7 +27,7 @@ from smelt.runtime import shelter  # noqa: F401  (says what `_native` puts back)
 from smelt.runtime.autograd.alias_outputs import detach_views, finisher
 from smelt.runtime.autograd.differentiable import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.double_backward import needs_double_backward, track, unsaved_leaves
-from smelt.runtime.autograd.function_node import CompiledNode, apply, gradients_of, results_of
+from smelt.runtime.autograd.function_node import Compiled, apply, gradients_of, results_of
 from smelt.runtime.autograd.hooks import skip_hooks_without_grad
 from smelt.runtime.autograd.input_mutation import bump_versions, clone_aliased, must_run_eager, with_copies, write_back
 from smelt.runtime.autograd.layout_fit import without_autocast
@@ -139,7 +139,7 @@ def _call(state: Differentiable, *inputs: Any) -> tuple[Any, ...]:
         if state.partly_reached and not transformed and needs_split(state, inputs):
             differentiable = apply_split(state, box, given)
         else:
-            run: Flat = CompiledNode.apply if transformed else apply
+            run: Flat = Compiled.apply if transformed else apply
             differentiable = run(box, *state.out(given))
     except UnexpectedResult:
         if state.eager is None:
@@ -223,7 +223,7 @@ def _fast_path(state: Differentiable) -> Flat:
         return tuple(out(gradients_of(ctx, tangents, state, unsaved)))
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "_smelt_state": state}
-    function: Any = leave_alone(type("CompiledNode", (torch.autograd.Function,), members))
+    function: Any = leave_alone(type("Compiled", (torch.autograd.Function,), members))
     if count > 1:
         skip_hooks_without_grad(function)
     run: Flat = super(torch.autograd.Function, function).apply

@@ -11,7 +11,7 @@ from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.double_backward import drop_unsaved
-from smelt.runtime.autograd.function_node import CompiledNode, without_unreached
+from smelt.runtime.autograd.function_node import Compiled, without_unreached
 from smelt.runtime.autograd.saved_tensors import RemainingSaved, peek_saved, release_saved
 from smelt.runtime.autograd.split_nodes import InputGroupNode, ResultGroupNode, SplitCall
 
@@ -100,6 +100,6 @@ def view_of_node(ctx: Any) -> CompiledNodeView | None:
             return None
         return CompiledNodeView(holder, state, ctx.split_call)
     state = getattr(function, "_smelt_state", None)
-    if state is None and function is CompiledNode and not ctx.compiled_call[2]:
+    if state is None and function is Compiled and not ctx.compiled_call[2]:
         state = ctx.compiled_call[0]
     return None if state is None or not state.can_be_inlined else CompiledNodeView(ctx, state)
