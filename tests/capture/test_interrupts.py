@@ -3,9 +3,18 @@
 A few hundred fixed places here; `make test-interrupts` tries all of them.
 """
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import smelt
+from tests.capture.interrupted.points import DELICATE
 
 _ROOT = Path(__file__).parents[2]
 _WORLDS = ("simple", "broken", "writing", "nested", "recalled", "keeping")
@@ -100,3 +109,23 @@ assert torch.is_grad_enabled()
 def test_the_program_handles_what_arrives_while_it_is_captured_on() -> None:
     """Its `finally` and `with` are left as by an exception at the line where it stands."""
     _run("-c", _FINALLY)
+
+
+def test_the_functions_that_are_tried_exist() -> None:
+    """They are told by name; one that was renamed would be left out in silence."""
+    found = {"_push_mode", "_pop_mode"}
+    for kind in (TorchDispatchMode, TorchFunctionMode, torch.no_grad, torch.enable_grad):
+        found |= {f"{kind.__name__}.{name}" for name in ("__enter__", "__exit__") if name in vars(kind)}
+    for file in Path(smelt.__file__).parent.rglob("*.py"):
+        found |= set(_functions(ast.parse(file.read_text()), ""))
+    assert DELICATE - found == set()
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[str]:
+    """The qualified names of functions below a node of a syntax tree."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield prefix + child.name
+            yield from _functions(child, f"{prefix}{child.name}.<locals>.")
+        else:
+            yield from _functions(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
