@@ -17,6 +17,7 @@
 # make test-interrupts  an exception at every step of the compiler, after which nothing may have stayed behind: days
 #              (ARGS="--stride 5000" for an hour or two, ARGS="--worlds simple --delicate 10" to choose)
 # make test-versions  what needs no torch, under each Python there is: the C part, and reading bytecode
+# make test-no-layout  a part of the tests without a look into PyTorch's memory (SMELT_NO_LAYOUT=1)
 # make test-leaks  a million calls, after which nothing may have stayed behind
 # make wheel   a wheel for each Python there is (3.11, 3.12, 3.13), with a manylinux tag, in dist/
 # make test-wheel  build one, install it into an empty environment and run the demo there without a compiler: two minutes
@@ -35,7 +36,11 @@ TORCH := torch==2.13.0
 
 NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-leaks test-wheel wheel lint docs bench clean
+# Capture, runtime and compiled autograd pass whole without it; these files are what depends on it most.
+NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/test_guards.py tests/autograd/test_elsewhere.py \
+	tests/runtime/test_interface.py tests/runtime/test_overlap.py tests/runtime/test_products.py tests/runtime/test_launch.py
+
+.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -82,6 +87,9 @@ test-interrupts: $(VENV)/dev
 
 test-versions:
 	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done
+
+test-no-layout: $(VENV)/dev
+	@SMELT_NO_LAYOUT=1 $(PY) -m pytest -q $(NO_LAYOUT) $(ARGS)
 
 test-leaks: $(VENV)/dev
 	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/test_leaks.py $(ARGS)

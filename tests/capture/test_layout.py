@@ -9,6 +9,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 from smelt._native import Guards
 from smelt.torch_abi import tensor_layout
+from smelt.torch_abi.probe import Experiment, NotFound
 from smelt.torch_abi.tensor_layout import find_layout, install_tensor_layout
 
 
@@ -110,7 +111,6 @@ def test_the_layout_is_found_whatever_memory_held() -> None:
         tensor_layout._fill_free_memory(size, fill)
         if fill == 0xFF:
             found.append(find_layout())
-    assert None not in found
     assert len(set(found)) == 1
 
 
@@ -118,7 +118,7 @@ def test_deterministic_algorithms_do_not_hinder() -> None:
     """PyTorch fills new memory then, and raises for dtypes of few bits: nothing could be compiled any more."""
     torch.use_deterministic_algorithms(True)
     try:
-        assert find_layout() is not None
+        find_layout()
         assert torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.use_deterministic_algorithms(False)
@@ -128,24 +128,27 @@ def test_bits_that_nobody_writes_are_masked_or_nothing_is_learned(monkeypatch: p
     """Unseen, such a bit made two keys of one backward, so that it was captured twice."""
     fill = tensor_layout._fill_free_memory
     monkeypatch.setattr(tensor_layout, "_fill_free_memory", lambda size, pattern: fill(size, 0) and frozenset())
-    assert find_layout() is None  # no tensor was seen to lie where the pattern is
+    with pytest.raises(NotFound, match="memory of known content"):
+        find_layout()
 
 
 def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_layout, "_taught", False)
-    monkeypatch.setattr(tensor_layout, "find_layout", lambda: pytest.fail("tensors are not what they seem here"))
+    experiment = Experiment(lambda: pytest.fail("tensors are not what they seem here"), lambda found: None)
+    monkeypatch.setattr(tensor_layout, "EXPERIMENT", experiment)
     with BaseTorchFunctionMode():
         install_tensor_layout()
-    assert not tensor_layout._taught
+        assert experiment.why_not() == "a mode is active"
+    monkeypatch.setattr(experiment, "find", lambda: "a layout")
+    install_tensor_layout()
+    assert experiment.found == "a layout" and experiment.why_not() is None
 
 
 def test_a_default_device_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    monkeypatch.setattr(tensor_layout, "_taught", False)
-    monkeypatch.setattr(tensor_layout, "find_layout", lambda: found.append(torch.ones(1).device.type))
+    experiment = Experiment(lambda: torch.ones(1).device.type, lambda found: None)
+    monkeypatch.setattr(tensor_layout, "EXPERIMENT", experiment)
     with torch.device("meta"):
         install_tensor_layout()
-    assert tensor_layout._taught and found == ["cpu"]
+    assert experiment.found == "cpu"
 
 
 class Lookalike:

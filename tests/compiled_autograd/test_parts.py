@@ -19,28 +19,31 @@ from smelt.ir.graph import GraphLevel, Traced, outputs
 from smelt.pipeline.backward.backward_steps import detached
 from smelt.torch_abi import node_kinds, node_layout
 from smelt.torch_abi.node_kinds import kind_of
-from smelt.torch_abi.node_layout import NodeLayout, find_layout, why_not_read_nodes
+from smelt.torch_abi.node_layout import find_layout, why_not_read_nodes
+from smelt.torch_abi.probe import NotFound, try_words
+from tests.layout import needs_layout
 
 aten = torch.ops.aten
 turn = aten.t.default
 
 
 def test_the_layout_of_nodes_is_found_and_the_same_each_time() -> None:
-    found = find_layout()
-    assert isinstance(found, NodeLayout) and found == find_layout()
+    assert find_layout() == find_layout()
 
 
 def test_every_place_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_layout, "_RELEASE", "no_such_symbol")
     monkeypatch.setattr(node_layout, "_has_edges", lambda *found: False)
-    assert find_layout() == (
+    with pytest.raises(NotFound) as missing:
+        find_layout()
+    assert str(missing.value) == (
         "edges: 0 places fit; what needs 'edges' was not looked for; "
         "how nodes are released: no_such_symbol is not exported"
     )
 
 
 def test_a_guess_that_leads_nowhere_only_fails() -> None:
-    assert node_layout._words(8, 2) == [-1, -1]
+    assert try_words(8, 2) == [-1, -1]
     page = mmap.mmap(-1, 2 * mmap.PAGESIZE)
     first = ctypes.addressof(ctypes.c_char.from_buffer(page))
     reserved = ctypes.CDLL(None).mprotect
@@ -48,12 +51,13 @@ def test_a_guess_that_leads_nowhere_only_fails() -> None:
     page[mmap.PAGESIZE - 8 : mmap.PAGESIZE] = (7).to_bytes(8, sys.byteorder)
     assert reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
     try:
-        assert node_layout._words(first + mmap.PAGESIZE - 8, 2) == [7, -1]
-        assert node_layout._words(first + mmap.PAGESIZE - 4, 1) == [-1]
+        assert try_words(first + mmap.PAGESIZE - 8, 2) == [7, -1]
+        assert try_words(first + mmap.PAGESIZE - 4, 1) == [-1]
     finally:
         reserved(first + mmap.PAGESIZE, mmap.PAGESIZE, 3)
 
 
+@needs_layout
 def test_hooks_of_a_tensor_that_is_gone_are_seen() -> None:
     assert why_not_read_nodes() is None
     x = torch.randn(3, requires_grad=True)
@@ -72,6 +76,7 @@ def test_hooks_of_a_tensor_that_is_gone_are_seen() -> None:
     assert reading.hooks(names.index("SinBackward0")) == ([], 0)
 
 
+@needs_layout
 def test_hooks_of_leaves_are_seen() -> None:
     assert why_not_read_nodes() is None
     leaf = torch.randn(3, requires_grad=True)
@@ -130,6 +135,7 @@ def captured(size: int) -> tuple[Backward, tuple[int, ...]]:
     return backward, split_numbers(reading.key)[1]
 
 
+@needs_layout
 def test_two_sizes_become_a_graph_for_any() -> None:
     (one, its), (other, others) = captured(10), captured(20)
     general = generalize(one, its, other, others)

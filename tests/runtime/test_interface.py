@@ -15,7 +15,9 @@ from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable
 from smelt.torch_abi import aoti_shims
-from smelt.torch_abi.symbols import find_symbol
+from smelt.torch_abi.probe import NotFound, find_body
+from smelt.torch_abi.symbols import find_in_bindings, find_symbol
+from tests.layout import needs_layout
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -63,6 +65,7 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@needs_layout
 def test_the_interface_is_there() -> None:
     assert aoti_shims.connect()
 
@@ -76,6 +79,7 @@ def test_products(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, wanted)
 
 
+@needs_layout
 def test_python_is_called_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smelt.runtime.program.launch._allocate", None)
     monkeypatch.setattr("smelt.runtime.program.launch._view", None)
@@ -208,22 +212,20 @@ def test_without_the_interface_python_does_it_all(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("missing", ["aoti_torch_get_data_ptr", "_Z16THPVariable_Wrap"])
 def test_what_is_missing_is_not_used(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_in_bindings = aoti_shims._find_in_bindings
     monkeypatch.setattr(aoti_shims, "find_symbol", lambda name: None if name.startswith(missing) else find_symbol(name))
     monkeypatch.setattr(
-        aoti_shims, "_find_in_bindings", lambda name: None if name.startswith(missing) else find_in_bindings(name)
+        aoti_shims, "find_in_bindings", lambda name: None if name.startswith(missing) else find_in_bindings(name)
     )
-    assert not aoti_shims._connect()
+    with pytest.raises(NotFound, match=missing if missing.startswith("aoti") else "wrap"):
+        aoti_shims.find_library()
 
 
 def test_an_interface_that_answers_wrongly_is_not_used() -> None:
     samples = aoti_shims._samples()
     names = (*aoti_shims._NEEDED,)
     addresses = {name: find_symbol(name) or 0 for name in names}
-    addresses["wrap"] = aoti_shims._find_in_bindings(aoti_shims._WRAP[0]) or aoti_shims._find_in_bindings(
-        aoti_shims._WRAP[1]
-    ) or 0  # fmt: skip
-    places = [place for place in range(2, 6) if aoti_shims._word(id(samples[0]) + 8 * place) == samples[0]._cdata]
-    assert aoti_shims._works(addresses, places[0] * 8, samples)
+    addresses["wrap"] = find_in_bindings(aoti_shims._WRAP[0]) or find_in_bindings(aoti_shims._WRAP[1]) or 0
+    body = find_body(samples)
+    assert aoti_shims._works(addresses, body, samples)
     addresses["aoti_torch_get_data_ptr"] = find_symbol("aoti_torch_get_storage_size") or 0
-    assert not aoti_shims._works(addresses, places[0] * 8, samples)
+    assert not aoti_shims._works(addresses, body, samples)

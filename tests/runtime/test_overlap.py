@@ -15,6 +15,7 @@ from smelt import _native
 from smelt.runtime import overlap as module
 from smelt.runtime.overlap import memory_of, overlap, overlap_between
 from smelt.torch_abi.aoti_shims import connect
+from tests.layout import needs_layout
 
 FLOAT = 4
 
@@ -23,6 +24,7 @@ def in_numpy(size: int = 32) -> np.ndarray[Any, Any]:
     return np.arange(size, dtype=np.float32)
 
 
+@needs_layout
 def test_the_c_part_knows_where_storages_keep_their_memory() -> None:
     assert connect()
     assert _native.overlap([torch.ones(3), torch.ones(3)], (0,)) == 0
@@ -50,6 +52,7 @@ def test_views_of_one_storage_are_not_told_apart() -> None:
     assert overlap((memory.data, memory.detach()), (1,))
 
 
+@needs_layout
 def test_a_place_that_there_is_none_of() -> None:
     with pytest.raises(IndexError):
         _native.overlap([torch.ones(2)], (1,))

@@ -7,7 +7,7 @@ import pytest
 
 from smelt.base.errors import CODES
 from smelt.base.events import CHANNELS
-from smelt.base.options import MODES, Config, Options, describe
+from smelt.base.options import ENVIRONMENT, MODES, Config, Options, describe
 from tests import golden
 from tests.structure import files
 
@@ -77,6 +77,8 @@ def settings_page() -> str:
     ):
         lines += ["", f"## {title}", "", "| name | default | what it does |", "|---|---|---|"]
         lines += [f"| `{field}` | `{default!r}` | {doc} |" for field, default, doc in describe(kind)]
+    lines += ["", "## Environment variables", "", "| name | what it does |", "|---|---|"]
+    lines += [f"| `{name}` | {doc} |" for name, doc in ENVIRONMENT.items()]
     lines += ["", "## Modes: `smelt.compile(model, mode=…)`", "", "| mode | what it means |", "|---|---|"]
     lines += [f"| `{mode!r}` | {doc} |" for mode, doc in MODES.items()]
     lines += ["", "## Logs: `SMELT_LOGS=graph,kernels`, or `all`", ""]

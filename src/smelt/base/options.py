@@ -144,6 +144,18 @@ def when_set(name: str, tell: Callable[[object, object], None]) -> None:
 
 config = Config()
 
+# What the environment says, beside `SMELT_LOGS` (see `base/events.py`).
+ENVIRONMENT: dict[str, str] = {
+    "SMELT_CACHE": "`0`: keep nothing on disk, whatever `smelt.config.disk_cache` is",
+    "SMELT_CACHE_DIR": "where the disk cache is, unless `smelt.config.disk_cache_dir` says",
+    "SMELT_LOGS": "what to print while compiling; the channels are listed below",
+    "SMELT_NO_LAYOUT": (
+        "`1`: do not look into PyTorch's memory. By default a process finds out by experiment where PyTorch keeps what "
+        "tensors and nodes of autograd's graph are, and which C functions it exports. Without that everything works, "
+        "slower: guards ask tensors, library calls go through Python, and compiled autograd falls back to the engine"
+    ),
+}
+
 
 def describe(kind: type) -> list[tuple[str, object, str]]:
     """(name, default, what it does) of every field of `Options` or `Config`, for the docs and the command line."""

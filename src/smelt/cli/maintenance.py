@@ -7,7 +7,7 @@ import torch
 
 import smelt
 from smelt.base.events import CHANNELS
-from smelt.base.options import Config, Options, config, describe
+from smelt.base.options import ENVIRONMENT, Config, Options, config, describe
 from smelt.cli.run import Commands
 from smelt.explain.doctor import examine
 from smelt.runtime.cache import CacheStore, directory, open_store
@@ -74,4 +74,7 @@ def _info(given: argparse.Namespace) -> int:
         print(title)
         for name, default, doc in describe(kind):
             print(f"  {name:20} {doc} (default {default!r})")
+    print("environment variables:")
+    for name, text in ENVIRONMENT.items():
+        print(f"  {name:20} {text}")
     return 0

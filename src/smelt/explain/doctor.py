@@ -41,6 +41,7 @@ def examine(compile: Compile) -> Iterator[Check]:
         ("llvmlite", _llvmlite),
         ("threads", _threads),
         ("GPU", _gpu),
+        ("layouts", _layouts),
         ("disk cache", _cache),
         ("self-check", lambda: _self_check(compile)),
     )
@@ -76,6 +77,26 @@ def _threads() -> tuple[bool, str]:
 
     count = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
     return True, count if has_openmp() else f"{count}; PyTorch's OpenMP is not there, kernels run on one thread"
+
+
+def _layouts() -> tuple[bool | None, str]:
+    """What experiments found out about PyTorch's memory. Without it everything works, slower."""
+    from smelt.torch_abi import aoti_shims, node_layout, tensor_layout
+    from smelt.torch_abi.probe import why_not_probe
+
+    if (reason := why_not_probe()) is not None:
+        return None, f"PyTorch's memory: {reason}"
+    library = aoti_shims.EXPERIMENT
+    missing = {
+        "tensor layout": tensor_layout.EXPERIMENT.why_not(),
+        "autograd nodes": node_layout.EXPERIMENT.why_not(),
+        "exported functions": library.why_not(),
+    }
+    found = [name for name, why in missing.items() if why is None]
+    if library.found is not None:
+        found[-1] = f"{len(library.found.functions)} {found[-1]}"
+    lost = [f"not {name} ({why})" for name, why in missing.items() if why is not None]
+    return not lost, "PyTorch's memory: " + ", ".join([*found, *lost])
 
 
 def _gpu() -> tuple[None, str]:

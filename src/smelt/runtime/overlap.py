@@ -8,6 +8,7 @@ also share what counts their writes. A file or shared memory may besides be mapp
 """
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,6 +58,23 @@ def _overlap_as_asked(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
         end = max(end, after)
         written_end = max(written_end, after) if is_written else written_end
     return _mapped_twice(tensors, written)
+
+
+def storages(tensors: list[Any]) -> bytes:
+    """Which storage each of these tensors has, a word each: one that was given other memory has another word."""
+    found = _native.storages(tensors)
+    return _storages_as_asked(tensors) if found is None else found
+
+
+def _storages_as_asked(tensors: list[Any]) -> bytes:
+    """The same words where the C part does not know where to look: it is told, or the tensors are asked."""
+    found = _native.storages(tensors) if connect() else None
+    return struct.pack(f"{len(tensors)}Q", *map(_storage_of, tensors)) if found is None else found
+
+
+def _storage_of(tensor: Any) -> int:
+    has_one = isinstance(tensor, torch.Tensor) and torch._C._has_storage(tensor)
+    return tensor.untyped_storage()._cdata if has_one else 0
 
 
 def memory_of(tensor: torch.Tensor) -> Range:

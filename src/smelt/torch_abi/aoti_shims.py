@@ -3,22 +3,22 @@
     connect() → True: `_native.Runner` may call it; False: Python makes all calls
 
 libtorch exports plain C functions (`aoti_torch_…`) that take a tensor as a handle, which is the address of an
-`at::Tensor`. Each Python tensor has one inside: where is found by experiment, and that a handle made this way is
-understood is tried on tensors of several kinds. If anything is missing, or answers other than it should, nothing of it
-is used.
+`at::Tensor`. Each Python tensor has one inside: where is found by experiment (`torch_abi/probe.py`), and that a handle
+made this way is understood is tried on tensors of several kinds. If anything is missing, or answers other than it
+should, nothing of it is used.
 """
 
 import ctypes
 import functools
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from smelt import _native
-from smelt.torch_abi.symbols import find_symbol
+from smelt.base.fast_dataclass import dataclass
+from smelt.torch_abi.probe import WORD, Experiment, NotFound, find_body, find_place, read_bytes, read_words
+from smelt.torch_abi.symbols import find_in_bindings, find_symbol
 
 _NEEDED = (
     "aoti_torch_get_data_ptr",
@@ -31,43 +31,46 @@ _OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
 # The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
-_WORD = 8
 _STORAGE_WORDS = 9  # of a storage that are looked at; it is longer in every version so far
-_connected: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What `_native.set_library` takes: byte offsets, 0 where not known, and the addresses of functions by name."""
+
+    body: int
+    storage: int
+    memory: tuple[int, int, int]
+    functions: dict[str, int]
 
 
 def connect() -> bool:
     """Tell the C part where the interface is, if it is there and works; asked again it has the answer ready."""
-    global _connected
-    if _connected is None:
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            return False  # under a mode, tensors are not what they seem: next time
-        _connected = _native.sheltered(_connect)
-    return _connected
+    return EXPERIMENT.why_not() is None
 
 
-def _connect() -> bool:
-    with torch._C._InferenceMode(False), torch.no_grad():
-        return _tried()
+def find_library() -> Library:
+    """The interface of this PyTorch."""
+    with torch.no_grad():
+        found = {name: find_symbol(name) for name in _NEEDED}
+        found["wrap"] = next((address for name in _WRAP if (address := find_in_bindings(name))), None)
+        if missing := [name for name, address in found.items() if not address]:
+            raise NotFound(f"{missing[0]} is not exported")
+        addresses = {name: address for name, address in found.items() if address is not None}
+        samples = _samples()
+        body = find_body(samples)
+        if not _works(addresses, body, samples):
+            raise NotFound("exported functions do not do what they should")
+        operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
+        addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
+        return Library(body, _storage_place(samples), _memory_places(), addresses)
 
 
-def _tried() -> bool:
-    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
-        return False
-    found = {name: find_symbol(name) for name in _NEEDED}
-    found["wrap"] = next((address for name in _WRAP if (address := _find_in_bindings(name))), None)
-    samples = _samples()
-    body = _only(place for place in range(2, 6) if all(_word(id(t) + place * _WORD) == t._cdata for t in samples))
-    if body is None or not all(found.values()):
-        return False
-    addresses = {name: address for name, address in found.items() if address is not None}
-    if not _works(addresses, body * _WORD, samples):
-        return False
-    operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
-    addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
-    storage, memory = _storage_place(samples), _memory_places()
-    _native.set_library(torch.Tensor, torch.nn.Parameter, body * _WORD, storage, memory, addresses)
-    return True
+def _install(found: Library) -> None:
+    _native.set_library(torch.Tensor, torch.nn.Parameter, found.body, found.storage, found.memory, found.functions)
+
+
+EXPERIMENT = Experiment(lambda: find_library(), _install)
 
 
 @functools.cache
@@ -75,15 +78,6 @@ def dtype_code(dtype: torch.dtype) -> int:
     """The number of a dtype in the interface; -1 if it has none."""
     address = find_symbol(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
     return -1 if address is None else int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
-
-
-def _find_in_bindings(name: str) -> int | None:
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    try:
-        library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", f"libtorch_python.{suffix}"))
-        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
 
 
 def _samples() -> list[torch.Tensor]:
@@ -95,11 +89,11 @@ def _samples() -> list[torch.Tensor]:
 
 def _storage_place(samples: Sequence[torch.Tensor]) -> int:
     """How many bytes into its body a tensor has the address of its storage; 0 if that is not clear."""
-    storages = [(t._cdata, t.untyped_storage()._cdata) for t in samples]
-    place = _only(
-        place for place in range(1, 8) if all(_word(body + place * _WORD) == storage for body, storage in storages)
-    )
-    return 0 if place is None else place * _WORD
+    rows = [read_words(t._cdata, 8) for t in samples]
+    try:
+        return find_place(rows, [t.untyped_storage()._cdata for t in samples], "the storage", first=1) * WORD
+    except NotFound:
+        return 0
 
 
 def _memory_places() -> tuple[int, int, int]:
@@ -108,19 +102,15 @@ def _memory_places() -> tuple[int, int, int]:
     numbers = torch.arange(96, dtype=torch.uint8, device="cpu")
     given = [torch.frombuffer(bytearray(size), dtype=torch.uint8) for size in (24, 104)]
     storages = [t.untyped_storage() for t in (numbers, numbers[:40].clone(), *given)]
-    words = [[_word(each._cdata + place * _WORD) for place in range(_STORAGE_WORDS)] for each in storages]
-    data = _only(_equal(words, [each.data_ptr() for each in storages]))
-    size = _only(_equal(words, [each.nbytes() for each in storages]))
-    flags = [ctypes.string_at(each._cdata, _STORAGE_WORDS * _WORD) for each in storages]
-    own = _only(_equal(flags, [int(each.resizable()) for each in storages]))
-    if data is None or size is None or own is None:
+    words = [read_words(each._cdata, _STORAGE_WORDS) for each in storages]
+    flags = [read_bytes(each._cdata, _STORAGE_WORDS * WORD) for each in storages]
+    try:
+        data = find_place(words, [each.data_ptr() for each in storages], "memory", first=1)
+        size = find_place(words, [each.nbytes() for each in storages], "its size", first=1)
+        own = find_place(flags, [int(each.resizable()) for each in storages], "whose it is", first=1)
+    except NotFound:
         return (0, 0, 0)
-    return (data * _WORD, size * _WORD, own)
-
-
-def _equal(found: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
-    """The places, past the first, at which each has what is wanted of it."""
-    return [place for place in range(1, len(found[0])) if [each[place] for each in found] == list(wanted)]
+    return (data * WORD, size * WORD, own)
 
 
 def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]) -> bool:
@@ -163,12 +153,3 @@ def _works(addresses: dict[str, int], body: int, samples: Sequence[torch.Tensor]
     like = torch.empty_strided((3, 5), (1, 3), dtype=torch.float32, device="cpu")
     layout = (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     return layout == (torch.Tensor, like.shape, like.stride(), like.dtype, like.device)
-
-
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
-
-
-def _only(places: Any) -> int | None:
-    found = list(places)
-    return found[0] if len(found) == 1 else None

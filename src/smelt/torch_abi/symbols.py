@@ -20,9 +20,7 @@ OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 def _libraries() -> tuple[ctypes.CDLL, ...]:
     """libtorch_cpu is loaded already and depends on the C library and the OpenMP in use, so a look-up through it finds
     those very libraries; the process itself has the compiler's helpers."""
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    path = os.path.join(torch.__path__[0], "lib", f"libtorch_cpu.{suffix}")
-    return (ctypes.CDLL(path), ctypes.CDLL(None))
+    return (ctypes.CDLL(_path("torch_cpu")), ctypes.CDLL(None))
 
 
 @functools.cache
@@ -42,3 +40,17 @@ def find_symbol(name: str) -> int | None:
 
 def has_openmp() -> bool:
     return all(find_symbol(name) is not None for name in OPENMP)
+
+
+@functools.cache
+def find_in_bindings(name: str) -> int | None:
+    """The address of a function of libtorch_python, which only Python itself loads; None if there is none."""
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(_path("torch_python")), name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _path(library: str) -> str:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return os.path.join(torch.__path__[0], "lib", f"lib{library}.{suffix}")

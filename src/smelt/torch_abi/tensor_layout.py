@@ -1,9 +1,9 @@
 """Where PyTorch keeps what a tensor is, found by experiment, so that guards can look there instead of asking.
 
 Asking a tensor for its dtype, device, sizes, strides and `requires_grad` costs half a microsecond, and a large model
-has hundreds of parameters to ask at every call. All of it lies in a few words of memory. `find_layout` makes tensors
-that differ in known ways and looks for the places where exactly that difference shows; if any place is missing,
-ambiguous or blind to something guards rely on, there is no layout, and guards go on asking.
+has hundreds of parameters to ask at every call. All of it is in a few words of memory. `find_layout` makes tensors that
+differ in known ways and finds the places by the differences (`torch_abi/probe.py`); if any place is missing, ambiguous
+or blind to something guards rely on, there is no layout, and guards go on asking.
 
     tensor → (Python object) → body: … rank, sizes, strides, …, dtype/device/flags, dispatch keys; → autograd's record
 """
@@ -12,25 +12,24 @@ import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import torch
 
 from smelt import _native
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.nodes.ambient import default_devices, without_default_devices
+from smelt.torch_abi.probe import WORD, Experiment, NotFound, find_body, find_place, only, read_bytes, read_words
 
-_WORD = 8
 _WORDS = 32  # of a body that are looked at
-_INLINE = 5  # so many sizes lie in the body itself
+_INLINE = 5  # so many sizes are in the body itself
 _FILLS = (0x00, 0xFF, 0x55, 0xAA)
 _ATTEMPTS = 8  # what was in memory before can hide that bits mean nothing; not every time
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Byte offsets, as `_native.set_tensor_layout` takes them; `plain` and the masks are what lies there."""
+    """Byte offsets, as `_native.set_tensor_layout` takes them; `plain` and the masks are what is there."""
 
     body: int
     rank: int
@@ -45,37 +44,28 @@ class TensorLayout:
     dimensions: int = _INLINE
 
 
-_taught = False
-
-
 def install_tensor_layout() -> None:
     """Tell the C part where to look, if that can be found out; once is enough."""
-    global _taught
-    if _taught or default_devices() is None or torch._C._len_torch_dispatch_stack():
-        return  # under a mode, tensors are not what they seem: next time
-    layout = _native.sheltered(_without_devices)
-    if layout is not None:
-        _native.set_tensor_layout(base=torch.Tensor, **asdict(layout))
-    _taught = True
+    EXPERIMENT.why_not()
 
 
-def _without_devices() -> TensorLayout | None:
-    with without_default_devices():
-        return find_layout()
-
-
-def find_layout() -> TensorLayout | None:
-    """The layout of this PyTorch's tensors, or None if the experiments do not agree on one."""
+def find_layout() -> TensorLayout:
+    """The layout of this PyTorch's tensors."""
     usable = _allocated_size()
-    if usable is None or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
-        return None
-    with torch._C._InferenceMode(False), torch.enable_grad(), _unfilled():
+    with _unfilled():
         samples = _samples()
-        body = _only(place for place in range(2, 6) if all(_words(id(t), 6)[place] == t._cdata for t in samples))
-        if body is None or any(usable(t._cdata) < _WORD * 16 for t in samples):
-            return None
-        found = (_find_in_bodies(samples, body * _WORD, usable) for _ in range(_ATTEMPTS))
-        return next((layout for layout in found if layout is not None), None)
+        body = find_body(samples)
+        if any(usable(t._cdata) < WORD * 16 for t in samples):
+            raise NotFound("a tensor is smaller than expected")
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(NotFound):
+                return _find_in_bodies(samples, body, usable)
+        return _find_in_bodies(samples, body, usable)
+
+
+EXPERIMENT = Experiment(
+    lambda: find_layout(), lambda layout: _native.set_tensor_layout(base=torch.Tensor, **asdict(layout))
+)
 
 
 @contextlib.contextmanager
@@ -89,43 +79,33 @@ def _unfilled() -> Iterator[None]:
         torch._C._set_deterministic_fill_uninitialized_memory(fills)
 
 
-def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable[[int], int]) -> TensorLayout | None:
-    bodies = [_words(t._cdata, min(_WORDS, usable(t._cdata) // _WORD)) for t in samples]
-    span = range(min(map(len, bodies)))
-    rank = _only(
-        place for place in span if all(_has_sizes(t, words, place) for t, words in zip(samples, bodies, strict=True))
-    )
-    keys = _only(
-        place
-        for place in span
-        if all(words[place] == torch._C._dispatch_keys(t).raw_repr() for t, words in zip(samples, bodies, strict=True))
-    )
-    if rank is None or keys is None:
-        return None
+def _find_in_bodies(samples: Sequence[torch.Tensor], body: int, usable: Callable[[int], int]) -> TensorLayout:
+    bodies = [read_words(t._cdata, min(_WORDS, usable(t._cdata) // WORD)) for t in samples]
+    pairs = list(zip(samples, bodies, strict=True))
+    fitting = (place for place in range(_WORDS) if all(_has_sizes(t, words, place) for t, words in pairs))
+    rank = only(fitting, "sizes and strides")
+    keys = find_place(bodies, [torch._C._dispatch_keys(t).raw_repr() for t in samples], "dispatch keys")
     numel = rank + 2 * _INLINE + 2  # after the sizes, the strides and the storage offset
-    if (
-        any(words[numel] != t.numel() for t, words in zip(samples, bodies, strict=True))
-        or not numel < keys <= numel + 4
-    ):
-        return None
+    if any(words[numel] != t.numel() for t, words in pairs) or not numel < keys <= numel + 4:
+        raise NotFound("the number of elements is not beside the sizes")
     masks = _find_masks(numel + 1, keys + 1, usable)
-    if masks is None or not _tells_kinds_apart(numel + 1, masks):
-        return None
-    found = [gradient for fill in _FILLS if (gradient := _find_gradient(usable, fill)) is not None]
-    if not found or len({(place, plain, wanted) for place, plain, wanted, _ in found}) != 1:
-        return None
+    if not _tells_kinds_apart(numel + 1, masks):
+        raise NotFound("dtype, device and flags cannot be told apart")
+    found = _find_gradients(usable)
+    if len({(place, plain, wanted) for place, plain, wanted, _ in found}) != 1:
+        raise NotFound("what autograd knows of a tensor: several places fit")
     place, plain, wanted, _ = found[0]
     history = tuple(sorted(frozenset.intersection(*(words for _, _, _, words in found))))
     if not 1 <= len(history) <= 4:
-        return None
+        raise NotFound(f"the node that computed a tensor: {len(history)} places fit")
     return TensorLayout(
         body,
-        rank * _WORD,
-        (rank + 1) * _WORD,
-        (rank + 1 + _INLINE) * _WORD,
-        (numel + 1) * _WORD,
+        rank * WORD,
+        (rank + 1) * WORD,
+        (rank + 1 + _INLINE) * WORD,
+        (numel + 1) * WORD,
         masks,
-        place * _WORD,
+        place * WORD,
         plain,
         wanted,
         history,
@@ -150,10 +130,10 @@ def _has_sizes(tensor: torch.Tensor, words: Sequence[int], place: int) -> bool:
     )
 
 
-def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int, ...] | None:
+def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int, ...]:
     """The bits of each word that are the same in tensors alike; the others are never written.
 
-    That shows only in tensors that lie in memory of known content, so those are waited for, one for each content.
+    That shows only in tensors that are in memory of known content, so those are waited for, one for each content.
     """
     masks = [(1 << 64) - 1] * (end - first)
     pattern: list[int] | None = None
@@ -163,9 +143,9 @@ def _find_masks(first: int, end: int, usable: Callable[[int], int]) -> tuple[int
         filled = _fill_free_memory(size, fill)
         alike = [torch.empty(2, 3) for _ in range(2 * len(filled))]
         if not any(tensor._cdata in filled for tensor in alike):
-            return None
+            raise NotFound("no tensor was made in memory of known content")
         for tensor in alike:
-            words = _words(tensor._cdata, end)[first:]
+            words = read_words(tensor._cdata, end)[first:]
             pattern = pattern or words
             masks = [mask & ~(word ^ seen) for mask, word, seen in zip(masks, words, pattern, strict=True)]
     return tuple(masks)
@@ -194,7 +174,7 @@ def _tells_kinds_apart(first: int, masks: Sequence[int]) -> bool:
     """Whether the words from `first` differ wherever guards must tell tensors apart, and agree where they must not."""
 
     def kind(tensor: torch.Tensor) -> tuple[int, ...]:
-        words = _words(tensor._cdata, first + len(masks))[first:]
+        words = read_words(tensor._cdata, first + len(masks))[first:]
         return tuple(word & mask for word, mask in zip(words, masks, strict=True))
 
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)} - {torch.complex32}  # warns
@@ -203,9 +183,9 @@ def _tells_kinds_apart(first: int, masks: Sequence[int]) -> bool:
     elsewhere = torch.empty(2, 3, device="meta")
     readings = [number, torch._neg_view(number), number.to_sparse(), pair, pair.conj(), torch._neg_view(pair)]
     alike = [torch.empty(2, 3), torch.empty(5, 3)[1:3], torch.nn.Parameter(torch.empty(2, 3))]
-    here, there = (ctypes.string_at(t._cdata + first * _WORD, _WORD) for t in (number, elsewhere))
-    device = next((byte for byte in range(_WORD) if here[byte] != there[byte]), _WORD)
-    has_index = device + 1 < _WORD and here[device + 1] == there[device + 1] == 0xFF  # -1: neither device has one
+    here, there = (read_bytes(t._cdata + first * WORD, WORD) for t in (number, elsewhere))
+    device = next((byte for byte in range(WORD) if here[byte] != there[byte]), WORD)
+    has_index = device + 1 < WORD and here[device + 1] == there[device + 1] == 0xFF  # -1: neither device has one
     return (
         all(len(set(map(kind, group))) == len(group) for group in (typed, readings))
         and has_index
@@ -213,11 +193,26 @@ def _tells_kinds_apart(first: int, masks: Sequence[int]) -> bool:
     )
 
 
-def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, int, frozenset[int]] | None:
-    """The word with the pointer to autograd's record; what its first word is unless the tensor is a view (there lies
-    the table of the record's C++ class, and views have one of their own); the byte there that says a gradient is
-    wanted; and the words that are zero in leaves and in nothing computed from them (one points to the node that
-    computed it).
+_Gradient = tuple[int, int, int, frozenset[int]]
+
+
+def _find_gradients(usable: Callable[[int], int]) -> list[_Gradient]:
+    """What is found in memory of each content; in some of them old bits can hide a place."""
+    found, missing = [], NotFound("what autograd knows of a tensor")
+    for fill in _FILLS:
+        try:
+            found.append(_find_gradient(usable, fill))
+        except NotFound as error:
+            missing = error
+    if not found:
+        raise missing
+    return found
+
+
+def _find_gradient(usable: Callable[[int], int], fill: int) -> _Gradient:
+    """The word with the pointer to autograd's record; what its first word is unless the tensor is a view (the table of
+    the record's C++ class is there, and views have one of their own); the byte there that says a gradient is wanted;
+    and the words that are zero in leaves and in nothing computed from them (one points to the node that computed it).
     """
     for size in range(128, 320, 16):
         _fill_free_memory(size, fill)
@@ -228,20 +223,19 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, i
     results = [leaf * 2, (wanting * 2)[1:], torch.empty(3).add_(leaf)]
     views = [plain[1:], results[1]]
     recorded = [wanting, leaf, frozen, *results, *views[:1]]
-    bodies = [_words(t._cdata, 8) for t in recorded]
-    place = _only(
+    nothing, bodies = read_words(plain._cdata, 8), [read_words(t._cdata, 8) for t in recorded]
+    pointers = (
         word
         for word in range(2, 8)
-        if _words(plain._cdata, 8)[word] == 0
-        and all(body[word] > 4096 and body[word] % _WORD == 0 for body in bodies)
+        if nothing[word] == 0
+        and all(body[word] > 4096 and body[word] % WORD == 0 for body in bodies)
         and len({body[word] for body in bodies}) == len(bodies)
     )
-    if place is None:
-        return None
+    place = only(pointers, "what autograd knows of a tensor")
 
     def record(tensor: torch.Tensor) -> bytes:
-        address = _words(tensor._cdata, 8)[place]
-        return ctypes.string_at(address, usable(address))
+        address = read_words(tensor._cdata, 8)[place]
+        return read_bytes(address, usable(address) // WORD * WORD)
 
     wants, frozens = [record(wanting), record(leaf)], [record(frozen)]
     computed = [record(tensor) for tensor in results]
@@ -249,39 +243,25 @@ def _find_gradient(usable: Callable[[int], int], fill: int) -> tuple[int, int, i
     wanting.requires_grad_(False)
     wants.append(record(frozen))
     frozens.append(record(wanting))
-    size = min(map(len, (*wants, *frozens, *computed))) // _WORD * _WORD
-    firsts = {int.from_bytes(found[:_WORD], sys.byteorder) for found in (*wants, *frozens)}
-    if len(firsts) != 1 or firsts & {int.from_bytes(record(view)[:_WORD], sys.byteorder) for view in views}:
-        return None
-    wanted = _only(
-        byte
-        for byte in range(size)
-        if all(found[byte] == 1 for found in wants) and all(found[byte] == 0 for found in (*frozens, *computed))
-    )
+    firsts = {found[:WORD] for found in (*wants, *frozens)}
+    if len(firsts) != 1 or firsts & {record(view)[:WORD] for view in views}:
+        raise NotFound("views cannot be told from other tensors")
+    rows = [*wants, *frozens, *computed]
+    wanted = find_place(rows, [1] * len(wants) + [0] * len(frozens + computed), "whether a gradient is wanted")
     history = frozenset(
         word
-        for word in range(0, size, _WORD)
-        if not any(any(found[word : word + _WORD]) for found in (*wants, *frozens))
-        and all(any(found[word : word + _WORD]) for found in computed)
+        for word in range(0, min(map(len, rows)), WORD)
+        if not any(any(found[word : word + WORD]) for found in (*wants, *frozens))
+        and all(any(found[word : word + WORD]) for found in computed)
     )
-    return None if wanted is None else (place, firsts.pop(), wanted, history)
+    return place, int.from_bytes(firsts.pop(), sys.byteorder), wanted, history
 
 
-def _allocated_size() -> Callable[[int], int] | None:
-    """`malloc_usable_size`, which says how far a block may be read; None where the C library has none."""
+def _allocated_size() -> Callable[[int], int]:
+    """`malloc_usable_size`, which says how long a block is; not every C library has one."""
     try:
         function = ctypes.CDLL(None).malloc_usable_size
     except (OSError, AttributeError, TypeError):
-        return None
+        raise NotFound("the C library does not say how long a block of memory is") from None
     function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     return lambda address: int(function(address))
-
-
-def _words(address: int, count: int) -> list[int]:
-    return list((ctypes.c_uint64 * count).from_address(address))
-
-
-def _only(places: Iterable[int]) -> int | None:
-    """The one place found, or None if there are none or several."""
-    found = list(places)
-    return found[0] if len(found) == 1 else None

@@ -15,6 +15,7 @@ from smelt import _native
 from smelt.ir.graph import placeholders
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.layout_fit import fit
+from smelt.runtime.overlap import storages
 
 Saved = Sequence[torch.Tensor]
 # Saved tensors with their versions, and the results (a bit each) whose backward has freed them.
@@ -25,7 +26,7 @@ def save(ctx: Any, state: Differentiable, tensors: list[torch.Tensor], hooked: b
     """Save tensors for the backward; with their versions if there may be several backwards. PyTorch detects in-place
     writes to them, but not a new storage (`.data = …`), so storages are noted too, unless saved-tensor hooks are on."""
     ctx.save_for_backward(*tensors)
-    ctx.memory = None if hooked else _native.storages(tensors)
+    ctx.memory = None if hooked else storages(tensors)
     if len(state.tangents) > 1:
         ctx.versions = [version_of(tensor) for tensor in tensors]
 
@@ -51,7 +52,7 @@ def peek_saved(ctx: Any, state: Differentiable, arrived: int, needs_all: bool = 
     else:
         saved, freed = _saved_unless_mutated(ctx, state, arrived, needs_all), 0
     memory: bytes | None = ctx.__dict__.get("memory")
-    if saved and memory is not None and memory != _native.storages(list(saved)):
+    if saved and memory is not None and memory != storages(list(saved)):
         saved = _check_storages(ctx, state, saved, memory)
     return saved, freed
 
@@ -70,7 +71,7 @@ def _check_storages(ctx: Any, state: Differentiable, saved: Saved, memory: bytes
     """Saved tensors whose storage changed: a hook on that tensor returned a copy, which is fitted. Otherwise the
     program gave an input a new storage, and the values that the forward used are lost: an error."""
     found, width = list(saved), len(memory) // len(saved)
-    now = _native.storages(found) or b""
+    now = storages(found)
     for place, (tensor, specs) in enumerate(zip(saved, state.plan.saved, strict=False)):
         at = slice(place * width, (place + 1) * width)
         if memory[at] == now[at]:
@@ -108,7 +109,7 @@ def release_saved(
     if freed != everything:
         ctx.remaining = ([(tensor, version_of(tensor)) for tensor in saved], freed)
         if ctx.__dict__.get("memory") is not None:
-            ctx.memory = _native.storages(list(saved))
+            ctx.memory = storages(list(saved))
     elif remaining:
         ctx.remaining = ([], freed)
     return freed == everything
