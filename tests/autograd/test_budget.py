@@ -19,8 +19,8 @@ import smelt
 from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_joint
 from smelt.autograd.partition import partition
 from smelt.autograd.partition.costs import own_bytes, work_of
-from smelt.autograd.partition.memory_budget import Choice, choices, fit, never_again
-from smelt.autograd.partition.mincut import Problem, why_not_again
+from smelt.autograd.partition.memory_budget import Choice, choices, fit, never_recomputed
+from smelt.autograd.partition.mincut import Problem, why_not_recompute
 from smelt.autograd.partition.partition import Halves
 from smelt.base import events
 from smelt.base.errors import SmeltError, SmeltWarning
@@ -109,7 +109,7 @@ def test_every_budget_in_bytes_is_met_down_to_the_least(joint: Joint) -> None:
 
 
 def test_a_budget_that_cannot_be_met_takes_the_least_and_says_so(joint: Joint) -> None:
-    with pytest.warns(SmeltWarning, match=r"memory_budget=1 allows 1 bytes.*least that is needed is \d+") as caught:
+    with pytest.warns(SmeltWarning, match=r"memory_budget=1 allows 1 bytes.*but at least \d+") as caught:
         halves = budgeted(joint, 1)
     assert len(caught) == 1
     least = min(
@@ -150,7 +150,7 @@ def test_random_numbers_are_drawn_once() -> None:
 
 def brute_force(problem: Problem, budget: int) -> int | None:
     """The least work of any choice of what to save whose peak is within budget."""
-    heavy = [node for node in problem.early if why_not_again(node) is not None and own_bytes(node)]
+    heavy = [node for node in problem.early if why_not_recompute(node) is not None and own_bytes(node)]
     light = [node for node in problem.fewest_bytes() if own_bytes(node) and node not in heavy]
     best = None
     for bits in itertools.product((False, True), repeat=len(heavy) + len(light)):
@@ -160,7 +160,7 @@ def brute_force(problem: Problem, budget: int) -> int | None:
             node = pending.pop()
             if node in again or node in saved:
                 continue
-            if node in wanted or (node.op == "placeholder") or (node in heavy and never_again(node)):
+            if node in wanted or (node.op == "placeholder") or (node in heavy and never_recomputed(node)):
                 saved.append(node)
             else:
                 again.add(node)
@@ -296,13 +296,13 @@ def test_a_partition_function_takes_a_budget_too() -> None:
     assert counts[0] < counts[1]
 
 
-def test_logs_name_what_is_computed_again_and_the_budget(joint: Joint) -> None:
+def test_logs_name_what_is_recomputed_and_the_budget(joint: Joint) -> None:
     with events.collect() as collected:
         halves = budgeted(joint, 0.5)
     texts = {event.channel: event.text for event in collected}
     assert halves.fitting is not None
     assert f"memory budget: {halves.fitting.allowed} bytes at the peak of a step" in texts["forward"]
-    assert re.search(r"add_\d: f32\[512, 16\], 32768 bytes, cheaper to keep than .* mm", texts["forward"])
+    assert re.search(r"add_\d: f32\[512, 16\], 32768 bytes, cheaper to save than .* mm", texts["forward"])
     assert "of them heavy\n  mm" in texts["backward"] and "units of work" in texts["backward"]
 
 

@@ -241,7 +241,7 @@ def test_logs_say_what_is_saved_and_why() -> None:
     by_channel = {event.channel: event.text for event in collected}
     assert set(by_channel) >= {"joint", "forward", "backward"}
     assert "saved for backward: 4400 bytes" in by_channel["forward"]
-    assert "relu: f32[10, 30], 1200 bytes, cheaper to keep" in by_channel["forward"]
+    assert "relu: f32[10, 30], 1200 bytes, cheaper to save" in by_channel["forward"]
 
 
 def test_a_graph_without_differentiable_results_has_no_backward() -> None:

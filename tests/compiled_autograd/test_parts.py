@@ -93,8 +93,8 @@ def test_a_kind_that_hides_what_matters_is_left_whole() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     product = kind_of((x @ x.t()).grad_fn)
     assert product.whole is None and "_saved_self" in product.tensors
-    joined = kind_of(torch.cat([x, x]).grad_fn)
-    assert joined.whole is None and joined.all_edges
+    compiled = kind_of(torch.cat([x, x]).grad_fn)
+    assert compiled.whole is None and compiled.all_edges
     strided = kind_of(x.as_strided((2, 2), (1, 2)).grad_fn)
     assert strided.whole is not None and "self_geometry" in strided.whole
 

@@ -39,7 +39,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "has no result that can be known without data": ("index_fill", "index_put"),  # in the backward
     "its data is not allocated yet": ("tensor_split",),
-    "refuses some losses": (  # singular values and Hermitian eigenvalues only of complex matrices
+    "raises for some data": (  # singular values and Hermitian eigenvalues only of complex matrices
         "linalg.cond",
         "linalg.eig",
         "linalg.eigh",
@@ -52,7 +52,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "svd",
     ),
     # Memory that a pure graph has no words for.
-    "which lies in memory with gaps": (
+    "which is not dense": (
         "_batch_norm_with_update",
         "_native_batch_norm_legit",
         "cauchy",
@@ -65,9 +65,9 @@ REASONS: dict[str, tuple[str, ...]] = {
         "nn.functional.instance_norm",
         "uniform",
     ),
-    "shares memory that its schema keeps quiet about": ("unsafe_chunk", "unsafe_split"),
-    "counts from the start of memory": ("as_strided", "as_strided_copy", "as_strided_scatter"),
-    "conjugate that was not computed yet": ("fft.hfft", "fft.hfft2", "fft.hfftn"),
+    "returns aliases that its schema does not declare": ("unsafe_chunk", "unsafe_split"),
+    "takes a storage offset into memory": ("as_strided", "as_strided_copy", "as_strided_scatter"),
+    "lazily conjugated": ("fft.hfft", "fft.hfft2", "fft.hfftn"),
     "changes what autograd knows": ("resize_", "resize_as_"),
     "is a tensor subclass with its own rules": ("sparse.mm", "sparse.sampled_addmm", "to_sparse"),
     "Tensor must have a last dimension": ("view_as_complex",),  # eager raises as well

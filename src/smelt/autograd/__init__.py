@@ -1,7 +1,7 @@
-"""Layer 3: ahead-of-time autograd. Torch-level graph → pure forward and backward graphs, and a plan that joins them.
+"""Ahead-of-time autograd: torch-level graph → pure forward and backward graphs, and a plan that joins them.
 
-trace      run the graph on ghosts, writes removed, into one recorder
-joint      forward, then the engine's backward: one joint graph
-partition  what to save, what to compute again: two graphs
+joint      the graph run on ghosts, functionalized: forward, then the engine's backward, one joint graph
+partition  what to save, what to recompute: two graphs
+engine     a whole backward of autograd's graph, for compiled autograd
 aot        the same by hand: `smelt.aot_function`
 """

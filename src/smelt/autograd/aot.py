@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from smelt import _native
 from smelt.autograd.aot_inputs import NotPure, ProgramCode, key_of, surroundings, varies, why_not_traced
 from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
-from smelt.autograd.joint.partial_backward import for_tangents, stopped
+from smelt.autograd.joint.partial_backward import cut_at_outputs, for_tangents
 from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_forward, trace_joint
 from smelt.autograd.partition import partition
 from smelt.autograd.partition.partition import Halves
@@ -235,7 +235,7 @@ class _Stage:
 
     def _part(self, halves: Halves, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:
         """A part of a backward, compiled when somebody looks at an output that others lean on."""
-        traced = None if halves.arriving is None else stopped(halves.arriving(), halves.plan, arrived, source)
+        traced = None if halves.arriving is None else cut_at_outputs(halves.arriving(), halves.plan, arrived, source)
         return None if traced is None else _compiled(self.backward, traced)
 
     def _split(self, joint: Joint) -> Halves:

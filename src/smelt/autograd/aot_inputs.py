@@ -1,10 +1,9 @@
-"""What ahead-of-time tracing takes of a call: tensors that are inputs, plain values that a version is made for, and the
-state of the process.
+"""Inputs of ahead-of-time tracing: tensors, plain values to specialize on, and the state of the process.
 
     fn(x, 2.5, mode="fast")   →   key: (layout of x, (float, "2.5"), (str, "fast"), grad mode on, …)
 
-What no key can tell is not traced: a tensor of another class, an object that may change between two calls. Nor is what
-the program asks of tensors that have no data yet.
+What has no key is not traced: a tensor subclass, an object that may change between two calls. Nor is user code that
+reads data.
 """
 
 import enum
@@ -25,17 +24,17 @@ _PLAIN = (
     torch.memory_format, torch.Size,
 )  # fmt: skip
 _BY_TEXT = (float, complex, slice)  # 0.0 and -0.0 are equal, NaN equals nothing, and slices have no hash before 3.12
-# Known by what they are, not by what they say: two of them are one or are not.
+# Compared by identity.
 _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum,
                 torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.Generator)  # fmt: skip
 
 
 class NotPure(CannotTrace):
-    """The function runs, and does what no pure graph does: PyTorch is to run it."""
+    """The function runs, but does what no pure graph can: it falls back to eager."""
 
 
 def key_of(leaf: Any) -> Any:
-    """What a version of the function relies on of one argument."""
+    """The part of a version's key for one argument."""
     if isinstance(leaf, torch.Tensor):
         return TensorSpec(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, 0, leaf.requires_grad)
     if isinstance(leaf, _BY_TEXT):
@@ -44,7 +43,8 @@ def key_of(leaf: Any) -> Any:
 
 
 def surroundings() -> tuple[Any, ...] | None:
-    """What a version relies on of the process; None where a mode is to see what the function calls."""
+    """The part of a version's key for the state of the process; None where an active mode must see the function's
+    calls."""
     devices = default_devices() if torch._C._len_torch_function_stack() else ()
     if devices is None or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return None
@@ -54,19 +54,19 @@ def surroundings() -> tuple[Any, ...] | None:
 
 
 def why_not_traced(leaf: Any) -> str | None:
-    """Why an argument is more than a graph can take."""
+    """Why an argument cannot be an input of a graph."""
     if isinstance(leaf, torch.Tensor):
         return _why_no_input(leaf)
     if type(leaf) in _PLAIN or isinstance(leaf, (*_BY_TEXT, *_BY_IDENTITY)):
         return None
-    return f"an argument is a {type(leaf).__name__}, and nothing tells whether it has changed since"
+    return f"an argument is a {type(leaf).__name__}, which may change between calls"
 
 
 def _why_no_input(tensor: torch.Tensor) -> str | None:
     if is_stand_in(tensor):
         return None
     if not _has_no_code(type(tensor)):
-        return f"an argument is a {type(tensor).__name__}, whose operators are the program's own"
+        return f"an argument is a {type(tensor).__name__}, a tensor subclass with operators of its own"
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return "an argument is sparse, nested or quantized"
     if tensor.is_conj() or tensor.is_neg():
@@ -75,7 +75,7 @@ def _why_no_input(tensor: torch.Tensor) -> str | None:
 
 
 def _has_no_code(kind: Any) -> bool:
-    """Whether tensors of a class are plain ones: it brings no Python that operators call."""
+    """Whether a tensor class overrides neither `__torch_function__` nor `__torch_dispatch__`."""
     if kind in (torch.Tensor, torch.nn.Parameter):
         return True
     plain, disabled = torch.Tensor, torch._C._disabled_torch_function_impl
@@ -83,12 +83,12 @@ def _has_no_code(kind: Any) -> bool:
 
 
 def is_stand_in(leaf: Any) -> bool:
-    """Whether a tensor stands for one that is to come, as examples do: ours, or those of PyTorch."""
+    """Whether a tensor is a ghost or a fake tensor."""
     return isinstance(leaf, GhostTensor | torch._subclasses.FakeTensor)
 
 
 def varies(leaf: Any) -> bool:
-    """Whether an example stands for tensors of several sizes, or for any number."""
+    """Whether an example has dynamic shapes, or is a dynamic scalar."""
     if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
         return True
     return isinstance(leaf, torch.Tensor) and TensorSpec.of(leaf).varies
@@ -102,7 +102,7 @@ _RESIZING = frozenset({torch.Tensor.resize_, torch.Tensor.resize_as_, torch.Tens
 
 
 class ProgramCode(WithoutData):
-    """While this is on, the program's own Python runs on tensors without data, and what no pure graph does is found."""
+    """While this mode is on, user code runs on tensors without data, and what no pure graph can do raises."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -110,10 +110,10 @@ class ProgramCode(WithoutData):
         if torch.is_inference_mode_enabled():
             raise NotPure("inference mode is entered inside of the function")
         if func in _OF_STORAGE and stands_for_data(args[0]):
-            raise NotPure(f"Tensor.{func.__name__} tells of memory that another call has elsewhere")
+            raise NotPure(f"Tensor.{func.__name__} depends on the memory of one call")
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
             if func in _RESIZING and not isinstance(error, CannotTrace):
-                raise NotPure(f"Tensor.{func.__name__} changes how much memory a tensor has") from error
+                raise NotPure(f"Tensor.{func.__name__} resizes a storage") from error
             raise

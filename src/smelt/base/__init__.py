@@ -1,1 +1,1 @@
-"""Layer 0: what every other part may lean on: options, coded errors, events, sizes."""
+"""What every other part may lean on: options, coded errors, events, sizes."""

@@ -1,4 +1,4 @@
-"""Layer 1: what a chip says of itself. Stages ask a target, never which chip it is."""
+"""What a chip says of itself. Stages ask a target, never which chip it is."""
 
 from smelt.device.registry import find, names, register
 from smelt.device.target import ParallelLevel, Target

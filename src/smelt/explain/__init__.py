@@ -1,1 +1,1 @@
-"""Layer 5: what the compiler did, for people."""
+"""What the compiler did, for people."""

@@ -1,1 +1,1 @@
-"""Layer 3: what operators yield, do and cost, without running them."""
+"""What operators yield, do and cost, without running them."""

@@ -1,4 +1,4 @@
-"""Layer 2: what the compiler knows of operators, one record each: how it lowers, and what it costs.
+"""What the compiler knows of operators, one record each: how it lowers, and what it costs.
 
 `registry.record_of(op)` finds a record; `registry.why_not_lower(node)` says why a call stays a library call.
 """

@@ -1,1 +1,1 @@
-"""Layer 4: the stages in order, and the backends that use them."""
+"""The stages in order, and the backends that use them."""

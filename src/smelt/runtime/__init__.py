@@ -1,1 +1,1 @@
-"""Layer 1: what runs compiled programs. It never imports the compiler, so a finished artifact loads light."""
+"""What runs compiled programs. It never imports the compiler, so a finished artifact loads light."""

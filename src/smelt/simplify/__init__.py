@@ -1,4 +1,4 @@
-"""Layer 3: passes over pure graphs that leave less to compute. `PASSES` lists them in order.
+"""Passes over pure graphs that leave less to compute. `PASSES` lists them in order.
 
     mul = mul(x, 1.0); view = view(mul, [4, 8]); view_1 = view(view, [32]); return exp(view_1)
     →  view = view(x, [32]); return exp(view)

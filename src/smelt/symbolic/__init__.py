@@ -1,1 +1,1 @@
-"""Layer 1: symbolic sizes and numbers: expressions, PyTorch's view of them, and sizes that stages compute with."""
+"""Symbolic sizes and numbers: expressions, PyTorch's view of them, and sizes that stages compute with."""

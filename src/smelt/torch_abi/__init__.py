@@ -1,1 +1,1 @@
-"""Layer 3: PyTorch's memory and exported C functions, found by experiment, behind one switch."""
+"""PyTorch's memory and exported C functions, found by experiment, behind one switch."""

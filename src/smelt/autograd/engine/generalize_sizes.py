@@ -1,12 +1,12 @@
-"""One graph for backwards that differ in sizes: what two captures have in common, and where they differ.
+"""One dynamic graph for backwards that differ in sizes, generalized from two captures.
 
     expand(g, [10, 10]) for x: f32[10, 10]      →      expand(g, [n0, n0]), n0 = the size of x
     expand(g, [100, 100]) for x: f32[100, 100]
 
-PyTorch's nodes hold sizes as plain numbers, so a capture is of one size. Two captures of graphs that are alike but for
-numbers show which numbers of the result follow which numbers of the graph. That is a guess from two examples: for each
-further combination of sizes the backward is captured again, without being compiled, and compared. If it is what the
-general graph becomes for these numbers, that serves; if not, it is compiled by itself.
+PyTorch's nodes hold sizes as plain numbers, so a capture is static. Two captures of graphs that are equal except for
+numbers show which numbers of the result depend on which numbers of the graph. That is a guess from two examples: for
+each further combination of sizes the backward is captured, without being compiled, and compared. If the general graph
+with these numbers equals it, that one runs; if not, it is compiled for itself.
 """
 
 import operator
@@ -22,7 +22,7 @@ from smelt.ir.graph import GraphLevel, Traced
 
 
 def split_numbers(key: Any) -> tuple[Any, tuple[int, ...]]:
-    """A key without its numbers, and the numbers."""
+    """A key with its numbers removed, and the numbers."""
     numbers: list[int] = []
 
     def walk(part: Any) -> Any:
@@ -31,7 +31,7 @@ def split_numbers(key: Any) -> tuple[Any, tuple[int, ...]]:
             return int
         if isinstance(part, tuple):  # sizes too
             return (tuple, *map(walk, part))
-        if isinstance(part, bytes):  # the words of a walk
+        if isinstance(part, bytes):  # words from C
             return walk(tuple(memoryview(part).cast("Q")))
         return part
 
@@ -54,8 +54,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class General:
-    """A backward for any sizes. `places`: per number that differs, where in the key it stands; `fixed`: those that must
-    be as they were."""
+    """A backward for any sizes. `places`: per number that differs, its positions in the key; `fixed`: positions whose
+    numbers must be equal."""
 
     backward: Backward
     places: tuple[tuple[int, ...], ...]
@@ -71,7 +71,7 @@ class General:
         return tuple(numbers[places[0]] for places in self.places)
 
     def becomes(self, backward: Backward, values: Sequence[int]) -> bool:
-        """Whether a backward is what this one is for these numbers."""
+        """Whether this backward, with these numbers, equals the given one."""
         if len(backward.steps) != len(self.patterns):
             return False
         for step, mine, pattern in zip(backward.steps, self.backward.steps, self.patterns, strict=True):
@@ -99,7 +99,7 @@ def _value(pattern: Any, values: Sequence[int]) -> Any:
 def generalize(
     one: Backward, its_numbers: Sequence[int], other: Backward, other_numbers: Sequence[int]
 ) -> General | None:
-    """What two backwards have in common whose keys differ in numbers alone; None if that is not to be seen."""
+    """The general form of two backwards whose keys differ only in numbers; None if there is none."""
     places: dict[tuple[int, int], list[int]] = {}
     fixed = []
     for place, pair in enumerate(zip(its_numbers, other_numbers, strict=True)):
@@ -126,7 +126,7 @@ def generalize(
 
 
 def _product(pair: tuple[Any, Any], pairs: Sequence[tuple[int, int]]) -> Product | None:
-    """How a number follows those that differ, by two examples."""
+    """A number as a product of those that differ, from two examples."""
     if type(pair[0]) is not int or type(pair[1]) is not int:
         return None
     if pair in pairs:
@@ -161,7 +161,7 @@ def _numbers_in(step: Step) -> list[Any]:
 
 
 def _outline(step: Step) -> Any:
-    """All of a step but the numbers in its calls and the sizes of its values."""
+    """A step without the numbers in its calls and the sizes of its values."""
     if not isinstance(step, Graph):
         return step
     nodes = list(step.traced.graph.nodes)
@@ -186,7 +186,7 @@ def _outline(step: Step) -> Any:
 
 
 def with_numbers(general: General) -> Backward:
-    """The general backward, its graphs with an input more for each number that differs."""
+    """The general backward, its graphs with an extra input for each number that differs."""
     steps = tuple(
         _opened(step, pattern, len(general.places)) if pattern is not None and isinstance(step, Graph) else step
         for step, pattern in zip(general.backward.steps, general.patterns, strict=True)

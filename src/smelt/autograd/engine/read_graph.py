@@ -1,6 +1,7 @@
-"""Autograd's graph as it lies before a backward: what to compare, and what to fetch.
+"""Autograd's graph as read before a backward: the key to compare, and the tensors to fetch.
 
-    read((loss.grad_fn,))  →  Reading: nodes, the key of all that the engine's work depends on, the tensors it works on
+    read((loss.grad_fn,))  →  GraphReading: nodes, the key of all that the engine's work depends on, the tensors it
+    works on
 
 Two graphs with equal keys make the engine do the same with the tensors they hold, so what was captured for one serves
 the other. The key has the nodes, their edges and order, the layout of every gradient, all plain values that nodes saved
@@ -28,28 +29,28 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(slots=True)
 class GraphReading:
-    """A graph of `nodes`, in the order in which they were met, roots first."""
+    """A graph of `nodes`, in the order in which they were visited, roots first."""
 
     nodes: list[Any]
     addresses: bytes
     key: tuple[Any, ...]
-    tensors: list[torch.Tensor]  # what C++ nodes saved, in the order of the nodes
-    joined: list[tuple[int, CompiledNodeView]]  # compiled graphs, by the number of their node
-    leaning: list[int]  # the numbers of nodes of their results that lean on others
-    parted: dict[int, int]  # for nodes of one that is several: the number of the first of them, which stands for it
+    tensors: list[torch.Tensor]  # saved by C++ nodes, in the order of the nodes
+    compiled: list[tuple[int, CompiledNodeView]]  # compiled graphs, by node number
+    dependent: list[int]  # nodes of results that depend on other outputs
+    split: dict[int, int]  # nodes of a split compiled graph: the first of them
 
     def hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
-        """The hooks of a node: (kind, dict of functions or None if C++ has put it there, index of the gradient); and
+        """The hooks of a node: (kind, dict of functions or None if it is C++, index of the gradient); and
         for how many of its results the gradient is retained."""
         return _native.node_hooks(memoryview(self.addresses).cast("Q")[number])
 
     def whole(self, number: int, has_edge: Sequence[bool]) -> str | None:
-        """Why a node is called instead of being captured; None if it is captured."""
+        """Why a node is called instead of traced; None if it is traced."""
         kind = _kind(self.nodes[number])
         if kind is _PYTHON:
             return "it is written in Python"
         if kind.all_edges and not all(has_edge):
-            return f"{kind.name} holds sizes of tensors that no gradient flows to, which cannot be seen"
+            return f"{kind.name} holds sizes of tensors without gradients, which cannot be read"
         return kind.whole
 
 
@@ -70,25 +71,25 @@ def saved_tensors(reading: GraphReading) -> list[range]:
 
 
 class Unreadable(Exception):
-    """This graph is left to the engine; the text says why."""
+    """PyTorch's engine must run this graph; the text says why."""
 
 
 def read(roots: tuple[Any, ...]) -> GraphReading:
     """Read the graph behind some nodes."""
     try:
         return _read(roots)
-    except RuntimeError as gone:  # freed, or changed since it was saved: the engine says so at the right moment
-        raise Unreadable(str(gone)) from gone
+    except RuntimeError as freed:  # freed or modified: the engine raises at the right moment
+        raise Unreadable(str(freed)) from freed
 
 
 def _read(roots: tuple[Any, ...]) -> GraphReading:
-    found = _native.read_graph(roots, _told, _learn, _exactly, layout, _number)
+    found = _native.read_graph(roots, _reading_plans, _plan_reading, _exact_key, layout, _number)
     if isinstance(found, str):
         raise Unreadable(found)
     nodes, structure, values, addresses, hooked, tensors, special = found
-    joined: list[tuple[int, CompiledNodeView]] = []
-    leaning: list[int] = []
-    parted: dict[int, int] = {}
+    compiled: list[tuple[int, CompiledNodeView]] = []
+    dependent: list[int] = []
+    split: dict[int, int] = {}
     if hooked:
         values += [_hooks_key(address) for address in memoryview(addresses).cast("Q")]
     for number in special:
@@ -96,47 +97,47 @@ def _read(roots: tuple[Any, ...]) -> GraphReading:
         kind = _kind(node)
         if kind is _LEAF:
             if not node.variable.requires_grad:
-                raise Unreadable("a leaf does not require grad any more")
+                raise Unreadable("a leaf no longer requires grad")
             hooks = _native.leaf_hooks(node.variable)
             values.append(tuple((kind, functions is None, _functions_key(functions)) for kind, functions, _ in hooks))
         elif kind is _PYTHON:
             part = view_of_node(node)
             if part is not None:
                 values.append(part.key)
-                if part.split_call is None or _is_new(part.split_call, number, joined, parted):
-                    joined.append((number, part))
+                if part.split_call is None or _is_new(part.split_call, number, compiled, split):
+                    compiled.append((number, part))
                 if part.split_call is not None:
-                    values.append((parted[number], node.numbers))
+                    values.append((split[number], node.numbers))
             elif (split_call := split_call_of(node)) is not None:
-                if type(node)._forward_cls is not InputGroupNode or _is_new(split_call, number, joined, parted):
-                    raise Unreadable("hooks have packed what a compiled graph saved")
-                values.append((InputGroupNode, parted[number], node.indices))
+                if type(node)._forward_cls is not InputGroupNode or _is_new(split_call, number, compiled, split):
+                    raise Unreadable("saved-tensor hooks packed what a compiled graph saved")
+                values.append((InputGroupNode, split[number], node.indices))
             elif type(node)._forward_cls is DependentResult:
                 if node.about[2].is_observed():
-                    raise Unreadable("a gradient of one result of a compiled graph is looked at on its way to another")
+                    raise Unreadable("a gradient between two outputs of a compiled graph is observed")
                 values.append(DependentResult)
-                leaning.append(number)
+                dependent.append(number)
             else:
                 values.append((type(node), node.needs_input_grad, materializes(node)))
     values.append(structure)
-    return GraphReading(nodes, addresses, tuple(values), tensors, joined, leaning, parted)
+    return GraphReading(nodes, addresses, tuple(values), tensors, compiled, dependent, split)
 
 
 def _is_new(
-    split_call: SplitCall, number: int, joined: Sequence[tuple[int, CompiledNodeView]], parted: dict[int, int]
+    split_call: SplitCall, number: int, compiled: Sequence[tuple[int, CompiledNodeView]], split: dict[int, int]
 ) -> bool:
-    """Whether a node is the first of those of a compiled graph; `parted` is told which is."""
-    parted[number] = next((first for first, part in joined if part.split_call is split_call), number)
-    return parted[number] == number
+    """Whether a node is the first of those of a split compiled graph; records the first in `split`."""
+    split[number] = next((first for first, part in compiled if part.split_call is split_call), number)
+    return split[number] == number
 
 
 _LEAF, _PYTHON = NodeKind("a leaf"), NodeKind("written in Python")
 _kinds: dict[type, NodeKind] = {}
-# Per class of nodes, what the C part is to do: see `_native.read_graph`.
-_told: dict[type, tuple[Any, ...]] = {}
+# Per node class, how C reads it: see `_native.read_graph`.
+_reading_plans: dict[type, tuple[Any, ...]] = {}
 
 
-def _learn(node: Any) -> tuple[Any, ...]:
+def _plan_reading(node: Any) -> tuple[Any, ...]:
     cls = type(node)
     kind = _kinds[cls] = _LEAF if cls is ACCUMULATE else kind_of(node)
     if kind is _LEAF:
@@ -147,7 +148,7 @@ def _learn(node: Any) -> tuple[Any, ...]:
 
 
 def _kind(node: Any) -> NodeKind:
-    return _kinds.get(type(node), _PYTHON)  # classes of those in Python come and go, and are not kept
+    return _kinds.get(type(node), _PYTHON)  # Python classes come and go, and are not cached
 
 
 def _hooks_key(address: int) -> tuple[Any, ...]:
@@ -156,17 +157,17 @@ def _hooks_key(address: int) -> tuple[Any, ...]:
 
 
 def _functions_key(functions: Any) -> int:
-    """How many hooks there are."""
+    """The number of hooks."""
     for function in (functions or {}).values():
         if getattr(function, "__module__", None) == "torch.autograd.graph":
-            raise Unreadable("a hook waits for several gradients, and asks the engine which of them will come")
+            raise Unreadable("register_multi_grad_hook asks the engine which gradients will be computed")
     return len(functions or ())
 
 
-def _exactly(value: Any) -> Any:
-    """Equal exactly when two values mean the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+def _exact_key(value: Any) -> Any:
+    """A key that is equal for equal values of one type: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if isinstance(value, tuple | list):
-        return (type(value), *map(_exactly, value)) if any(type(item) is not int for item in value) else tuple(value)
+        return (type(value), *map(_exact_key, value)) if any(type(item) is not int for item in value) else tuple(value)
     if isinstance(value, torch.Tensor):
         raise Unreadable("a tensor is saved where a number was expected")
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -177,23 +178,23 @@ def _exactly(value: Any) -> Any:
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """All that code compiled for a tensor relies on."""
     if type(tensor) not in _PLAIN_TENSORS:
-        raise Unreadable(f"a {type(tensor).__name__} takes part")
+        raise Unreadable(f"the graph has a tensor of class {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
-        raise Unreadable("a tensor takes part that is sparse, or lazily conjugated or negated")
+        raise Unreadable("the graph has a tensor that is sparse, or lazily conjugated or negated")
     number = None if tensor.dim() else _number(tensor)
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, number)
 
 
 def _number(tensor: torch.Tensor) -> Any:
-    """What a Python number is that a tensor stands for: PyTorch hands it to operators as a number again."""
-    return _exactly(BASE.item(tensor)) if is_number(tensor) else None
+    """The value of a wrapped Python number, which PyTorch passes to operators as a number."""
+    return _exact_key(BASE.item(tensor)) if is_number(tensor) else None
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether PyTorch made a tensor of a Python number. Such a one gives way to any tensor's dtype of its kind."""
+    """Whether a tensor is a wrapped Python number: in type promotion it yields to any tensor of its category."""
     smaller = _SMALLER.get(tensor.dtype)
     if smaller is None:
-        return tensor.dtype is torch.bool  # of which nothing tells
+        return tensor.dtype is torch.bool  # promotion does not tell
     return torch.result_type(tensor, smaller) is smaller.dtype
 
 

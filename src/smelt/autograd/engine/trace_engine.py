@@ -1,11 +1,11 @@
-"""The engine's work on one graph, done on ghosts and written down.
+"""The work of the autograd engine on one graph, run on ghosts and recorded.
 
     trace(reading, …)  →  Backward: graphs, and what must happen in Python between them
 
 Nodes run in the engine's order. A C++ node is called as the engine calls it, with ghosts for gradients: what its
-formula computes is recorded, and the tensors it saved become inputs where they are met. A compiled graph's backward is
-written out in place, its nodes named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is
-handed over at the end, or before the next Python code runs, which could look at it.
+formula computes is recorded, and the tensors it saved become inputs. A compiled graph's backward is inlined, its nodes
+named `aot0_…`. Hooks are calls in the graph. A leaf's gradient is accumulated at the end, or before the next Python
+code runs, which could read it.
 """
 
 import operator
@@ -46,7 +46,7 @@ from smelt.torch_abi.node_layout import materializes
 
 aten = torch.ops.aten
 
-# Per node written in Python: per edge, the layout of the gradient it gave, or None.
+# Per node written in Python: per edge, the layout of the gradient it returned, or None.
 Observed = Mapping[int, "tuple[TensorSpec | None, ...]"]
 
 
@@ -61,44 +61,44 @@ def trace(
     """Capture a backward from `roots` (node, number of the result) with these gradients.
 
     `wanted`: the gradients that are asked for (node, number of its input), instead of being added to leaves; `leaves`:
-    those that take part, if not all do. Raises `Unreadable` for what is left to the engine.
+    those that take part, if not all do. Raises `Unreadable` for what the engine must run.
     """
     accumulating = [node for node in reading.nodes if type(node) is ACCUMULATE]
     leaves_here = [node.variable for node in accumulating]
     if any(tuple(node._input_metadata[0].shape) != tuple(node.variable.shape) for node in accumulating):
-        raise Unreadable("a leaf has another shape than when it was used")
+        raise Unreadable("the shape of a leaf changed since the forward")
     for tensor in (*reading.tensors, *leaves_here):
         layout(tensor)  # refuses what cannot be compiled for
     if any(getattr(leaf, "grad_dtype", leaf.dtype) is not leaf.dtype for leaf in leaves_here):
-        raise Unreadable("a leaf takes gradients of another dtype than its own")
+        raise Unreadable("a leaf's grad_dtype differs from its dtype")
     computed = [at for at in wanted or () if at is not None and type(reading.nodes[at[0]]) is not ACCUMULATE]
-    if computed and reading.leaning:
-        raise Unreadable("a gradient of one result of a compiled graph may be asked for on its way to another")
+    if computed and reading.dependent:
+        raise Unreadable("a gradient between two outputs of a compiled graph may be asked for")
     with torch.no_grad(), without_caller_hooks():
         tracer = _Tracer(reading, roots, wanted, leaves, observed)
         try:
             return tracer.run(roots, gradients)
-        except (CannotTrace, GhostError, RuntimeError) as error:  # the engine has words of its own for what is wrong
+        except (CannotTrace, GhostError, RuntimeError) as error:  # the engine raises its own error
             raise Unreadable(str(error)) from error
 
 
-class _Parts(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder of several graphs in a row. A value of an earlier one is an input of the one that uses it."""
+class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder of several graphs in a row. A value of an earlier graph is an input of the one that uses it."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], first: int) -> None:
         super().__init__()
-        self.tensors, self.first = tensors, first  # what was saved, and the slot of the first of them
-        self.near: Sequence[int] = ()  # what the node that runs now has saved
+        self.tensors, self.first = tensors, first  # saved tensors, and the slot of the first of them
+        self.saved_by_node: Sequence[int] = ()  # what the current node saved
         self.steps: list[Step] = []
         self.slots = first + len(tensors)
         self._sources: list[int | HookAt] = []
-        self._given_nodes: dict[Any, fx.Node] = {}  # what stands for a slot or a hook in the current graph
+        self._given_nodes: dict[Any, fx.Node] = {}  # inputs of the current graph, by slot or hook
         self._slot_of: dict[fx.Node, int] = {}
         self._exports: dict[fx.Graph, list[fx.Node]] = {}
         self._open: list[tuple[fx.Graph, list[int | HookAt], dict[str, torch.Tensor], int]] = []
 
     def source(self, what: int | HookAt, name: str, spec: TensorSpec | None) -> fx.Node:
-        """What stands for a slot or a hook in the current graph."""
+        """The input of the current graph for a slot or a hook."""
         node = self._given_nodes.get(what)
         if node is None:
             place = what if isinstance(what, int) else len(self._sources)
@@ -128,16 +128,16 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
         return self.slots - 1
 
     def from_slot(self, slot: int, spec: TensorSpec, name: str) -> GhostTensor:
-        """A ghost for what a step other than a graph puts into a slot."""
+        """A ghost for a slot that a step other than a graph fills."""
         return GhostTensor(spec, self.source(slot, name, spec))
 
     def between(self, step: Step) -> None:
-        """End the current graph, and do this."""
+        """End the current graph, and add this step."""
         self.close()
         self.steps.append(step)
 
     def close(self) -> None:
-        """End the current graph. What leaves it is known only in the end."""
+        """End the current graph. Its outputs are known only in the end."""
         self._open.append((self.graph, self._sources, self.constants, len(self.steps)))
         self.steps.append(Deliver(()))  # holds the place
         self._renew()
@@ -150,7 +150,7 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
         self._sources, self._given_nodes = [], {}
 
     def finish(self) -> tuple[Step, ...]:
-        """All steps. Graphs that compute nothing are none."""
+        """All steps, without graphs that compute nothing."""
         for graph, sources, constants, place in self._open:
             exported = self._exports.get(graph, [])
             if all(node.op == "placeholder" for node in graph.nodes) and not exported:
@@ -160,20 +160,20 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
             self.steps[place] = Graph(Traced(graph, GraphLevel.TORCH, constants), tuple(sources), slots)
         return tuple(step for step in self.steps if step != Deliver(()))
 
-    def kept(self, tensor: torch.Tensor) -> fx.Node:
-        """A tensor that the graph has for its own."""
+    def own_constant(self, tensor: torch.Tensor) -> fx.Node:
+        """A constant of the graph."""
         return super()._constant(tensor)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
-            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+            raise CannotTrace("view_as_real of a lazily conjugated tensor")
         if yields_sparse(func, args, kwargs):
-            raise CannotTrace(f"{func} yields a sparse gradient")
+            raise CannotTrace(f"{func} returns a sparse gradient")
         super().record(func, args, kwargs, result)
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
-        """A real tensor that a formula uses: one that its node saved."""
-        for number in self.near:
+        """The node of a real tensor that a formula uses: its node must have saved it."""
+        for number in self.saved_by_node:
             saved = self.tensors[number]
             if saved.data_ptr() == tensor.data_ptr() and layout(saved) == layout(tensor):
                 return self.source(self.first + number, "saved", _plain(TensorSpec.of(saved)))
@@ -181,8 +181,8 @@ class _Parts(Recorder):  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
-class _Crossed:
-    """Of a compiled graph that is several nodes: what arrived, and what then flows to its inputs."""
+class _SplitState:
+    """State of a compiled graph that is split into several nodes: tangents, then gradients of its inputs."""
 
     tangents: dict[int, GhostTensor | None] = field(default_factory=dict)
     gradients: dict[int, GhostTensor | None] = field(default_factory=dict)
@@ -208,14 +208,14 @@ class _Tracer:
         ]
         self.inputs = [node._input_metadata for node in self.nodes]
         self.spans = saved_tensors(reading)
-        self.joined = dict(reading.joined)
-        self.crossings = {first: _Crossed() for first in set(reading.parted.values())}
+        self.compiled = dict(reading.compiled)
+        self.splits = {first: _SplitState() for first in set(reading.split.values())}
         self.arrived: dict[int, int] = {}
         self.wanted = wanted
         self.found: dict[tuple[int, int], int] = {}
         self.targets = _targets(self.edges, wanted, leaves)
         self.buffers: dict[int, list[GhostTensor | None]] = {}
-        self.pending: list[tuple[int, int]] = []  # gradients that leaves will get
+        self.pending: list[tuple[int, int]] = []  # gradients to be accumulated into leaves
         self.waiting = [0] * len(self.nodes)
         for edges in self.edges:
             for edge in edges:
@@ -226,15 +226,15 @@ class _Tracer:
                 self.waiting[number] += 1
         self.ready = ReadyQueue()
         self.done: set[int] = set()
-        self.joined_slots: dict[int, int] = {}
+        self.compiled_slots: dict[int, int] = {}
 
     def run(self, roots: Sequence[tuple[int, int]], gradients: Sequence[torch.Tensor]) -> Backward:
         slots = len(gradients)
         count = 0
-        for number, part in self.reading.joined:
-            self.joined_slots[number] = slots + len(self.reading.tensors) + count
+        for number, part in self.reading.compiled:
+            self.compiled_slots[number] = slots + len(self.reading.tensors) + count
             count += len(part.specs)
-        self.recorder = _Parts(self.reading.tensors, slots)
+        self.recorder = _GraphSequence(self.reading.tensors, slots)
         self.recorder.slots += count
         with self.recorder:
             for place, ((number, result), gradient) in enumerate(zip(roots, gradients, strict=True)):
@@ -247,13 +247,13 @@ class _Tracer:
                     self._arrive(number)
             while self.ready:
                 self._evaluate(self.ready.pop())
-        self._flush()
+        self._deliver_pending()
         self.recorder.close()
         wanted = tuple(None if at is None else self.found.get(at) for at in self.wanted or ())
-        arrived = tuple((number, self.arrived.get(number, 0)) for number, _ in self.reading.joined)
-        return Backward(self.recorder.finish(), self.recorder.slots, wanted, arrived, self._released())
+        arrived = tuple((number, self.arrived.get(number, 0)) for number, _ in self.reading.compiled)
+        return Backward(self.recorder.finish(), self.recorder.slots, wanted, arrived, self._nodes_run())
 
-    def _released(self) -> tuple[int, ...] | None:
+    def _nodes_run(self) -> tuple[int, ...] | None:
         """The nodes that have run, if not all have."""
         return tuple(sorted(self.done)) if len(self.done) < len(self.nodes) else None
 
@@ -291,8 +291,8 @@ class _Tracer:
             self._deliver(number, gradients[0])
             return
         gradients = self._with_hooks(number, "pre_hook", gradients, None)
-        if number not in self.joined or number in self.crossings or any(each is not None for each in gradients):
-            self.done.add(number)  # of a compiled graph that nothing arrives for nothing is let go, as by the engine
+        if number not in self.compiled or number in self.splits or any(each is not None for each in gradients):
+            self.done.add(number)  # a compiled graph without tangents is not freed, as by the engine
         results = self._applied(number, gradients)
         results = [
             self._fitted(edge, result) if edge is not None else None
@@ -306,32 +306,32 @@ class _Tracer:
                 self._arrive(edge[0])
 
     def _applied(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        """What flows out of a node."""
+        """The gradients that a node returns."""
         node, count = self.nodes[number], len(self.edges[number])
-        if number in self.reading.parted:
-            return self._crossed(number, gradients)
-        joined = self.joined.get(number)
-        if joined is not None:
-            placed = joined.placed(*self._written_out(number, joined, gradients))
+        if number in self.reading.split:
+            return self._run_split_node(number, gradients)
+        compiled = self.compiled.get(number)
+        if compiled is not None:
+            placed = compiled.placed(*self._inlined_backward(number, compiled, gradients))
             return self._for_edges(number, placed)
-        if number in self.reading.leaning:
+        if number in self.reading.dependent:
             return [gradients[0], *[None] * (count - 1)]
         why_whole = self.reading.whole(number, [edge is not None for edge in self.edges[number]])
         if why_whole is not None:
             return self._called(number, gradients)
-        self.recorder.near = self.spans[number]
+        self.recorder.saved_by_node = self.spans[number]
         made = node(*gradients)
-        self.recorder.near = ()
+        self.recorder.saved_by_node = ()
         results = list(made) if isinstance(made, tuple | list) else [made]
         if len(results) < count:
-            raise Unreadable(f"{node.name()} gives {len(results)} gradients for {count} edges")
+            raise Unreadable(f"{node.name()} returns {len(results)} gradients for {count} edges")
         for result in results:
             if result is not None and not isinstance(result, GhostTensor):
-                raise Unreadable(f"{node.name()} gives a gradient that was not recorded")
+                raise Unreadable(f"{node.name()} returns a gradient that was not recorded")
         return results[:count]
 
     def _fitted(self, edge: tuple[int, int], result: GhostTensor | None) -> GhostTensor | None:
-        """A gradient as the node that it flows to expects it."""
+        """A gradient with the dtype and shape that the next node expects."""
         if result is None:
             return None
         expected = self.inputs[edge[0]][edge[1]]
@@ -343,7 +343,7 @@ class _Tracer:
             result = _ghost(result.sum_to_size(tuple(expected.shape)))
         return result
 
-    # What Python code does.
+    # Hooks and other Python code.
 
     def _hooks(self, number: int) -> tuple[list[tuple[str, Any, int]], int]:
         found, retained = self.reading.hooks(number)
@@ -352,8 +352,8 @@ class _Tracer:
         return found, retained
 
     def _is_watched(self, number: int) -> bool:
-        """Whether a leaf's own node has hooks, as C++ code puts there that reduces gradients over processes, or the
-        leaf has some that Python cannot see."""
+        """Whether a leaf's `AccumulateGrad` node has hooks (as DDP registers in C++), or the leaf has hooks that Python
+        cannot see."""
         unseen = any(functions is None for _, functions, _ in self._hooks(number)[0])
         return unseen or bool(self.reading.hooks(number)[0])
 
@@ -366,12 +366,12 @@ class _Tracer:
             for each in range(len(functions)):
                 ghost = gradients[index]
                 if ghost is None:
-                    raise Unreadable("a hook waits for a gradient that does not come")
+                    raise Unreadable("a hook would be called with None")
                 gradients[index] = self._hooked(HookAt(number, kind, place, each), ghost)
         return gradients
 
     def _hooked(self, at: HookAt, ghost: GhostTensor) -> GhostTensor:
-        self._flush()
+        self._deliver_pending()
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
         spec = settled(TensorSpec.of(ghost))
@@ -388,9 +388,9 @@ class _Tracer:
             if own != kind:
                 continue
             if functions is None:
-                raise Unreadable(f"C++ code put a {kind.replace('_', '-')} on {self.nodes[number].name()}")
+                raise Unreadable(f"C++ code registered a {kind.replace('_', '-')} on {self.nodes[number].name()}")
             for each in range(len(functions)):
-                self._flush()
+                self._deliver_pending()
                 gradients = self._hooked_all(HookAt(number, kind, place, each), gradients, others)
         return gradients
 
@@ -418,7 +418,7 @@ class _Tracer:
         return made
 
     def _hooked_by_engine(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        self._flush()
+        self._deliver_pending()
         before = [None if ghost is None else self.recorder.slot(ghost) for ghost in gradients]
         triples = tuple(
             (place, slot, self.recorder.new_slot()) for place, slot in enumerate(before) if slot is not None
@@ -430,14 +430,14 @@ class _Tracer:
         return gradients
 
     def _called(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        """A node that is left whole: a Python function's backward, or one that holds what cannot be seen."""
-        self._flush()
+        """A node that is called, not traced: the backward of a `torch.autograd.Function`, or one with hidden state."""
+        self._deliver_pending()
         python = isinstance(self.nodes[number], torch._C._FunctionBase)
         if python and materializes(self.nodes[number]) is None:
-            raise Unreadable("whether a Function wants zeros for gradients that do not come cannot be told")
+            raise Unreadable("set_materialize_grads of a Function cannot be read")
         missing = [expected for ghost, expected in zip(gradients, self.inputs[number], strict=True) if ghost is None]
         if python and materializes(self.nodes[number]) and any(map(_may_be_no_result, missing)):
-            raise Unreadable("what a Function gets for a result without a gradient is known to the engine alone")
+            raise Unreadable("only the engine knows what a Function gets for an output without a gradient")
         specs = self.observed.get(number)
         if specs is None:
             raise NotObserved
@@ -454,79 +454,79 @@ class _Tracer:
             self.pending.append((number, self.recorder.slot(gradient)))
         hooks = leaf._post_accumulate_grad_hooks
         if hooks and gradient is not None:
-            self._flush()
+            self._deliver_pending()
             found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
             self.recorder.between(CallLeafHooks(found, number))
 
     def _deliver_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
-        self._flush()
+        self._deliver_pending()
         if gradient is not None:
             self.recorder.between(DeliverByEngine(number, self.recorder.slot(gradient)))
 
-    def _flush(self) -> None:
-        """Hand over what leaves have got, before code runs that could look at it."""
+    def _deliver_pending(self) -> None:
+        """Accumulate pending gradients, before code runs that could read them."""
         if self.pending:
             pending, self.pending = self.pending, []
             self.recorder.between(Deliver(tuple(pending)))
 
     # Compiled graphs.
 
-    def _crossed(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        """A node of a compiled graph that is several: see `smelt.runtime.autograd.split_nodes`, which does the same."""
-        first, node = self.reading.parted[number], self.nodes[number]
-        crossed, joined = self.crossings[first], self.joined[first]
+    def _run_split_node(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
+        """A node of a split compiled graph: see `smelt.runtime.autograd.split_nodes`, which does the same."""
+        first, node = self.reading.split[number], self.nodes[number]
+        state, compiled = self.splits[first], self.compiled[first]
         if type(node)._forward_cls is not InputGroupNode:
-            crossed.tangents.update(zip(node.numbers, gradients, strict=True))
+            state.tangents.update(zip(node.numbers, gradients, strict=True))
             return [None] * len(self.edges[number])
-        if any(ghost is not None for ghost in crossed.tangents.values()):
+        if any(ghost is not None for ghost in state.tangents.values()):
             if self.arrived.get(first):
-                raise Unreadable("gradients arrive for results of a compiled graph when others have been dealt with")
-            tangents = [crossed.tangents.get(place) for place in range(len(joined.tangents))]
-            crossed.tangents.clear()
-            crossed.gradients = dict(enumerate(joined.flowing(*self._written_out(first, joined, tangents))))
-        return self._for_edges(number, [None, None, *[crossed.gradients.get(index) for index in node.indices]])
+                raise Unreadable("gradients arrive for a compiled graph whose backward has run")
+            tangents = [state.tangents.get(place) for place in range(len(compiled.tangents))]
+            state.tangents.clear()
+            state.gradients = dict(enumerate(compiled.flowing(*self._inlined_backward(first, compiled, tangents))))
+        return self._for_edges(number, [None, None, *[state.gradients.get(index) for index in node.indices]])
 
     def _for_edges(self, number: int, placed: Sequence[GhostTensor | None]) -> list[GhostTensor | None]:
-        """Gradients of the arguments of a Function as those of the edges behind it."""
+        """Gradients of a Function's arguments, as gradients of its edges."""
         needed = self.nodes[number].needs_input_grad
         results = iter([ghost for ghost, needs in zip(placed, needed, strict=True) if needs])
         return [None if edge is None else next(results) for edge in self.edges[number]]
 
-    def _written_out(
-        self, number: int, joined: CompiledNodeView, gradients: list[GhostTensor | None]
+    def _inlined_backward(
+        self, number: int, compiled: CompiledNodeView, gradients: list[GhostTensor | None]
     ) -> tuple[list[GhostTensor | None], int]:
-        """The backward of a compiled graph, node by node; and which tangents arrived."""
+        """The backward of a compiled graph, inlined; and which tangents arrived."""
         arrived = sum(1 << place for place, ghost in enumerate(gradients) if ghost is not None)
         self.arrived[number] = arrived
         if not arrived:
-            return [None] * len(joined.state.plan.gradients), arrived
-        with _disable_current_modes():  # which may be traced only now
-            traced, zeros = joined.graph(arrived)
+            return [None] * len(compiled.state.plan.gradients), arrived
+        with _disable_current_modes():  # it may be traced only now
+            traced, zeros = compiled.graph(arrived)
         given: list[Any] = [
-            self.recorder.from_slot(self.joined_slots[number] + place, spec, "saved")
-            for place, spec in enumerate(joined.specs)
+            self.recorder.from_slot(self.compiled_slots[number] + place, spec, "saved")
+            for place, spec in enumerate(compiled.specs)
         ]
-        for ghost, spec in zip(gradients, joined.tangents, strict=True):
+        for ghost, spec in zip(gradients, compiled.tangents, strict=True):
             if ghost is not None:
                 given.append(_laid_out(ghost, spec))
             elif zeros:
                 given.append(aten.full.default(list(spec.shape), 0, dtype=spec.dtype, device=spec.device))
-        return self._copied(traced, given, f"aot{joined.number}_"), arrived
+        return self._copied(traced, given, f"aot{compiled.number}_"), arrived
 
     def _copied(self, traced: Traced, given: Sequence[GhostTensor], prefix: str) -> list[GhostTensor | None]:
         graph = self.recorder.graph
         inputs = placeholders(traced.graph)
         if len(inputs) != len(given) or any(isinstance(spec_of(node), NumberSpec) for node in inputs):
-            raise Unreadable("a compiled backward takes other inputs than tensors")
+            raise Unreadable("a compiled backward takes inputs that are not tensors")
         made: dict[fx.Node, fx.Node] = {
             node: self.recorder.node_of(ghost) for node, ghost in zip(inputs, given, strict=True)
         }
         for node in traced.graph.nodes:
             if node.op == "get_attr":
-                made[node] = self.recorder.kept(traced.constants[str(node.target)])
+                made[node] = self.recorder.own_constant(traced.constants[str(node.target)])
             elif node.op == "call_function":
                 if yields_sparse(node.target, node.args, node.kwargs):
-                    raise CannotTrace(f"{node.target} yields a sparse gradient")
+                    raise CannotTrace(f"{node.target} returns a sparse gradient")
                 args, named = map_arg((node.args, node.kwargs), made.__getitem__)
                 made[node] = graph.create_node("call_function", node.target, args, named, name=prefix + node.name)
                 set_spec(made[node], spec_of(node))
@@ -537,7 +537,7 @@ class _Tracer:
 
 
 class NotObserved(Exception):
-    """A node written in Python, of which it is not known yet which gradients it gives."""
+    """A node written in Python, whose gradients were not observed yet."""
 
 
 def _targets(
@@ -564,8 +564,8 @@ def _targets(
 
 
 def _may_be_no_result(expected: Any) -> bool:
-    """Whether a node says of a result what it says of anything that has no gradient: of a number, of None, of tensors
-    of integers or marked as not differentiable. The engine gives zeros for some of those and None for others."""
+    """Whether a node's metadata does not tell an output apart from one without gradients: a number, None, a tensor of
+    integers or marked non-differentiable. The engine passes zeros for some of those and None for others."""
     return not expected.shape
 
 

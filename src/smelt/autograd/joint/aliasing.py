@@ -1,11 +1,11 @@
-"""Outputs that share memory: with inputs, with each other, or with an intermediate nobody returns.
+"""Outputs that alias inputs, each other, or an intermediate that is not returned.
 
     y = x + 1; return y.t(), y[0], x.view(-1)
 
     results: (add,)   outputs: FromResult(0, (t,)), FromResult(0, (select,)), FromInput(0, (view,))
 
-Only values with memory of their own are computed by the graph; everything else is rebuilt outside as views of them or
-of the real inputs, so that aliasing, in-place writes afterwards and autograd's own view tracking are PyTorch's.
+The graph returns only values that own their memory; everything else is rebuilt outside as views of them or of the real
+inputs, so that aliasing, later in-place writes and view tracking are PyTorch's own.
 """
 
 import operator
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from smelt.autograd.joint.functional_trace import CannotTrace, settled, storage_id
+from smelt.autograd.joint.functional_trace import CannotTrace, storage_id, synced
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import AsStrided, FromInput, FromResult, Output, Plain, SameAsOutput, Steps, ViewStep
 from smelt.ir.tensorspec import tensor_spec
@@ -30,20 +30,20 @@ _PARTS = frozenset({operator.getitem, aten.select.int, aten.slice.Tensor})
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A value the graph computes for its caller: the tensor autograd knows, and the output that shows it.
+    """A value the graph returns: the tensor autograd knows, and an output made of it.
 
-    `shown` is the position of an output that is this value or, with `beneath`, a view of it.
+    `shown` is the position of an output that is this value or, with `is_base`, a view of it.
     """
 
     tensor: torch.Tensor
     node: fx.Node
     shown: int
-    beneath: bool
+    is_base: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Every output accounted for, and the results that takes."""
+    """How each output is made, and the results that needs."""
 
     outputs: tuple[Output, ...]
     results: tuple[Result, ...]
@@ -51,7 +51,7 @@ class Arrangement:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node yields memory of its first argument; `_unsafe_view` does without saying so."""
+    """Whether a node aliases its first argument; `_unsafe_view` does so undeclared."""
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
@@ -59,7 +59,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def view_root(node: fx.Node) -> fx.Node:
-    """The node whose memory a chain of views shows."""
+    """The base of a chain of views."""
     while is_view(node):
         source = node.args[0]
         if not isinstance(source, fx.Node):
@@ -69,41 +69,41 @@ def view_root(node: fx.Node) -> fx.Node:
 
 
 def views_to_copy(gradients: Mapping[int, fx.Node | None]) -> list[int]:
-    """Gradients that may not be the views they are, of what another gradient lies in too, or of what came in.
+    """Gradients that must be copied: views that overlap another gradient, or alias an input of the graph.
 
-    Leaves take a gradient that lies as they do, and that nobody else has, as their own and add to it in place: two that
-    overlap would be added to twice. Eager has copied the one before the other is made a view of. One that is returned
-    twice is seen.
+    A leaf takes a gradient with its own strides as `.grad` without a copy, and accumulates into it in place: two that
+    overlap would accumulate twice. Eager has copied by then. The runtime handles one tensor returned twice.
     """
-    ways = {index: _way_to(node) for index, node in gradients.items() if node is not None}
+    chains = {index: _view_chain(node) for index, node in gradients.items() if node is not None}
     by_root: dict[fx.Node, list[list[fx.Node]]] = {}
-    for way in ways.values():
-        by_root.setdefault(way[0], []).append(way)
+    for chain in chains.values():
+        by_root.setdefault(chain[0], []).append(chain)
     found = []
-    for index, way in ways.items():
-        root, spec = way[0], tensor_spec(way[-1])
-        if len(way) == 1 or not is_dense(spec.shape, spec.stride):
+    for index, chain in chains.items():
+        root, spec = chain[0], tensor_spec(chain[-1])
+        if len(chain) == 1 or not is_dense(spec.shape, spec.stride):
             continue
-        if root.op != "call_function" or not all(way is other or _are_apart(way, other) for other in by_root[root]):
+        others = [other for other in by_root[root] if other is not chain]
+        if root.op != "call_function" or not all(_are_disjoint(chain, other) for other in others):
             found.append(index)
     return found
 
 
-def _way_to(node: fx.Node) -> list[fx.Node]:
-    """A chain of views, from what they show to the node."""
-    way = [node]
-    while is_view(way[-1]) and isinstance(source := way[-1].args[0], fx.Node):
-        way.append(source)
-    return way[::-1]
+def _view_chain(node: fx.Node) -> list[fx.Node]:
+    """A chain of views, from its base to the node."""
+    chain = [node]
+    while is_view(chain[-1]) and isinstance(source := chain[-1].args[0], fx.Node):
+        chain.append(source)
+    return chain[::-1]
 
 
-def _are_apart(one: Sequence[fx.Node], other: Sequence[fx.Node]) -> bool:
-    """Whether two chains of views of the same memory show no element both."""
+def _are_disjoint(one: Sequence[fx.Node], other: Sequence[fx.Node]) -> bool:
+    """Whether two chains of views of one base are surely disjoint."""
     pair = next(((mine, theirs) for mine, theirs in zip(one, other, strict=False) if mine is not theirs), None)
     if pair is None or pair[0].target is not pair[1].target or pair[0].target not in _PARTS:
         return False
     if pair[0].target is operator.getitem:
-        return True  # two of the parts that a tensor was taken into
+        return True  # two outputs of `split` or `unbind`
     mine: list[Any] = list(pair[0].args[1:])
     theirs: list[Any] = list(pair[1].args[1:])
     if mine[:1] != theirs[:1] or any(bound is None or bound < 0 for bound in (*mine[1:], *theirs[1:])):
@@ -136,7 +136,7 @@ def view_steps(node: fx.Node, base: fx.Node) -> Steps | None:
 
 
 def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrangement:
-    """Sort a graph's outputs (functional tensors, plain values) by whose memory they show."""
+    """Group a graph's outputs (functional tensors, plain values) by the storage they alias."""
     input_of = {storage_id(tensor): index for index, tensor in enumerate(inputs)}
     sharing: dict[int, list[int]] = {}
     for position, output in enumerate(outputs):
@@ -155,7 +155,7 @@ def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrang
             recipes[position] = FromResult(len(results), *_alias_of(outputs[position], result.tensor))
         results.append(result)
     for positions in sharing.values():
-        _go_through_each_other(outputs, positions, recipes)
+        _chain_views(outputs, positions, recipes)
     first: dict[int, int] = {}
     for position, output in enumerate(outputs):
         seen = first.setdefault(id(output), position) if isinstance(output, torch.Tensor) else position
@@ -164,9 +164,10 @@ def arrange(outputs: Sequence[object], inputs: Sequence[torch.Tensor]) -> Arrang
     return Arrangement(tuple(recipes), tuple(results), _copied(results))
 
 
-def _go_through_each_other(outputs: Sequence[object], positions: Sequence[int], recipes: list[Output]) -> None:
-    """Make views of outputs that are views themselves of those, not of what both show: hooks on them tell."""
-    views: dict[Any, int] = {}  # by where their gradients arrive
+def _chain_views(outputs: Sequence[object], positions: Sequence[int], recipes: list[Output]) -> None:
+    """Make a view of an output that is itself a view from that output, not from their base: hooks observe the
+    difference."""
+    views: dict[Any, int] = {}  # by node and output number
     for position in positions:
         output, recipe = outputs[position], recipes[position]
         if isinstance(output, torch.Tensor) and output.grad_fn is not None and _is_alias(recipe):
@@ -183,7 +184,7 @@ def _go_through_each_other(outputs: Sequence[object], positions: Sequence[int], 
         through = views[edges[0]]
         shown, base = outputs[position], outputs[through]
         assert isinstance(shown, torch.Tensor) and isinstance(base, torch.Tensor)
-        node, base_node = settled(shown).node, settled(base).node
+        node, base_node = synced(shown).node, synced(base).node
         steps = view_steps(node, base_node) if node is not None and base_node is not None else None
         if steps:
             recipes[position] = replace(recipe, steps=steps, through=through)
@@ -194,55 +195,55 @@ def _is_alias(recipe: Output) -> bool:
 
 
 def _result_for(outputs: Sequence[object], positions: Sequence[int]) -> Result:
-    """The tensor that all these outputs are, or are views of: one that gradients flow through, if there is one, and one
-    that others are views of. What is done to a tensor later, say that it shall require grad, shows in its views."""
+    """The tensor that all these outputs are or are views of: preferably one that requires grad, and one that others are
+    views of, since later changes of a base (`requires_grad_()`) show in its views."""
     candidates: list[tuple[torch.Tensor, int, bool]] = []
     several = len({id(outputs[position]) for position in positions}) > 1
     for position in positions:
         output = outputs[position]
         assert isinstance(output, torch.Tensor)
-        apart = not several and not (output.requires_grad and _made(output) == "MULTI_OUTPUT_NODE")
-        base = None if apart or not output._is_view() else output._base
+        alone = not several and not (output.requires_grad and _creation_meta(output) == "MULTI_OUTPUT_NODE")
+        base = None if alone or not output._is_view() else output._base
         candidates.append((output, position, False) if base is None else (base, position, True))
-    bases = {id(tensor) for tensor, _, beneath in candidates if beneath}
+    bases = {id(tensor) for tensor, _, is_base in candidates if is_base}
     candidates.sort(key=lambda each: (not each[0].requires_grad, id(each[0]) not in bases, each[2]))
-    tensor, position, beneath = candidates[0]
-    node = settled(tensor).node
+    tensor, position, is_base = candidates[0]
+    node = synced(tensor).node
     assert node is not None
-    return Result(tensor, node, position, beneath)
+    return Result(tensor, node, position, is_base)
 
 
 def _alias_of(output: object, base: torch.Tensor) -> tuple[Steps, bool, bool, str]:
-    """(steps, alias, detached, made) that make `output` of `base`."""
+    """(steps, alias, detached, creation_meta) that make `output` of `base`."""
     assert isinstance(output, torch.Tensor)
     if output is base:
-        made = _made(output)
+        made = _creation_meta(output)
         return (), made != "DEFAULT", False, made
-    if output.requires_grad and _made(output) == "IN_CUSTOM_FUNCTION":
-        raise CannotTrace("an output is a view whose derivative the program wrote itself")
+    if output.requires_grad and _creation_meta(output) == "IN_CUSTOM_FUNCTION":
+        raise CannotTrace("an output is a view made by a torch.autograd.Function")
     detached = base.requires_grad and not output.requires_grad
-    node, base_node = settled(output).node, settled(base).node
+    node, base_node = synced(output).node, synced(base).node
     assert node is not None and base_node is not None
     steps = view_steps(node, base_node)
     if steps is None:
-        shown, beneath = tensor_spec(node), tensor_spec(base_node)
+        shown, is_base = tensor_spec(node), tensor_spec(base_node)
         if output.dtype != base.dtype or output.is_conj() != base.is_conj() or output.is_neg() != base.is_neg():
-            raise CannotTrace("an output shows the memory of another value as something else")
-        steps = (AsStrided(tuple(output.shape), tuple(output.stride()), shown.offset - beneath.offset),)
+            raise CannotTrace("an output aliases another value with a different dtype or conjugation")
+        steps = (AsStrided(tuple(output.shape), tuple(output.stride()), shown.offset - is_base.offset),)
     if not output._is_view():
         if output.requires_grad:
-            raise CannotTrace("an output shows the memory of another value and has gradients of its own")
+            raise CannotTrace("an output aliases another value, is no view of it, and requires grad")
         return (*steps, ViewStep(aten.detach.default, ())), True, False, "DEFAULT"
-    return steps, True, detached, _made(output)
+    return steps, True, detached, _creation_meta(output)
 
 
-def _made(output: torch.Tensor) -> str:
-    """How a view came about, in PyTorch's word; "DEFAULT" for what may be written like any tensor."""
+def _creation_meta(output: torch.Tensor) -> str:
+    """The creation meta of a view; "DEFAULT" for a tensor that is none."""
     return str(torch._C._autograd._get_creation_meta(output).name) if output._is_view() else "DEFAULT"
 
 
 def _copied(results: Sequence[Result]) -> tuple[int, ...]:
-    """Results whose node shares memory with an input, a constant or an earlier result, though eager's does not."""
+    """Results whose node aliases an input, a constant or an earlier result, though eager's does not."""
     taken: set[fx.Node] = set()
     found: list[int] = []
     for index, result in enumerate(results):

@@ -1,11 +1,11 @@
-"""Coins tossed in the order eager tosses them: a matter of how the tensor lies in memory.
+"""Random bits drawn in the order eager draws them, which depends on the layout of the tensor.
 
-    empty_like(x.t()).bernoulli_(p)  →  permute(bernoulli(permute(…), p))     where the CPU goes through memory
-                                     →  bernoulli(…, p)                       where it goes through the rows
+    empty_like(x.t()).bernoulli_(p)  →  permute(bernoulli(permute(…), p))     where the CPU samples in memory order
+                                     →  bernoulli(…, p)                       where it samples in index order
 
-In place, coins fall where the tensor's memory is; `torch.bernoulli(x, p)` makes a contiguous tensor whatever `x` is.
-Functionalization writes both as `aten.bernoulli.p`, so the second is given a contiguous argument when it is called
-(`autograd.joint.substitutes`), and a call on any other layout is known to be the first. Dropout tosses in place.
+`x.bernoulli_(p)` samples in the memory order of `x`; `torch.bernoulli(x, p)` returns a contiguous tensor whatever the
+layout of `x`. Functionalization records both as `aten.bernoulli.p`, so the second gets a contiguous argument when it is
+called (`autograd.joint.substitutes`), and a call on any other layout is known to be the first. Dropout is in place.
 """
 
 import functools
@@ -22,18 +22,18 @@ aten = torch.ops.aten
 
 
 @functools.cache
-def tossed_through_memory() -> bool:
-    """Whether this build of PyTorch fills a transposed tensor in the order of its memory. Builds differ in it."""
+def samples_in_memory_order() -> bool:
+    """Whether this build of PyTorch fills a transposed tensor in memory order. Builds differ."""
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
-    with no_dispatch():  # asked while a graph is recorded, of which this is no part
+    with no_dispatch():  # a graph is being recorded, of which this is no part
         transposed = torch.empty(32, 2, device="cpu").t().bernoulli_(0.5, generator=generators[0])
         plain = torch.empty(32, 2, device="cpu").bernoulli_(0.5, generator=generators[1])
         return torch.equal(transposed.t(), plain)
 
 
-def toss(like: torch.Tensor, probability: float = 0.5, *, generator: Any = None) -> Any:
+def bernoulli(like: torch.Tensor, probability: float = 0.5, *, generator: Any = None) -> Any:
     """`aten.bernoulli.p` as it is recorded."""
-    if like.is_contiguous() or generator is not None or like.device.type != "cpu" or not tossed_through_memory():
+    if like.is_contiguous() or generator is not None or like.device.type != "cpu" or not samples_in_memory_order():
         return NotImplemented
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dimension: -strides[dimension])
@@ -44,7 +44,7 @@ def toss(like: torch.Tensor, probability: float = 0.5, *, generator: Any = None)
     return aten.bernoulli.p(in_memory, probability).permute(places)
 
 
-def toss_contiguous(input: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def bernoulli_contiguous(input: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """`torch.bernoulli`, whose result is contiguous."""
     probability = rest[0] if rest else options.get("p")
     if probability is None or input.is_contiguous():

@@ -1,10 +1,10 @@
-"""Running a torch-level graph on ghosts, with every write removed, into one recorder.
+"""Running a torch-level graph on ghosts, functionalized, into one recorder.
 
     relu_(x.view(-1)); return x          view = view(primals_1, [-1]); relu = relu(view); view_1 = view(relu, [2, 3])
 
-PyTorch's own functionalization sits between autograd and the recorder: autograd sees writes and aliases as they are,
-the recorder sees pure operators. Values are shared while they are recorded: `sin(x)` asked for twice is one node, and
-`detach`, which means nothing to a pure graph, is none.
+PyTorch's own functionalization sits between autograd and the recorder: autograd sees mutations and aliases, the
+recorder sees functional operators. Common subexpressions are shared while recording: `sin(x)` called twice is one node,
+and `detach`, which means nothing in a pure graph, is none.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import SelectiveCheckpointContext
 
-from smelt.autograd.joint.bernoulli_order import toss
+from smelt.autograd.joint.bernoulli_order import bernoulli
 from smelt.autograd.joint.opaque import watch
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
@@ -39,18 +39,18 @@ aten = torch.ops.aten
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
-# Operators that count places from the start of the memory a tensor lies in, by the position of that argument.
+# Operators that take a storage offset, and the position of that argument.
 STORAGE_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 
-# Operators that yield the value they are given. Outside a pure graph they mean something, inside nothing.
+# Operators that return their argument. They mean nothing inside a pure graph.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift.default, aten.lift_fresh.default})
 
-# Backwards that read a workspace of their forward, which makes it only where autograd records it, and of its own size.
-_OF_WORKSPACES = frozenset({aten.mkldnn_rnn_layer_backward.default})
+# Backwards that read a workspace of their forward, which the forward allocates only when autograd records it.
+_READ_WORKSPACES = frozenset({aten.mkldnn_rnn_layer_backward.default})
 
 
 class CannotTrace(SmeltError):
-    """This graph cannot be made pure and be right; `reason` says why. The caller runs it eagerly."""
+    """This graph cannot be functionalized correctly; `reason` says why. The caller falls back to eager."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("SM020", reason)
@@ -58,15 +58,15 @@ class CannotTrace(SmeltError):
 
 
 class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder in which equal calls are one node; each node knows in which phase it was asked for."""
+    """A recorder in which equal calls are one node; each node knows in which phase it was recorded."""
 
     def __init__(self, decompositions: Decompositions | None = None) -> None:
-        own: dict[Any, Callable[..., Any]] = {aten.bernoulli.p: toss, aten.as_strided_scatter.default: _scattered_whole}
-        super().__init__({**own, **(decompositions or {})})
+        ours: Decompositions = {aten.bernoulli.p: bernoulli, aten.as_strided_scatter.default: _scatter_all}
+        super().__init__({**ours, **(decompositions or {})})
         kinds = (torch._ops.OpOverload, str)
         self.functions = {f: new for f, new in (decompositions or {}).items() if not isinstance(f, kinds)}
         self.phase = Phase.FORWARD
-        self._wish: RecomputePolicy | None = None  # for what is recorded now
+        self._recompute_policy: RecomputePolicy | None = None  # of what is recorded now
         self._policy: Policy | None = None
         self._calls: dict[Any, tuple[fx.Node | None, ...]] = {}  # a call's results, by what was called
 
@@ -77,16 +77,16 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
         effect = effect_of(func, args, kwargs)
         if func._schema.is_mutable or effect == QUIET_WRITE:
             raise CannotTrace(f"{func} {effect} below functionalization")
-        if func in _OF_WORKSPACES:
-            raise CannotTrace(f"{func} reads a workspace that its forward makes for autograd alone")
+        if func in _READ_WORKSPACES:
+            raise CannotTrace(f"{func} reads a workspace that its forward allocates only under autograd")
         if func is aten.view_as_real.default and is_lazy_conjugate(args[0]):
-            raise CannotTrace("a conjugate that was not computed yet is seen as real numbers")
+            raise CannotTrace("view_as_real of a lazily conjugated tensor")
         if func in STORAGE_OFFSETS:
-            _check_place(func, args, kwargs)
+            _check_storage_offset(func, args, kwargs)
         key = _call_key(func, args, kwargs) if effect is None else None
         known = self._calls.get(key) if key is not None else None
         if known is not None:
-            self._take_again(known, result)
+            self._reuse(known, result)
             return
         super().record(func, args, kwargs, result)
         parts = tuple(part.node if isinstance(part, GhostTensor) else None for part in _parts(result))
@@ -98,41 +98,41 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                 provenance.set_origin(each, here)
                 if backward is not None:
                     set_backward(each, backward)
-                if self._wish is not None and self.phase is Phase.FORWARD:
-                    set_wish(each, self._wish)
+                if self._recompute_policy is not None and self.phase is Phase.FORWARD:
+                    set_wish(each, self._recompute_policy)
         if key is not None:
             self._calls[key] = parts
 
     def region(self, checkpoint: Checkpoint, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run what the program checkpoints.
+        """Run a checkpointed region.
 
-        Its results are not computed again: that would take the whole region, and the one before it, and so on.
+        Its results are saved, not recomputed: that would recompute the region, the one before it, and so on.
         """
-        before = self._wish, self._policy
-        self._wish, self._policy = RecomputePolicy.RECOMPUTE, checkpoint.policy
+        before = self._recompute_policy, self._policy
+        self._recompute_policy, self._policy = RecomputePolicy.RECOMPUTE, checkpoint.policy
         try:
             results = interpret(checkpoint.body, inputs, {})
         finally:
-            self._wish, self._policy = before
+            self._recompute_policy, self._policy = before
         for result in results:
             if isinstance(result, torch.Tensor):
-                self._wish_for_result(settled(result).node)
+                self._mark_result(synced(result).node)
         return tuple(results)
 
     def _number(self, ghost: GhostTensor) -> Any:
-        """The float that a tensor of one element holds: unknown here, and computed with all the same."""
+        """The value of `item()`: a symbolic float."""
         if not ghost.dtype.is_floating_point or ghost.node is None:
-            raise GhostError("a number that depends on data")
+            raise GhostError("item() depends on data")
         known = self._calls.get((aten._local_scalar_dense.default, ghost.node))
         if known is None:
             spec = NumberSpec(Formula(None, (), 2.0, f"{ghost.node.name}.item()", COMPUTED))
             known = self._calls[(aten._local_scalar_dense.default, ghost.node)] = self.number_in(ghost.node, spec)
         return known
 
-    def _wish_for_result(self, node: fx.Node | None) -> None:
-        """For a region's result, and for the value it is a view of."""
+    def _mark_result(self, node: fx.Node | None) -> None:
+        """Set the policy of a region's result, and of its base if it is a view."""
         while node is not None and node.op == "call_function":
-            set_wish(node, self._wish or RecomputePolicy.SAVED)
+            set_wish(node, self._recompute_policy or RecomputePolicy.SAVED)
             parent = node.args[0] if is_view(node.target) or node.target is operator.getitem else None
             node = parent if isinstance(parent, fx.Node) else None
 
@@ -143,22 +143,22 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
             return self._number(args[0])
         if self._policy is None or self.phase is not Phase.FORWARD:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        policy, wish = self._policy, self._wish
-        self._policy = None  # what the operator is made of shares its fate
+        policy, recompute_policy = self._policy, self._recompute_policy
+        self._policy = None  # the decomposition of the operator follows its policy
         try:
             chosen = policy(SelectiveCheckpointContext(is_recompute=False), func, *args, **(kwargs or {}))
-            again = chosen is False or "RECOMPUTE" in str(chosen)
-            self._wish = RecomputePolicy.RECOMPUTE if again else RecomputePolicy.SAVED
+            recompute = chosen is False or "RECOMPUTE" in str(chosen)
+            self._recompute_policy = RecomputePolicy.RECOMPUTE if recompute else RecomputePolicy.SAVED
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self._policy, self._wish = policy, wish
+            self._policy, self._recompute_policy = policy, recompute_policy
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if tensor.requires_grad:
             raise CannotTrace("a tensor that requires grad is used without being an input")
         return super()._constant(tensor)
 
-    def _take_again(self, known: tuple[fx.Node | None, ...], result: Any) -> None:
+    def _reuse(self, known: tuple[fx.Node | None, ...], result: Any) -> None:
         for ghost, node in zip(_parts(result), known, strict=True):
             if node is None:
                 continue
@@ -173,12 +173,12 @@ def _parts(result: Any) -> Sequence[Any]:
     return result if isinstance(result, tuple | list) else (result,)
 
 
-def _scattered_whole(
+def _scatter_all(
     base: torch.Tensor, values: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> Any:
-    """`as_strided_scatter` into every place of a vector, which is left with nothing but the values, in that order.
+    """`as_strided_scatter` that overwrites every element of a vector: the values themselves, permuted.
 
-    Pooling to one place strides its result anew, in dimensions of one element; this is part of the derivative of that.
+    It is part of the derivative of pooling to one element, which restrides its result in dimensions of size one.
     """
     if base.dim() != 1 or base.stride() != (1,) or base.storage_offset() or storage_offset:
         return NotImplemented
@@ -191,29 +191,28 @@ def _scattered_whole(
     return values.permute(order).reshape(base.shape) if step == base.numel() else NotImplemented
 
 
-def _check_place(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Leave to PyTorch what names a place in memory that lies elsewhere at each call, an input's or one that was
-    planned, and what reaches outside of a value that the graph computes: PyTorch refuses that, and a plan has other
-    values there.
+def _check_storage_offset(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a storage offset into memory that moves from call to call, an input's or the arena, and a view that
+    reaches outside of a value that the graph computes: PyTorch raises there, and the arena holds other values.
 
-    Of a value that the graph computes, `as_strided` is a view like any other; the others would be library calls.
+    `as_strided` of a value that the graph computes is a view like any other; the others would be library calls.
     """
     position = STORAGE_OFFSETS[func]
     named = {**dict(zip(("size", "stride", "storage_offset"), args[position - 2 :], strict=False)), **kwargs}
     given, root = named.get("storage_offset"), _memory_of(args[0])
     if given is not None and (func is not aten.as_strided.default or root.op != "call_function"):
-        raise CannotTrace(f"{func} counts from the start of memory that the graph does not know")
+        raise CannotTrace(f"{func} takes a storage offset into memory that the graph does not own")
     seen, value = tensor_spec(args[0]), tensor_spec(root)
     unit, units = seen.dtype.itemsize, value.dtype.itemsize
     first = seen.offset if given is None else given
     after = first + span(tuple(named["size"]), tuple(named["stride"]))
     room = value.offset + span(value.shape, value.stride)
     if root.op == "call_function" and (first * unit < value.offset * units or after * unit > room * units):
-        raise CannotTrace(f"{func} reaches outside of the value that it is a view of")
+        raise CannotTrace(f"{func} reaches outside of its base")
 
 
 def _memory_of(node: fx.Node) -> fx.Node:
-    """The node that a chain of views starts from: an input, or what the graph computes."""
+    """The base of a chain of views: an input, or a value that the graph computes."""
     while True:
         source: Any = node.args[0] if node.target is operator.getitem else node
         if not is_view(source.target):
@@ -222,14 +221,14 @@ def _memory_of(node: fx.Node) -> fx.Node:
 
 
 def is_lazy_conjugate(node: fx.Node) -> bool:
-    """Whether a node's memory holds the conjugate of its value. Ghosts do not know, and PyTorch refuses to look."""
+    """Whether a node is lazily conjugated. Ghosts do not know."""
     while is_view(node.target) and node.target is not aten._conj.default:
         node = node.all_input_nodes[0]
     return node.target is aten._conj.default
 
 
 def _call_key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What two equal calls have in common, or None if that cannot be told."""
+    """A key that equal calls share; None if an argument has no hash."""
     key = (func, _hashable(args), tuple((name, _hashable(value)) for name, value in kwargs.items()))
     try:
         hash(key)
@@ -248,49 +247,49 @@ def _hashable(value: Any) -> Any:
 
 
 def _is_float(node: fx.Node) -> bool:
-    """Whether a node is a function of numbers that yields a float."""
+    """Whether a node computes a float from numbers."""
     spec = spec_of(node)
     return isinstance(spec, NumberSpec) and isinstance(spec.what, Formula) and node.op == "call_function"
 
 
-Lying = list[tuple[torch.Tensor, tuple[int, ...]]]
+Strides = list[tuple[torch.Tensor, tuple[int, ...]]]
 
 
-def _written(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lying:
-    """What a call may write that is named so, `x.masked_fill_(…)`, `torch.relu_(x)`, `out=`, and how it lies."""
+def _mutated(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides:
+    """Tensors that a call mutates by its name, `x.masked_fill_(…)`, `torch.relu_(x)`, `out=`, with their strides."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    named = name.endswith("_") and not name.endswith("__") and not _moves_nothing(name)
+    named = name.endswith("_") and not name.endswith("__") and not _is_inplace_view(name)
     given = [*(args[:1] if named else ()), kwargs.get("out")]
     return [(each, each.stride()) for each in given if isinstance(each, torch.Tensor)]
 
 
 @functools.cache
-def _moves_nothing(name: str) -> bool:
-    """Whether a method changes how a tensor lies, and no memory: `x.t_()`."""
+def _is_inplace_view(name: str) -> bool:
+    """Whether a method changes sizes and strides only, and no memory: `x.t_()`."""
     packet = getattr(aten, name, None)
     overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
     return any(torch.Tag.inplace_view in overload.tags for overload in overloads)
 
 
-def _lay_as_before(written: Lying) -> None:
-    """Memory that is written stays as it lies. Functionalization puts the result of the operator without the write in
-    its place, which may lie otherwise: `masked_fill` is row by row, whatever is filled."""
-    for tensor, stride in written:
+def _restore_strides(mutated: Strides) -> None:
+    """Give mutated tensors the strides they had. Functionalization replaces them by the result of the out-of-place
+    operator, which may be laid out differently: `masked_fill` returns a contiguous tensor."""
+    for tensor, stride in mutated:
         if not torch._is_functional_tensor(tensor) or tensor.dim() != len(stride):
             continue
-        shape, lies = tuple(tensor.shape), settled(tensor).stride()
-        if all(map(surely_equal, lies, stride)) or not is_dense(shape, stride):
+        shape, now = tuple(tensor.shape), synced(tensor).stride()
+        if all(map(surely_equal, now, stride)) or not is_dense(shape, stride):
             continue
         order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
         with torch.no_grad():
             rows = BASE.clone(tensor.permute(order), memory_format=torch.contiguous_format)
-            made = settled(rows.permute([order.index(dim) for dim in range(len(shape))]))
+            made = synced(rows.permute([order.index(dim) for dim in range(len(shape))]))
         torch._functionalize_replace(tensor, made)
         torch._functionalize_commit_update(tensor)
 
 
 def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any]) -> list[Any]:
-    """Run a torch-level graph node by node. Values are dropped after their last use."""
+    """Run a torch-level graph node by node. Values are freed after their last use."""
     values: dict[fx.Node, Any] = {}
     waiting = {node: len(node.users) for node in traced.graph.nodes}
     given = iter(inputs)
@@ -309,16 +308,16 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
             provenance.running(node)
             args = map_arg(node.args, look_up)
             kwargs = map_arg(node.kwargs, look_up)
-            written = _written(node, args, kwargs)
+            mutated = _mutated(node, args, kwargs)
             if _is_float(node) and any(map(is_symbolic, args)):
-                made = apply(node.target, *args)  # PyTorch's own operators would ask what the numbers are
+                made = apply(node.target, *args)  # PyTorch's own operators would ask for the values
             elif node.op == "call_method" or type(node.target) in METHODS_OF_C:
                 made = call_method(node.target, *args, **kwargs)
             else:
                 made = node.target(*args, **kwargs)
                 watch(node.target, made)
-            if written:
-                _lay_as_before(written)
+            if mutated:
+                _restore_strides(mutated)
             if node.users:
                 values[node] = made
             for used in node.all_input_nodes:
@@ -331,7 +330,7 @@ def interpret(traced: Traced, inputs: Sequence[Any], constants: Mapping[str, Any
 
 @contextlib.contextmanager
 def functionalized() -> Iterator[None]:
-    """Within, operators on functional tensors reach the modes below without writes."""
+    """Within, operators on functional tensors reach the modes below as functional operators."""
     torch._enable_functionalization(reapply_views=True)
     try:
         yield
@@ -345,8 +344,8 @@ def functional(ghost: GhostTensor) -> torch.Tensor:
     return wrapped
 
 
-def settled(tensor: torch.Tensor) -> GhostTensor:
-    """The ghost a functional tensor stands for now, after every write to it or to what it shares memory with."""
+def synced(tensor: torch.Tensor) -> GhostTensor:
+    """The ghost that a functional tensor stands for now, after all mutations of it and its aliases (`torch._sync`)."""
     torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
     ghost = torch._from_functional_tensor(tensor)
     assert isinstance(ghost, GhostTensor)
@@ -354,7 +353,7 @@ def settled(tensor: torch.Tensor) -> GhostTensor:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for functional tensors that share memory in eager."""
+    """Equal for functional tensors that share a storage in eager."""
     found: int = tensor.untyped_storage()._cdata
     return found
 

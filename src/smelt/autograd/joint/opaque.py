@@ -1,14 +1,13 @@
-"""Derivatives of the program's own operators that look at data: one call in the backward, as in the forward.
+"""Derivatives of custom operators that depend on data: one opaque call in the backward, as in the forward.
 
     torch.library.register_autograd(                         backward:  grad_input, grad_weight =
         "mine::by_group", backward, setup_context=…)             smelt_derivatives.by_group(grad, input, weight, ends)
     def backward(ctx, grad):
         for end in ctx.ends.tolist(): …
 
-A derivative runs on ghosts like everything else, and its operators fuse with those round it. One that cannot, because a
-number is asked for, is noted down, and the graph is traced again with that derivative left whole: what `ctx` holds are
-the operands of an operator that is defined for the purpose, whose code calls the derivative with a `ctx` of the same
-contents.
+A derivative runs on ghosts like everything else, and its operators fuse with those around it. One that asks for data is
+noted, and the graph is traced once more with that derivative opaque: an operator is defined for it whose operands are
+the tensors in `ctx`, and whose code calls the derivative with a `ctx` of the same contents.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +34,11 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.la
 
 
 class NeedsData(Exception):
-    """A derivative has been noted down as opaque: trace the graph again."""
+    """A derivative was marked as opaque: retrace the graph."""
 
 
 def watch(target: object, made: Any) -> None:
-    """Watch over the derivative that a call of one of the program's operators has just written into autograd's graph.
+    """Wrap the derivative that a call of a custom operator has just put into autograd's graph.
 
     PyTorch gives such an operator a `torch.autograd.Function`, whose `ctx` is the node of the graph.
     """
@@ -52,11 +51,11 @@ def watch(target: object, made: Any) -> None:
 
 
 class _Watched:
-    """In the place of an `autograd.Function` whose backward the engine is to call."""
+    """Wraps an `autograd.Function` whose backward the engine will call."""
 
     def __init__(self, kind: Any) -> None:
         self.kind: Any = kind.kind if isinstance(kind, _Watched) else kind
-        self.vjp = torch.autograd.Function.vjp  # the engine looks which of the two the program wrote
+        self.vjp = torch.autograd.Function.vjp  # the engine checks which of the two was overridden
 
     def backward(self, ctx: Any, *given: Any) -> Any:
         if self.kind in _opaque:
@@ -65,20 +64,20 @@ class _Watched:
             with WithoutData():
                 return self.kind.backward(ctx, *given)
         except Exception as error:
-            _contents(ctx)  # refused here, where leaving it whole would not do either
+            _contents(ctx)  # raises if it cannot be opaque either
             _opaque.add(self.kind)
             raise NeedsData from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """The place of a tensor among the operands, in what `ctx` holds."""
+    """The position of a tensor among the operands, in place of the tensor in `ctx`."""
 
     place: int
 
 
 def _contents(ctx: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """The tensors that `ctx` holds, and its attributes with places in their stead."""
+    """The tensors in `ctx`, and its attributes with `_Operand` in place of each tensor."""
     tensors: list[torch.Tensor] = []
 
     def held(value: Any) -> Any:
@@ -89,21 +88,22 @@ def _contents(ctx: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
             return (list if type(value) is list else tuple)(map(held, value))
         if type(value) is dict:
             return {key: held(each) for key, each in value.items()}
-        if type(value) not in _PLAIN:  # a size that varies among them
-            raise GhostError(f"the derivative of an operator needs data, and keeps a {type(value).__name__}")
+        if type(value) not in _PLAIN:  # a dynamic size, for one
+            kind = type(value).__name__
+            raise GhostError(f"the derivative of an operator depends on data, and its ctx holds a {kind}")
         return value
 
-    own = {name: value for name, value in vars(ctx).items() if name != "_forward_cls"}
-    return tensors, held({**own, "saved_tensors": ctx.saved_tensors, "needs_input_grad": ctx.needs_input_grad})
+    attributes = {name: value for name, value in vars(ctx).items() if name != "_forward_cls"}
+    return tensors, held({**attributes, "saved_tensors": ctx.saved_tensors, "needs_input_grad": ctx.needs_input_grad})
 
 
 def _call(kind: Any, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
-    """The gradients, by an operator of its own. The engine passes each on to where that argument came from."""
+    """The gradients, computed by one opaque operator."""
     tensors, attributes = _contents(ctx)
     behind = [node._input_metadata[place] for node, place in ctx.next_functions if node is not None]
     needed = [place for place, needs in enumerate(ctx.needs_input_grad) if needs]
     if len(behind) != len(needed):
-        raise GhostError("the derivative of an operator needs data, and arguments are lists")
+        raise GhostError("the derivative of an operator depends on data, and some arguments are lists")
     arrived = [each is not None for each in given]
     operands = [*(each for each in given if each is not None), *tensors]
     dtypes = [each.dtype for each in behind]
@@ -125,13 +125,13 @@ class _Derivative:
 
     def __call__(self, *operands: Any) -> Any:
         tensors, sizes = operands[: -len(self.needed)], operands[-len(self.needed) :]
-        left = iter(tensors)
-        given = [next(left) if there else None for there in self.arrived]
-        rest = list(left)
+        remaining = iter(tensors)
+        given = [next(remaining) if there else None for there in self.arrived]
+        saved = list(remaining)
 
         def real(value: Any) -> Any:
             if isinstance(value, _Operand):
-                return rest[value.place]
+                return saved[value.place]
             if isinstance(value, tuple | list):
                 return type(value)(map(real, value))
             return {key: real(each) for key, each in value.items()} if isinstance(value, dict) else value
@@ -139,17 +139,17 @@ class _Derivative:
         ctx = SimpleNamespace(**real(self.attributes))
         made = self.kind.backward(ctx, *given)
         made = made if isinstance(made, tuple) else (made,)
-        found = [self._settled(made[place], size, dtype)
+        found = [self._fitted(made[place], size, dtype)
                  for place, size, dtype in zip(self.needed, sizes, self.dtypes, strict=True)]  # fmt: skip
         return tuple(found) if len(found) > 1 else found[0]
 
-    def _settled(self, gradient: Any, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """As the engine makes a gradient fit its tensor, lying row by row and in memory of its own."""
+    def _fitted(self, gradient: Any, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A gradient summed and cast to fit its tensor, as the engine does; contiguous, in its own memory."""
         if not isinstance(gradient, torch.Tensor):
             raise UnexpectedResult(
                 "SM023",
-                f"{self.kind.__name__} yields no gradient for an argument that needs one",
-                hint="let the operator's derivative yield zeros there, or take no gradient of that argument",
+                f"{self.kind.__name__} returns no gradient for an argument that requires grad",
+                hint="return zeros there from the operator's derivative, or detach that argument",
             )
         return torch.empty(size, dtype=dtype, device=gradient.device).copy_(gradient.sum_to_size(*size))
 
@@ -162,9 +162,9 @@ class _Derivative:
 
 
 def _defined(derivative: _Derivative, operands: int) -> Callable[..., Any]:
-    """An operator of PyTorch's dispatcher, so that every stage treats it like those of the program."""
-    rest = derivative.attributes, derivative.arrived, derivative.needed, derivative.dtypes
-    key = derivative.kind, repr(rest), operands
+    """Define an operator with PyTorch's dispatcher, so that every stage treats it like other custom operators."""
+    saved = derivative.attributes, derivative.arrived, derivative.needed, derivative.dtypes
+    key = derivative.kind, repr(saved), operands
     if key not in _known:
         name = f"{derivative.kind.__name__.removeprefix('GeneratedBackwardFor_')}_{len(_known)}"
         results = len(derivative.needed)

@@ -1,12 +1,12 @@
-"""The backward for gradients of some results only: what depends on the others is not there, as in eager.
+"""The backward for gradients of some results only, without what depends on the other tangents, as in eager.
 
     backward(saved, tangents_1, tangents_2)        given tangents_1 alone:
       mul = mul(tangents_1, 2)                       mul = mul(tangents_1, 2)
       div = div(tangents_2, saved)                   return mul
       add = add(mul, div); return add
 
-A backward is linear in its tangents, so a value that only missing ones lead to is zero. Computing it as zeros costs
-time, and is wrong where a factor is infinite: 0 * inf is NaN, and eager never asks.
+A backward is linear in its tangents, so a value that depends on missing ones only is zero. Computing it as zeros costs
+time, and is wrong where a factor is infinite: 0 * inf is NaN, and eager never computes it.
 """
 
 from collections.abc import Sequence
@@ -30,39 +30,40 @@ _ABSENT = object()
 def for_tangents(backward: Traced, plan: JointPlan, arrived: int) -> Traced | None:
     """A backward without the tangents that have no bit in `arrived`.
 
-    A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.grad_depends_on`). None comes
-    back if a missing value stands where zeros cannot stand in for it.
+    A gradient that depends on nothing else is None, or zeros where eager has zeros (`plan.grad_depends_on`). Returns
+    None if a missing value cannot be replaced by zeros.
     """
     tangents = placeholders(backward.graph)[-len(plan.tangents) :]
     given = {node: node for number, node in enumerate(tangents) if arrived >> number & 1}
-    rest = _Rest(backward, given, [node for node in tangents if node not in given], tangents)
-    return rest.returning(_gradients(rest, backward, plan, arrived)) if rest.complete else None
+    partial = _PartialGraph(backward, given, [node for node in tangents if node not in given], tangents)
+    return partial.returning(_gradients(partial, backward, plan, arrived)) if partial.complete else None
 
 
-def stopped(marked: Traced, plan: JointPlan, arrived: int, source: int | None = None) -> Traced | None:
-    """A part of the backward, which goes no further than the outputs that others lean on.
+def cut_at_outputs(marked: Traced, plan: JointPlan, arrived: int, source: int | None = None) -> Traced | None:
+    """A part of the backward, cut at the outputs that other results depend on.
 
-    With a `source`, the part from that tangent to the outputs that its result leans on, in the order of the plan;
-    without, the part from all that `arrived` to the inputs. Both take gradients of results as they are complete: what
-    flows from one result to another by way of an output is the engine's to add up.
+    With a `source`, the part from that tangent to the outputs that its result depends on, in the order of the plan;
+    without, the part from all tangents in `arrived` to the inputs. Both take complete gradients of results: the engine
+    adds up what flows from one result to another through an output.
     """
     tangents = placeholders(marked.graph)[-len(plan.tangents) :]
     marks = {place: node for node in marked.graph.nodes if (place := arrival_of(node)) is not None}
-    own = {plan.tangent_of(place): node for place, node in marks.items()}
-    sources = [own.get(number, node) for number, node in enumerate(tangents)]
+    mark_of = {plan.tangent_of(place): node for place, node in marks.items()}
+    sources = [mark_of.get(number, node) for number, node in enumerate(tangents)]
     taken = arrived if source is None else 1 << source
     given = {sources[number]: node for number, node in enumerate(tangents) if taken >> number & 1}
-    rest = _Rest(marked, given, [node for node in (*tangents, *marks.values()) if node not in given], tangents)
-    if not rest.complete:
+    missing = [node for node in (*tangents, *marks.values()) if node not in given]
+    partial = _PartialGraph(marked, given, missing, tangents)
+    if not partial.complete:
         return None
     if source is None:
-        return rest.returning(_gradients(rest, marked, plan, arrived))
-    leans = dict(plan.output_deps)[source]
-    return rest.returning([rest.of(marks[place].args[0]) if place in marks else None for place in leans])
+        return partial.returning(_gradients(partial, marked, plan, arrived))
+    deps = dict(plan.output_deps)[source]
+    return partial.returning([partial.of(marks[place].args[0]) if place in marks else None for place in deps])
 
 
-class _Rest:
-    """A backward without what missing values lead to. `given`: nodes that are inputs in it, each as some tangent."""
+class _PartialGraph:
+    """A backward without what depends on missing values. `given`: nodes that become its inputs, with their tangents."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class _Rest:
     ) -> None:
         self.backward, self.graph = backward, fx.Graph()
         self.made: dict[fx.Node, Any] = dict.fromkeys(missing, _ABSENT)
-        self._alone: dict[fx.Node, fx.Node] = {}  # sums of which but one summand is there: it, which lies otherwise
+        self._single_summand: dict[fx.Node, fx.Node] = {}  # sums with one summand present, in another layout
         self.complete = False
-        led_to = {*tangents, *given}  # by any tangent
+        depends_on_tangent = {*tangents, *given}
         for node in placeholders(backward.graph):
             if node not in self.made and node not in tangents:
                 self.made[node] = add_copy(self.graph, node, self.made.__getitem__)
@@ -84,9 +85,9 @@ class _Rest:
         for node in backward.graph.nodes:
             if node.op == "output":
                 break
-            sources = [used for used in node.all_input_nodes if used in led_to]
+            sources = [used for used in node.all_input_nodes if used in depends_on_tangent]
             if sources:
-                led_to.add(node)
+                depends_on_tangent.add(node)
             if node in self.made:
                 continue
             if sources and all(self.made[used] is _ABSENT for used in sources):
@@ -97,7 +98,7 @@ class _Rest:
                 self.made[node] = self.made[summand]
                 continue
             if summand is not None:
-                self._alone[node] = self.made[summand]
+                self._single_summand[node] = self.made[summand]
             copied = _copied(self.graph, node, self.made)
             if copied is None:
                 return
@@ -105,8 +106,8 @@ class _Rest:
         self.complete = True
 
     def of(self, value: Any) -> Any:
-        """What stands for a value that is returned, laid out as in eager; None for one that is missing."""
-        found = self._alone.get(value, self.made[value]) if isinstance(value, fx.Node) else value
+        """The node that is returned for a value, laid out as in eager; None for one that is missing."""
+        found = self._single_summand.get(value, self.made[value]) if isinstance(value, fx.Node) else value
         return None if found is _ABSENT else found
 
     def returning(self, values: Sequence[Any] | None) -> Traced | None:
@@ -121,26 +122,26 @@ class _Rest:
         return Traced(self.graph, GraphLevel.PURE, constants)
 
 
-def _gradients(rest: _Rest, backward: Traced, plan: JointPlan, arrived: int) -> list[Any] | None:
-    """What flows into the inputs; None if zeros cannot be had that eager has there."""
+def _gradients(partial: _PartialGraph, backward: Traced, plan: JointPlan, arrived: int) -> list[Any] | None:
+    """The gradients of the inputs; None if zeros that eager returns cannot be made."""
     returned: list[Any] = []
     gradients = outputs(backward.graph)
     for value, fed in zip(gradients, plan.grad_depends_on or (1,) * len(gradients), strict=True):
-        found = rest.of(value)
+        found = partial.of(value)
         if found is None and isinstance(value, fx.Node) and fed & arrived:
             if not _can_be_zeros(value):
                 return None
-            found = _zeros(rest.graph, value)
+            found = _zeros(partial.graph, value)
         returned.append(found)
     for index in views_to_copy(dict(enumerate(returned))):
-        copy = rest.graph.call_function(aten.clone.default, (returned[index],))
+        copy = partial.graph.call_function(aten.clone.default, (returned[index],))
         set_spec(copy, replace(tensor_spec(returned[index]), offset=0))
         returned[index] = copy
     return returned
 
 
 def for_the_loss(backward: Traced, plan: JointPlan) -> Traced:
-    """The backward that most likely runs: of several results, for the scalar ones alone if there are any (a loss)."""
+    """The backward that most likely runs: for the scalar results only, if there are any (a loss)."""
     scalars = sum(1 << number for number, spec in enumerate(plan.tangents) if not spec.shape)
     if scalars in (0, (1 << len(plan.tangents)) - 1):
         return backward
@@ -153,14 +154,14 @@ def _can_be_zeros(node: fx.Node) -> bool:
 
 
 def _memory_order(spec: TensorSpec) -> list[int] | None:
-    """The dimensions from the outermost in memory to the innermost; None if that does not describe how it lies."""
+    """The dimensions from the outermost in memory to the innermost; None if it is not dense."""
     order = sorted(range(len(spec.shape)), key=lambda dimension: spec.stride[dimension], reverse=True)
-    lies = contiguous_stride(tuple(spec.shape[dimension] for dimension in order))
-    return order if lies == tuple(spec.stride[dimension] for dimension in order) else None
+    dense = contiguous_stride(tuple(spec.shape[dimension] for dimension in order))
+    return order if dense == tuple(spec.stride[dimension] for dimension in order) else None
 
 
 def _only_summand(node: fx.Node, made: dict[fx.Node, Any]) -> fx.Node | None:
-    """The summand of a sum that is there while the other is absent, if the sum is nothing but that."""
+    """The summand of a sum that is present while the other is absent, if the sum then equals it."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     there = [used for used in node.args if isinstance(used, fx.Node) and made[used] is not _ABSENT]
@@ -191,6 +192,6 @@ def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
         set_spec(made, spec)
         return made
     set_spec(made, TensorSpec(shape, contiguous_stride(shape), spec.dtype, spec.device))
-    turned = graph.call_function(aten.permute.default, (made, [order.index(place) for place in range(len(order))]))
-    set_spec(turned, spec)
-    return turned
+    transposed = graph.call_function(aten.permute.default, (made, [order.index(place) for place in range(len(order))]))
+    set_spec(transposed, spec)
+    return transposed

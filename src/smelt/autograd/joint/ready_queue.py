@@ -1,7 +1,7 @@
 """The queue of nodes that are ready to run, in the order in which PyTorch's engine takes them.
 
-The one that came about last goes first. Leaves all have the same number, so that for them the order depends on how
-the queue is kept: as a heap, by the usual algorithm. Hooks show that order to the program, so it is followed.
+The node with the highest sequence number goes first. Leaves all have the same number, so for them the order depends on
+the heap algorithm of the C++ standard library. Hooks make that order visible to the program, so it is reproduced.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class ReadyQueue:
 
 
 def pushed_to_pop(wanted: Sequence[int]) -> list[int]:
-    """The order in which to push nodes of equal number, all at once, for them to be taken in the order that is wanted.
+    """The order in which to push nodes of equal number, so that they are popped in the wanted order.
 
     [a, b, c, d]   →   [a, c, b, d]
     """

@@ -1,10 +1,10 @@
-"""Functions of PyTorch that write where nobody is told, and what is traced in their place.
+"""Functions of PyTorch that mutate tensors undeclared, and what is traced in their place.
 
-    F.batch_norm(x, mean, var, training=True)  →  aten._native_batch_norm_legit, whose schema admits that it writes
-    F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no writes inside
+    F.batch_norm(x, mean, var, training=True)  →  aten._native_batch_norm_legit, whose schema declares the mutation
+    F.dropout(x)                               →  bernoulli, div, mul: the same random numbers, no mutation inside
 
-Functionalization removes the writes that an operator's schema declares. One that writes all the same would make a graph
-that looks pure and is not; where no substitute catches it first, the recorder refuses it (`meta.effects`).
+Functionalization removes the mutations that an operator's schema declares. An undeclared one would make a graph that
+looks pure and is not; where no substitute catches it first, the recorder refuses it (`meta.effects`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.overrides import TorchFunctionMode
 
-from smelt.autograd.joint.bernoulli_order import toss_contiguous
+from smelt.autograd.joint.bernoulli_order import bernoulli_contiguous
 from smelt.autograd.joint.functional_trace import CannotTrace
 from smelt.autograd.joint.writes import WriteWatch
 from smelt.base.torch_originals import BASE, meant
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Its own `div_` would make functionalization ask a meta kernel that imports sympy, which takes a second."""
+    """Without `div_`, for which functionalization would call a meta kernel that imports sympy, which takes a second."""
     if inplace or not training or not 0 < p < 1 or input.device.type != "cpu" or not input.numel():
         return F.dropout(input, p, training, inplace)
     noise = torch.bernoulli(torch.empty_like(input), 1 - p)
@@ -49,14 +49,15 @@ def _batch_norm(
     if not training or running_mean is None or running_var is None or not input.numel():
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     F._verify_batch_size(input.size())  # type: ignore[attr-defined]
-    normed: torch.Tensor = _uncounted(aten._native_batch_norm_legit.default)(
+    normed: torch.Tensor = _without_version_bump(aten._native_batch_norm_legit.default)(
         input, weight, bias, running_mean, running_var, True, momentum, eps
     )[0]
     return normed
 
 
-def _uncounted(norm: Callable[..., Any]) -> Callable[..., Any]:
-    """A normalization whose writes do not count: eager's do not, or nobody could normalize twice before a backward."""
+def _without_version_bump(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A normalization that does not bump the versions of its running statistics, as in eager: otherwise a backward
+    after two forwards would fail."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
@@ -96,7 +97,7 @@ def _native_batch_norm(
 ) -> Any:
     if not training or running_mean is None or running_var is None:
         return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    norm = _uncounted(aten._native_batch_norm_legit.default)
+    norm = _without_version_bump(aten._native_batch_norm_legit.default)
     return norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
 
 
@@ -110,7 +111,8 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Batch norm of one batch with a channel for each sample's, as PyTorch does it, whose mean is what is kept."""
+    """Batch norm of one batch with a channel per sample and channel, as PyTorch does it; running statistics are means
+    over the samples."""
     if not use_input_stats or running_mean is None or running_var is None:
         return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     F._verify_spatial_size(input.size())  # type: ignore[attr-defined]
@@ -138,19 +140,19 @@ def _torch_instance_norm(
     return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
-def _shared_in_secret(name: str) -> Callable[..., Any]:
-    """Parts that show their tensor's memory and are no views of it: a pure graph would return copies."""
+def _undeclared_alias(name: str) -> Callable[..., Any]:
+    """Results that alias their argument and are no views of it: a pure graph would return copies."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        raise CannotTrace(f"{name} shares memory that its schema keeps quiet about")
+        raise CannotTrace(f"{name} returns aliases that its schema does not declare")
 
     return call
 
 
-_SHARED_IN_SECRET = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
+_UNDECLARED_ALIASES = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
-    **{getattr(owner, name): _shared_in_secret(name) for owner in (torch, BASE) for name in _SHARED_IN_SECRET},
+    **{getattr(owner, name): _undeclared_alias(name) for owner in (torch, BASE) for name in _UNDECLARED_ALIASES},
     F.dropout: _dropout,
     F.batch_norm: _batch_norm,
     torch.batch_norm: _torch_batch_norm,
@@ -158,11 +160,11 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.instance_norm: _instance_norm,
     torch.instance_norm: _torch_instance_norm,
     **{
-        norm: _uncounted(norm)
+        norm: _without_version_bump(norm)
         for norm in (aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default)
     },
-    torch.bernoulli: toss_contiguous,
-    BASE.bernoulli: toss_contiguous,
+    torch.bernoulli: bernoulli_contiguous,
+    BASE.bernoulli: bernoulli_contiguous,
 }
 
 

@@ -1,4 +1,4 @@
-"""The joint graph: a torch-level graph's forward and the backward the autograd engine runs for it, recorded as one.
+"""The joint graph: the forward of a torch-level graph and the backward that the autograd engine runs, recorded as one.
 
     x * w, both with requires_grad      joint:  primals_1, primals_2, tangents_1
                                                 mul   = mul(primals_1, primals_2)
@@ -6,7 +6,7 @@
                                                 mul_2 = mul(tangents_1, primals_2)
                                                 return (mul, mul_2, mul_1)
 
-The engine itself runs on ghosts, so every operator that eager can differentiate is covered, and with its own formula.
+The engine itself runs on ghosts, so every operator that eager can differentiate is covered, with PyTorch's own formula.
 `trace_forward` is the same without gradients.
 """
 
@@ -27,11 +27,11 @@ from smelt.autograd.joint.functional_trace import (
     functionalized,
     interpret,
     plain_spec,
-    settled,
     storage_id,
+    synced,
 )
 from smelt.autograd.joint.opaque import NeedsData
-from smelt.autograd.joint.output_dependencies import Seen, find_leaning, mark_arrivals
+from smelt.autograd.joint.output_dependencies import VisibleTensors, find_output_deps, mark_arrivals
 from smelt.autograd.joint.ready_queue import pushed_to_pop
 from smelt.autograd.joint.substitutes import Substituting
 from smelt.autograd.joint.writes import WriteWatch
@@ -58,7 +58,7 @@ class TraceSource:
     """Something to trace: its inputs' specs and names, and a function from inputs and constants to flat outputs.
 
     `numbers`: inputs that the function takes as numbers, by position; compiled code takes tensors that hold them.
-    `is_program`: the function is Python of the program, not a captured graph: nobody has looked what it does.
+    `is_program`: the function is user code, not a captured graph, and may do anything.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -82,7 +82,7 @@ class TraceSource:
         return cls(specs, tuple(node.name for node in nodes), call, traced.constants, numbers, traced.undoing)
 
     def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Compiled code's inputs as the function takes them."""
+        """Inputs of compiled code as the function takes them: numbers unpacked from tensors."""
         if not self.numbers:
             return inputs
         return [BASE.item(each) if place in self.numbers else each for place, each in enumerate(inputs)]
@@ -98,7 +98,7 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class Pure:
-    """A pure forward graph, and what is done round it. `eager` runs the original graph as PyTorch would."""
+    """A pure forward graph and its plan. `eager` runs the original graph with PyTorch."""
 
     traced: Traced
     plan: JointPlan
@@ -109,8 +109,8 @@ class Pure:
 class Joint:
     """Forward and backward in one pure graph, before it is split.
 
-    Inputs are primals, then tangents; outputs are results, new values of written inputs, then gradients in the order of
-    `plan.gradients`. `replay` computes the results again, differentiably, or says why that would not be the same.
+    Inputs are primals, then tangents; outputs are results, new values of mutated inputs, then gradients in the order of
+    `plan.gradients`. `replay` recomputes the results, differentiably, or says why that is impossible.
     """
 
     traced: Traced
@@ -121,8 +121,8 @@ class Joint:
 
 @dataclass(slots=True)
 class _Run:
-    """A torch-level graph run on ghosts: what went in, what came out. `leaves` are what gradients are taken of: the
-    inputs themselves, or what those are made of so that they may be written."""
+    """A torch-level graph run on ghosts: its inputs and outputs. Gradients are taken of `leaves`: the inputs
+    themselves, or the leaves they are computed from, so that the inputs may be mutated."""
 
     recorder: SharingRecorder
     primals: list[fx.Node]
@@ -131,13 +131,13 @@ class _Run:
     histories: list[Any]
     outputs: list[Any]
     specs: Sequence[TensorSpec] = ()
-    storages: list[Any] = field(default_factory=list)  # what the inputs lie in as the graph begins
+    storages: list[Any] = field(default_factory=list)  # of the inputs, before the graph runs
     constants: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """An input that the graph writes: its new value, how often it is written, and whether gradients flow through."""
+    """A mutated input: its new value, how often it is written, and whether gradients flow through."""
 
     index: int
     tensor: torch.Tensor
@@ -147,13 +147,13 @@ class _Write:
 
 
 class _WritesLeaf(CannotTrace):
-    """A leaf that requires grad is written. It may be none when the graph runs: guards do not ask for that."""
+    """A leaf that requires grad is mutated. It may be a non-leaf when the graph runs: guards do not check that."""
 
 
 def trace_forward(traced: Traced | TraceSource, decompositions: Decompositions | None = None) -> Pure:
-    """The pure graph of a torch-level graph whose gradients nobody needs."""
+    """The pure graph of a torch-level graph, without gradients."""
     source = TraceSource.of_graph(traced) if isinstance(traced, Traced) else traced
-    # In whatever grad mode the graph begins: PyTorch notes on each view in which it was made.
+    # In the grad mode the graph starts in: it determines the creation meta of views.
     with without_caller_hooks(), SharingRecorder(decompositions) as recorder, functionalized():
         run = _run(source, recorder, with_gradients=source.is_program)
         if source.is_program:
@@ -195,7 +195,7 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
             _refuse_new_leaves(run)
         arrangement = arrange(run.outputs, run.inputs)
         written = _written(source, run)
-        # Whatever gradients arrive for: the forward's values in their order, and the tensor that is each.
+        # What may have gradients: the forward's values in order, each with its tensor.
         values = [(result.node, result.tensor) for result in arrangement.results]
         values += [(write.node, write.tensor) for write in written]
         wanted = [result.tensor.requires_grad for result in arrangement.results]
@@ -204,15 +204,15 @@ def _trace_joint(source: TraceSource, decompositions: Decompositions | None, *, 
         _refuse_checked(run)
         recorder.phase = Phase.BACKWARD
         rebased = {write.index: write.tensor if write.rebased else None for write in written}
-        seen = Seen(run.outputs, arrangement.outputs, rebased)
+        seen = VisibleTensors(run.outputs, arrangement.outputs, rebased)
         arriving = {place: values[place][1] for place in differentiable}
-        output_deps = find_leaning(seen, len(arrangement.results), arriving)
+        output_deps = find_output_deps(seen, len(arrangement.results), arriving)
         mark_arrivals(recorder, seen, output_deps)
         shown = [*run.inputs, *run.constants, *(each for each in run.outputs if isinstance(each, torch.Tensor))]
-        before = [settled(tensor).node for tensor in shown]
+        before = [synced(tensor).node for tensor in shown]
         tangents, gradients, arrivals = _backward(run, [values[position] for position in differentiable])
-        if [settled(tensor).node for tensor in shown] != before:
-            raise CannotTrace("the backward writes an input or an output, which only PyTorch does")
+        if [synced(tensor).node for tensor in shown] != before:
+            raise CannotTrace("the backward modifies an input or an output in-place")
         recorder.output([*(node for node, _ in values), *gradients.values()])
     results = [values[position][1] for position in differentiable] if tangents else []
     grad_depends_on, frees_saved_of = _histories(run.leaves, results, gradients)
@@ -242,13 +242,13 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
         run.primals.append(recorder.node_of(ghost))
         leaf = functional(ghost).requires_grad_(with_gradients and spec.requires_grad)
         run.leaves.append(leaf)
-        again = not leaves and leaf.requires_grad
-        run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if again else leaf)
+        as_nonleaf = not leaves and leaf.requires_grad
+        run.inputs.append(computed(leaf, functools.partial(functional, ghost)) if as_nonleaf else leaf)
         run.histories.append(run.inputs[-1].grad_fn)
         run.storages.append(run.inputs[-1].untyped_storage())
     constants = {name: functional(recorder.constant(tensor)) for name, tensor in source.constants.items()}
     run.constants = list(constants.values())
-    before = {name: settled(tensor).node for name, tensor in constants.items()}
+    before = {name: synced(tensor).node for name, tensor in constants.items()}
     try:
         with Substituting(recorder.functions, WriteWatch(run.inputs)), restored():
             given = list(run.inputs)
@@ -266,33 +266,33 @@ def _run(source: TraceSource, recorder: SharingRecorder, *, with_gradients: bool
         if isinstance(output, torch.Tensor) and not torch._is_functional_tensor(output):
             raise CannotTrace("an output escaped functionalization")
     for name, tensor in constants.items():
-        if settled(tensor).node is not before[name]:
+        if synced(tensor).node is not before[name]:
             raise CannotTrace(f"the graph writes its constant {name}")
     return run
 
 
 def _refuse_gradients(run: _Run) -> None:
-    """Refuse results that require grad where no gradients were asked for: some were switched on, or a leaf is new."""
+    """Raise if results require grad though gradients are off: the function enabled them, or made a new leaf."""
     given = {id(tensor) for tensor in run.inputs}
     for output in run.outputs:
         if isinstance(output, torch.Tensor) and output.requires_grad and id(output) not in given:
-            raise CannotTrace("gradients are switched on inside of what begins without them")
+            raise CannotTrace("the function enables gradients inside")
     for spec, tensor in zip(run.specs, run.inputs, strict=True):
         if tensor.grad_fn is not None or tensor.requires_grad is not spec.requires_grad:
-            raise CannotTrace("an input begins or ceases to require grad")
+            raise CannotTrace("requires_grad of an input changes")
 
 
 def _refuse_new_leaves(run: _Run) -> None:
-    """Refuse what the program makes a leaf, or ceases to: a graph's results all come out of its one node."""
+    """Raise if the function makes or unmakes leaves: all results of a compiled graph have its node as `grad_fn`."""
     given = {id(tensor) for tensor in run.inputs}
     for output in run.outputs:
         if isinstance(output, torch.Tensor) and output.requires_grad and output.is_leaf and id(output) not in given:
             raise CannotTrace("a result is a leaf that requires grad")
     for spec, tensor, history in zip(run.specs, run.inputs, run.histories, strict=True):
         if spec.requires_grad and (not tensor.requires_grad or (tensor.grad_fn is None and history is not None)):
-            raise CannotTrace("an input ceases to require grad")
+            raise CannotTrace("an input stops requiring grad")
         if not spec.requires_grad and tensor.requires_grad and tensor.grad_fn is None:
-            raise CannotTrace("an input is made to require grad")
+            raise CannotTrace("an input starts requiring grad")
 
 
 def _written(source: TraceSource, run: _Run) -> list[_Write]:
@@ -300,12 +300,12 @@ def _written(source: TraceSource, run: _Run) -> list[_Write]:
     found: list[_Write] = []
     for index, (name, spec, tensor) in enumerate(zip(source.names, source.specs, run.inputs, strict=True)):
         if storage_id(tensor) != run.storages[index]._cdata:
-            raise CannotTrace(f"input {name} is given other memory")
-        ghost = settled(tensor)
+            raise CannotTrace(f"input {name} is given a new storage")
+        ghost = synced(tensor)
         if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
-            gaps = "" if _is_dense(spec) else ", which lies in memory with gaps,"
+            gaps = "" if _is_dense(spec) else ", which is not dense,"
             raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
         rebased = tensor.grad_fn is not run.histories[index]
         found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
@@ -313,19 +313,20 @@ def _written(source: TraceSource, run: _Run) -> list[_Write]:
 
 
 def _refuse_checked(run: _Run) -> None:
-    """Refuse what autograd differentiates by looking at the data: on ghosts it does not look, and would not refuse."""
+    """Raise for operators whose backward checks data: on ghosts the check is skipped."""
     late = {node for node, leaf in zip(run.primals, run.leaves, strict=True) if leaf.requires_grad}
     for node in run.recorder.graph.nodes:
         if node not in late and any(source in late for source in node.all_input_nodes):
             late.add(node)
             if checks_in_backward(node):
-                raise CannotTrace(f"{node.target} refuses some losses in its backward, which takes their data to tell")
+                raise CannotTrace(f"the backward of {node.target} raises for some data, which takes the data to check")
 
 
 def _backward(
     run: _Run, values: Sequence[tuple[fx.Node, torch.Tensor]]
 ) -> tuple[tuple[TensorSpec, ...], dict[int, fx.Node], list[int]]:
-    """Run the engine. Yields the specs of the tangents, the gradient's node by input, and inputs as theirs arrived."""
+    """Run the engine. Returns the specs of the tangents, gradient nodes by input, and the order in which they
+    arrived."""
     specs = tuple(_tangent_spec(node) for node, _ in values)
     given = [run.recorder.placeholder(f"tangents_{number}", spec) for number, spec in enumerate(specs, 1)]
     tangents = list(map(functional, given))
@@ -347,7 +348,7 @@ def _backward(
         if isinstance(error, CannotTrace):
             raise
         raise CannotTrace(f"the backward does not run without data: {type(error).__name__}: {error}") from error
-    if any(settled(tangent).node is not ghost.node for tangent, ghost in zip(tangents, given, strict=True)):
+    if any(synced(tangent).node is not ghost.node for tangent, ghost in zip(tangents, given, strict=True)):
         raise CannotTrace("the backward writes a gradient that it is given, which only PyTorch does")
     found: dict[int, torch.Tensor] = {}
     for index, gradient in zip(wanted, gradients, strict=True):
@@ -379,7 +380,7 @@ def _unshared(gradients: Mapping[int, torch.Tensor]) -> dict[int, fx.Node]:
 
 
 def _node_of(tensor: torch.Tensor) -> fx.Node:
-    node = settled(tensor).node
+    node = synced(tensor).node
     assert node is not None
     return node
 
@@ -420,7 +421,7 @@ def _run_engine(
 
 
 def _tangent_spec(node: fx.Node) -> TensorSpec:
-    """Gradients are taken in the layout of their result, or row-major if that result overlaps itself or has gaps."""
+    """Tangents have the layout of their result, or are contiguous if that result is not dense."""
     spec = tensor_spec(node)
     stride = spec.stride if _is_dense(spec) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
@@ -435,7 +436,7 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Joi
         inputs=len(run.inputs),
         outputs=resized(arrangement.outputs, from_symbolic, is_symbolic_size),
         results=len(arrangement.results),
-        result_views=tuple((result.shown, result.beneath) for result in arrangement.results),
+        result_views=tuple((result.shown, result.is_base) for result in arrangement.results),
         must_own_memory=arrangement.copied,
         mutated_inputs=tuple(write.index for write in written),
         version_bumps=tuple(write.times for write in written),
@@ -445,7 +446,7 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Joi
 
 
 def _finish(recorder: SharingRecorder) -> Traced:
-    """Drop what nobody uses. Random operators stay, so that the stream of random numbers is eager's."""
+    """Remove dead code. Random operators stay, so that the random state advances as in eager."""
     graph = recorder.graph
     resize_in_place(graph, from_symbolic, is_symbolic_size)
     for node in reversed(list(graph.nodes)):
@@ -459,7 +460,7 @@ def _finish(recorder: SharingRecorder) -> Traced:
 
 
 def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[int]) -> tuple[int, ...]:
-    """Those of the given inputs that some of `values` are computed from."""
+    """Those of the given inputs that some of `values` depend on."""
     pending = list(values) if candidates else []
     found = set(pending)
     while pending:
@@ -470,19 +471,19 @@ def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[in
 
 
 def _replay(source: TraceSource, plan: JointPlan, recorder: SharingRecorder) -> Replay | str:
-    """Running the original again on the same inputs, or why that would not yield the same."""
+    """A function that reruns the original on the same inputs, or why its results would differ."""
     for node in recorder.graph.nodes:
         if draws(node) and not uses_default_generator(node):
-            return f"the graph draws random numbers ({node.target}) that no seed of PyTorch's own CPU generator fixes"
+            return f"the graph draws random numbers ({node.target}) from a generator other than the default CPU one"
     return replaying(source, plan)
 
 
 def replaying(source: TraceSource, plan: JointPlan) -> Replay:
-    """Computes what is differentiable of a source again."""
+    """A function that recomputes the differentiable results of a source."""
 
     def replay(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = source.call(source.given(inputs), source.constants)
-        shown = [outputs[position]._base if beneath else outputs[position] for position, beneath in plan.result_views]
+        shown = [outputs[position]._base if is_base else outputs[position] for position, is_base in plan.result_views]
         shown += [inputs[index] for index in plan.mutated_inputs]
         return [shown[position] for position in plan.differentiable]
 

@@ -1,6 +1,6 @@
-"""The program's own Python on tensors that have no data: where it asks for some, it is told that there is none.
+"""User code on tensors that have no data: reading data raises.
 
-x.numpy()   →   GhostError, where NumPy would make memory of its own, with whatever is there
+x.numpy()   →   GhostError, where NumPy would return uninitialized memory
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _ASK_FOR_DATA = frozenset(
 
 
 def stands_for_data(value: object) -> bool:
-    """Whether a tensor is one that functionalization follows: it stands for a ghost."""
+    """Whether a tensor is a functional tensor, which stands for a ghost."""
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
 class WithoutData(TorchFunctionMode):
-    """While this is on, nobody reads memory of tensors that have none."""
+    """While this mode is on, reading data of functional tensors raises."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

@@ -1,10 +1,10 @@
-"""Writes that are no writes of one value at a time, which a graph without writes cannot stand for: left to PyTorch.
+"""In-place writes that functionalization would get wrong: to overlapping elements, or to memory that is also read.
 
-    x.as_strided((4, 3), (1, 1)).add_(1)    elements are shown, and added to, more than once
-    y[1:].add_(y[:-1])                      what is read is written at the same time: PyTorch refuses, where it can tell
+    x.as_strided((4, 3), (1, 1)).add_(1)    elements overlap, and are added to more than once
+    y[1:].add_(y[:-1])                      reads what it writes: PyTorch raises, where it can tell
 
-Functionalization computes a new value from old ones and puts it in the place of the old. That is what the program asked
-for only if each element written is one of its own, and none of those read.
+Functionalization computes a new value from old ones and replaces the old one. That equals eager only if no two written
+elements share memory, and none is read as well. Such calls fall back to eager.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,60 +15,59 @@ import torch
 from smelt.autograd.joint.functional_trace import CannotTrace, storage_id
 from smelt.symbolic.shapes import may_overlap, span
 
-# Views that may show an element more than once though no step is zero.
+# Views that may repeat elements though no stride is zero.
 _RESTRIDING = frozenset({"as_strided", "as_strided_"})
-# What writes into a copy that has the steps of what was copied, and so shows elements as often.
+# What writes into a copy with the strides of the original, and so repeats elements as well.
 _COPYING = frozenset({"select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter"})
 
 
 class WriteWatch:
-    """Looks at what each call is given, then at what it has written and made. Only stand-ins are looked at, not real
-    tensors, which PyTorch itself writes."""
+    """Checks the arguments of each call, then what it mutated and returned. Only functional tensors are checked."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self._inputs = {storage_id(tensor): tensor for tensor in _tensors(inputs)}
-        # Tensors that show elements of memory more than once, and views of those, by id.
-        self._spread: dict[int, torch.Tensor] = {}
+        # Tensors with overlapping elements, and views of them, by id.
+        self._overlapping: dict[int, torch.Tensor] = {}
 
     def before(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[tuple[torch.Tensor, int]]:
-        """What a call is given, each with how often it was written by now."""
-        if _name_of(func) in _COPYING and any(map(self._is_spread, _tensors(args[:1]))):
-            raise CannotTrace(f"{_name_of(func)} of a tensor that shows elements of its memory more than once")
+        """The tensor arguments of a call, with their versions."""
+        if _name_of(func) in _COPYING and any(map(self._is_overlapping, _tensors(args[:1]))):
+            raise CannotTrace(f"{_name_of(func)} of a tensor with overlapping elements")
         given = {id(each): each for each in (*_tensors(args), *_tensors(tuple(kwargs.values())))}
         return [(each, each._version) for each in given.values()]
 
     def after(self, func: Any, args: Sequence[Any], given: list[tuple[torch.Tensor, int]], made: Any) -> None:
-        """Refuse what a call has written, if that was more than one value at a time."""
+        """Raise if a call mutated overlapping elements, or memory that it was given twice."""
         name = _name_of(func)
         written = [tensor for tensor, version in given if tensor._version != version]
         if not written and name.endswith("_") and name.startswith("_foreach_"):
             written = list(_tensors(args[:1]))
             if len({id(each) for each in written}) != len(written):
-                raise CannotTrace(f"{name} writes to a tensor more than once")
-            torch.autograd.graph.increment_version(written)  # of lists of stand-ins nobody keeps count
-        if any(map(self._is_spread, written)):
-            raise CannotTrace(f"{name} writes to a tensor that shows elements of its memory more than once")
+                raise CannotTrace(f"{name} modifies a tensor more than once")
+            torch.autograd.graph.increment_version(written)  # functionalization does not count writes to lists
+        if any(map(self._is_overlapping, written)):
+            raise CannotTrace(f"{name} modifies a tensor with overlapping elements in-place")
         if written and len(given) > 1:
-            _check_apart(name, [tensor for tensor, _ in given], {storage_id(tensor) for tensor in written})
-        spread = {storage_id(tensor) for tensor, _ in given if id(tensor) in self._spread}
+            _check_disjoint(name, [tensor for tensor, _ in given], {storage_id(tensor) for tensor in written})
+        spread = {storage_id(tensor) for tensor, _ in given if id(tensor) in self._overlapping}
         for tensor in _tensors((made,)):
-            if storage_id(tensor) in spread or _shows_twice(name, tensor):
-                self._spread[id(tensor)] = tensor
+            if storage_id(tensor) in spread or _repeats_elements(name, tensor):
+                self._overlapping[id(tensor)] = tensor
 
-    def _is_spread(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor, or the input that it is a view of, shows elements more than once."""
+    def _is_overlapping(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, or the input that it is a view of, has overlapping elements."""
         beneath = self._inputs.get(storage_id(tensor))
-        return id(tensor) in self._spread or (beneath is not None and _overlaps_itself(beneath))
+        return id(tensor) in self._overlapping or (beneath is not None and _overlaps_itself(beneath))
 
 
 def _name_of(func: Any) -> str:
     return str(getattr(func, "__name__", func)).partition(".")[0]
 
 
-def _shows_twice(name: str, made: torch.Tensor) -> bool:
-    # What functionalization puts back through windows is zero between them, so these count whether they overlap or not.
+def _repeats_elements(name: str, made: torch.Tensor) -> bool:
+    # Functionalization scatters zeros between the windows of `unfold`, so it counts even without overlap.
     if name == "unfold" or any(step == 0 and size != 1 for size, step in zip(made.shape, made.stride(), strict=True)):
         return True
     return name in _RESTRIDING and _overlaps_itself(made)
@@ -87,8 +86,8 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return may_overlap(tuple(tensor.shape), tensor.stride())
 
 
-def _check_apart(name: str, given: Sequence[torch.Tensor], written: set[int]) -> None:
-    """Refuse a call that writes memory which it is given a second time, unless elements are the same or others."""
+def _check_disjoint(name: str, given: Sequence[torch.Tensor], written: set[int]) -> None:
+    """Raise if a call mutates memory that it is given twice, unless the two are equal or disjoint."""
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in given:
         groups.setdefault(storage_id(tensor), []).append(tensor)
@@ -99,8 +98,8 @@ def _check_apart(name: str, given: Sequence[torch.Tensor], written: set[int]) ->
         reached: list[torch.Tensor] = []
         for tensor in sorted(group, key=lambda each: each.storage_offset()):
             reached = [each for each in reached if _end(each) > tensor.storage_offset()]
-            if any(not (_is_same(each, tensor) or _is_apart(each, tensor)) for each in reached):
-                raise CannotTrace(f"{name} writes to memory that it is given a second time, in part")
+            if any(not (_is_same(each, tensor) or _is_disjoint(each, tensor)) for each in reached):
+                raise CannotTrace(f"{name} modifies a tensor in-place that partially overlaps another argument")
             reached.append(tensor)
 
 
@@ -114,10 +113,10 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return tuple(one.shape) == tuple(other.shape) and one.stride() == other.stride()
 
 
-def _is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors in one memory surely show no element both.
+def _is_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage surely share no element.
 
-    Places are read like numbers, with the steps as the values of digits: two are the same if all digits are.
+    Offsets are read as numbers in a mixed radix given by the strides: two are equal if all their digits are.
     """
     if one.dtype.itemsize != other.dtype.itemsize:
         return False
@@ -134,7 +133,7 @@ def _is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _extents(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Each step and how many elements it leads to."""
+    """Each stride and its size."""
     return [(step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
 
 

@@ -1,4 +1,4 @@
-"""What it takes to compute a value again, on one scale for all operators.
+"""The work of recomputing a value, on one scale for all operators.
 
     mm of 512×256 and 256×1024   →   2·512·256·1024 operations / 16 = 16.8 million
     sum of a million f32         →   the 4 million bytes it reads
@@ -23,11 +23,11 @@ from smelt.symbolic.symsize import hint
 aten = torch.ops.aten
 
 OPERATIONS_PER_BYTE = 16
-_LIBRARY_PASSES = 4  # how often an operator of unknown make is taken to go through its memory
+_LIBRARY_PASSES = 4  # how often an unknown operator is assumed to go through its memory
 
 
 def bytes_of(node: fx.Node) -> int:
-    """The bytes of what a node yields: all of its tensors, as dense as they can lie."""
+    """The bytes of what a node returns: all of its tensors, dense."""
     found = spec_of(node)
     specs = found if isinstance(found, tuple) else (found,)
     return sum(hint(spec.nbytes) for spec in specs if isinstance(spec, TensorSpec))
@@ -41,7 +41,7 @@ def own_bytes(node: fx.Node) -> int:
 
 
 def work_of(node: fx.Node) -> int:
-    """What computing `node` again takes. Parts of a result cost nothing beside the whole."""
+    """The work of recomputing `node`. Items of a tuple cost nothing beside the whole."""
     if node.op != "call_function" or is_view(node) or node.target is operator.getitem:
         return 0
     count = _OPERATIONS.get(node.target)

@@ -1,4 +1,4 @@
-"""Minimum cut by maximum flow (Dinic): which edges to cut, at least total capacity, to part source from sink.
+"""Minimum cut by maximum flow (Dinic): which edges to cut, at least total capacity, to separate source from sink.
 
     network = Network(); a = network.vertex(); ...
     network.edge(network.source, a, 5); network.edge(a, network.sink, 3)
@@ -13,7 +13,7 @@ INFINITE = 1 << 62
 
 
 class Network:
-    """A directed network with integer capacities. Edge `e` and its reverse `e ^ 1` lie side by side."""
+    """A directed network with integer capacities. Edge `e` and its reverse `e ^ 1` are adjacent."""
 
     def __init__(self) -> None:
         self._heads: list[list[int]] = []
@@ -33,7 +33,7 @@ class Network:
             self._left.append(left)
 
     def cut(self) -> set[int]:
-        """Push as much as fits, then yield the source's side of the minimum cut nearest the sink."""
+        """Push as much flow as fits; the source's side of the minimum cut nearest the sink."""
         while (levels := self._levels())[self.sink] >= 0:
             following = [0] * len(self._heads)
             while self._push_one_path(levels, following):

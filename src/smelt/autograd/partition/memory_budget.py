@@ -1,20 +1,20 @@
-"""Plans that trade work for memory: what to save so that a training step fits, computed again at the least cost.
+"""Plans that trade work for memory: what to save so that a training step fits the budget, at least recomputation.
 
     choices(problem) → [default, …, least memory]      ever more work, ever less memory; the first that fits is taken
 
-What the backward holds of the forward at one time is what was saved, and what it has computed again and not used up
-yet. Where everything between two cuts of the forward is computed again, the second part is all of it: so the forward
-is seen as a chain of blocks, parted where little crosses, and a plan chooses for each run of blocks
+What the backward holds of the forward at one time is what was saved, and what it has recomputed and not used yet. Where
+everything between two cuts of the forward is recomputed, the second part is all of it: so the forward is seen as a
+chain of blocks, cut where little crosses, and a plan chooses for each run of blocks
 
     one block      how much of it to save: by a minimum cut with some price on bytes (`mincut`), from the default's
-                   nothing-heavy-again to random-numbers-only
-    several        to save what crosses at the end, and compute all within again
+                   no heavy recomputation to random numbers only
+    several        to save what crosses at the end, and recompute all within
 
 at least work for a bound on what is held while the backward goes through any of them: what was saved up to there, what
-is computed again, the backward's own values. Over these choices the plans are exact up to the rounding of bytes to a
-128th of what the default saves: dynamic programming along the chain, once for each of some bounds. They are then
-rehearsed (`rehearsal`), and those that take more work for no less memory go. The list depends on the graph alone, and
-of it the first plan within the budget is taken: so work never falls and the peak never rises as the budget shrinks.
+is recomputed, the backward's own values. Over these choices the plans are exact up to the rounding of bytes to a 128th
+of what the default saves: dynamic programming along the chain, once for each of some bounds. Their peaks are then
+simulated (`simulate_peak`), and those that take more work for no less memory are dropped. The list depends on the graph
+alone, and the first plan within budget is taken: so work never falls and the peak never rises as the budget shrinks.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,25 +25,25 @@ from torch import fx
 from smelt.autograd.joint.aliasing import view_root
 from smelt.autograd.partition.costs import own_bytes, work_of
 from smelt.autograd.partition.maxflow import INFINITE
-from smelt.autograd.partition.mincut import PER_BYTE, Problem, gradients_of, why_not_again
+from smelt.autograd.partition.mincut import PER_BYTE, Problem, gradients_of, why_not_recompute
 from smelt.autograd.partition.simulate_peak import PeakSimulator
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, wish_of
 from smelt.meta.effects import why_not_share
 from smelt.meta.memory_peak import Peak
 
-BLOCKS = 32  # at most so many blocks
-SHORT = 12  # values that the default saves
-NEAR = 4  # a cut is compared with those so many shares away
+BLOCKS = 32  # the most blocks
+SHORT = 12  # a short chain: the default saves at most so many values
+NEAR = 4  # a cut is compared with those up to so many shares away
 STEPS = 128  # bytes are rounded up to this part of what the default saves
 PRICES = (0.25, 1.0, 4.0, 16.0, 1e6)  # the work that a byte less is worth; at last, any
-BOUNDS = 32  # so many bounds on what is held, evenly down from what the default holds
-DOUBT = 0.01  # a plan must promise so much less to be worth more work
+BOUNDS = 32  # the number of bounds on held bytes, evenly spaced below what the default holds
+DOUBT = 0.01  # a plan must save this share of the peak to be worth more work
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to save, what computing the rest again takes, and the bytes that the step allocates for what is saved."""
+    """What to save, the work of recomputing the rest, and the bytes that the step allocates for what is saved."""
 
     saved: tuple[fx.Node, ...]
     work: int
@@ -52,8 +52,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The plan taken for a budget: the bytes it allowed, the peak told of the plan and of the default, and which of the
-    ways to run it that is the peak of."""
+    """The plan taken for a budget: the bytes it allowed, the peaks of the plan and of the default, and which of the
+    ways to run it has that peak."""
 
     choice: Choice
     allowed: int
@@ -100,29 +100,29 @@ def fit(plans: Sequence[Choice], budget: float, peaks_of: Callable[[Choice], Seq
 class _Option:
     """One way to treat the blocks from `first` up to `last`, not included.
 
-    `entered` says that it relies on what crosses into the first block being saved, `left` that it saves what crosses
-    out of the last.
+    `needs_entry` says that it needs what crosses into the first block to be saved, `saves_exit` that it saves what
+    crosses out of the last.
     """
 
     first: int
     last: int
-    entered: bool
-    left: bool
-    kept: frozenset[fx.Node]
+    needs_entry: bool
+    saves_exit: bool
+    saved_nodes: frozenset[fx.Node]
     saved: int
-    again: int  # bytes that are computed again
-    base: int  # bytes that the backward's own values take at the same time
+    recomputed: int  # bytes that are recomputed
+    base: int  # bytes of the backward's own values at the same time
     work: int
 
 
-class _Facts:
-    """What is asked of every value over and over: its bytes, the work it takes, whether it can be had again at all."""
+class _ValueCosts:
+    """Per value: its bytes, the work to recompute it, and whether it can be recomputed at all."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.bytes = {node: own_bytes(node) for node in problem.early}
-        heavy = {node for node in problem.early if why_not_again(node) is not None}
-        self.never = frozenset(node for node in heavy if never_again(node))
+        heavy = {node for node in problem.early if why_not_recompute(node) is not None}
+        self.never = frozenset(node for node in heavy if never_recomputed(node))
         self.work = {node: work_of(node) if node in heavy else 0 for node in problem.early}
         self.savable = frozenset(node for node in problem.early if problem.price(node) < INFINITE)
         self.usual = frozenset(problem.fewest_bytes())
@@ -132,65 +132,65 @@ class _Facts:
         return sum(self.bytes[node] for node in nodes)
 
     def reached(self, wanted: Collection[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
-        """What of `wanted` is of use, with whatever cannot be computed again; and all that is computed again."""
+        """What is saved of `wanted`, with whatever cannot be recomputed; and all that is recomputed."""
         saved: set[fx.Node] = set()
-        again: set[fx.Node] = set()
+        recomputed: set[fx.Node] = set()
         pending = list(self.problem.read)
         while pending:
             node = pending.pop()
-            if node in saved or node in again:
+            if node in saved or node in recomputed:
                 continue
             drawn = self.size(used for used in node.all_input_nodes if used in self.never)
             if (node in wanted and node in self.savable) or node in self.never or 0 < self.bytes[node] <= drawn:
-                saved.add(node)  # of random numbers, what was made of them first: it may be but a mask
+                saved.add(node)  # rather what was made of random numbers first: it may be a mask
             else:
-                again.add(node)
+                recomputed.add(node)
                 pending.extend(node.all_input_nodes)
-        return saved, again
+        return saved, recomputed
 
     def choice(self, wanted: Collection[fx.Node]) -> Choice:
         """The plan that saves what it can use of `wanted`."""
-        saved, again = self.reached(wanted)
+        saved, recomputed = self.reached(wanted)
         ordered = tuple(node for node in self.problem.early if node in saved)
-        return Choice(ordered, sum(self.work[node] for node in again), self.size(saved))
+        return Choice(ordered, sum(self.work[node] for node in recomputed), self.size(saved))
 
 
-def never_again(node: fx.Node) -> bool:
-    """Whether a heavy value cannot be had again, has an effect of its own, or was asked to be kept."""
+def never_recomputed(node: fx.Node) -> bool:
+    """Whether a heavy value cannot be recomputed, has a side effect, or was asked to be saved."""
     return node.op == "placeholder" or why_not_share(node) is not None or wish_of(node) is RecomputePolicy.SAVED
 
 
 def choices(problem: Problem) -> list[Choice]:
     """Plans for a joint graph in the order of their work; the default comes first."""
-    facts = _Facts(problem)
-    usual = facts.choice(facts.usual)
-    if facts.total == 0:
+    costs = _ValueCosts(problem)
+    usual = costs.choice(costs.usual)
+    if costs.total == 0:
         return [usual]
     found = {usual.saved: usual}
     for cuts in (_shares, _single_values):
-        for wanted in _plans(_Chain(facts, cuts)):
-            choice = facts.choice(wanted)
+        for wanted in _plans(_Chain(costs, cuts)):
+            choice = costs.choice(wanted)
             found.setdefault(choice.saved, choice)
-    rehearsal = PeakSimulator(problem)
-    peaks = {choice: rehearsal.peaks(set(choice.saved)) for choice in found.values()}
+    simulator = PeakSimulator(problem)
+    peaks = {choice: simulator.peaks(set(choice.saved)) for choice in found.values()}
     ordered = sorted(found.values(), key=lambda choice: (choice.work, peaks[choice]))
     best = peaks[usual]
-    kept = [usual]
-    for choice in ordered:  # ever more work: worth it only for fewer bytes, in one way of counting them or the other
+    saved_nodes = [usual]
+    for choice in ordered:  # ever more work: worth it only for fewer bytes, counted in one way or the other
         if any(mine < least * (1 - DOUBT) for mine, least in zip(peaks[choice], best, strict=True)):
-            kept.append(choice)
+            saved_nodes.append(choice)
             best = (min(best[0], peaks[choice][0]), min(best[1], peaks[choice][1]))
-    return kept
+    return saved_nodes
 
 
 class _Chain:
     """The forward as a chain of blocks, with the options for each run of them."""
 
-    def __init__(self, facts: _Facts, cuts: "Callable[[_Chain], list[int]]") -> None:
-        self.facts = facts
-        self.nodes = _forward_order(facts.problem)
+    def __init__(self, costs: _ValueCosts, cuts: "Callable[[_Chain], list[int]]") -> None:
+        self.costs = costs
+        self.nodes = _forward_order(costs.problem)
         self.crossing = self._crossings()
-        self.cuts = [0, *cuts(self), len(self.nodes)]  # block k is what lies from cuts[k] up to cuts[k + 1]
+        self.cuts = [0, *cuts(self), len(self.nodes)]  # block k is nodes[cuts[k] : cuts[k + 1]]
         self.base = self._base()
 
     def _crossings(self) -> list[frozenset[fx.Node]]:
@@ -200,7 +200,7 @@ class _Chain:
             if phase_of(node) is not Phase.BACKWARD:
                 for used in node.all_input_nodes:
                     root = view_root(used)
-                    if self.facts.bytes[root]:
+                    if self.costs.bytes[root]:
                         last[root] = index
         found: list[frozenset[fx.Node]] = []
         open_now: set[fx.Node] = set()
@@ -214,9 +214,9 @@ class _Chain:
     def _base(self) -> list[int]:
         """By block: the most the backward's own values take while it goes through the block.
 
-        Gradients that are handed out pile up towards the end, so there is room to compute much again before.
+        Gradients that are returned pile up towards the end, so there is room to recompute much before.
         """
-        problem = self.facts.problem
+        problem = self.costs.problem
         block_of = {
             node: block for block in range(self.blocks) for node in self.nodes[self.cuts[block] : self.cuts[block + 1]]
         }
@@ -243,88 +243,89 @@ class _Chain:
     @cached_property
     def options(self) -> list[list[_Option]]:
         """Every way to treat every run of blocks, by the first of them."""
-        by_price = self._kept_by_price()
+        by_price = self._saved_by_price()
         options: list[list[_Option]] = []
         for first in range(self.blocks):
-            found = self._options(first, first + 1, self.facts.usual, entered=False)
-            for kept in by_price:
-                found += self._options(first, first + 1, kept, entered=True)
+            found = self._options(first, first + 1, self.costs.usual, needs_entry=False)
+            for saved_nodes in by_price:
+                found += self._options(first, first + 1, saved_nodes, needs_entry=True)
             for last in range(first + 2, self.blocks + 1):
-                found += self._options(first, last, by_price[-1], entered=True)
+                found += self._options(first, last, by_price[-1], needs_entry=True)
             options.append(list(dict.fromkeys(found)))
         return options
 
-    def _kept_by_price(self) -> list[frozenset[fx.Node]]:
-        """What is saved inside the blocks at each price of a byte, given what crosses between them."""
-        facts, problem = self.facts, self.facts.problem
-        there = {*problem.living, *problem.free}.union(*(self.crossing[cut] for cut in self.cuts))
+    def _saved_by_price(self) -> list[frozenset[fx.Node]]:
+        """What is saved inside the blocks at each price per byte, given what crosses between them."""
+        costs, problem = self.costs, self.costs.problem
+        there = {*problem.live_anyway, *problem.free}.union(*(self.crossing[cut] for cut in self.cuts))
 
         def work(node: fx.Node) -> int:
-            return INFINITE if node in facts.never else facts.work[node] * PER_BYTE
+            return INFINITE if node in costs.never else costs.work[node] * PER_BYTE
 
         found: list[frozenset[fx.Node]] = []
         for price in PRICES:
 
             def bytes_at(node: fx.Node, price: float = price) -> int:
-                if node not in facts.savable:
+                if node not in costs.savable:
                     return INFINITE
-                return 1 if node in there else int(facts.bytes[node] * price * PER_BYTE) + 1
+                return 1 if node in there else int(costs.bytes[node] * price * PER_BYTE) + 1
 
             found.append(frozenset(problem.cheapest(bytes_at, work)) - there)
         return found
 
-    def _options(self, first: int, last: int, inside: frozenset[fx.Node], *, entered: bool) -> list[_Option]:
-        """To keep `inside` of the blocks, and either what crosses out of them or not."""
+    def _options(self, first: int, last: int, inside: frozenset[fx.Node], *, needs_entry: bool) -> list[_Option]:
+        """To save `inside` of the blocks, with or without what crosses out of them."""
         nodes = self.nodes[self.cuts[first] : self.cuts[last]]
-        kept = frozenset(node for node in nodes if node in inside)
-        ends = self.crossing[self.cuts[last]] - (self.crossing[self.cuts[first]] if entered else frozenset())
+        saved_nodes = frozenset(node for node in nodes if node in inside)
+        ends = self.crossing[self.cuts[last]] - (self.crossing[self.cuts[first]] if needs_entry else frozenset())
         found = []
-        for left in (False, True) if ends else (False,):
-            mine = kept | ends if left else kept
-            rebuilt = self.facts.size(node for node in nodes if node in self.facts.usual and node not in mine)
+        for saves_exit in (False, True) if ends else (False,):
+            mine = saved_nodes | ends if saves_exit else saved_nodes
+            rebuilt = self.costs.size(node for node in nodes if node in self.costs.usual and node not in mine)
             base = max(self.base[first:last])
-            work = self._work(nodes, mine) if entered else 0
-            found.append(_Option(first, last, entered, left, mine, self.facts.size(mine), rebuilt, base, work))
+            work = self._work(nodes, mine) if needs_entry else 0
+            size = self.costs.size(mine)
+            found.append(_Option(first, last, needs_entry, saves_exit, mine, size, rebuilt, base, work))
         return found
 
-    def _work(self, nodes: Sequence[fx.Node], kept: Collection[fx.Node]) -> int:
-        """What computing again takes within some blocks, all that crosses into them being there."""
+    def _work(self, nodes: Sequence[fx.Node], saved_nodes: Collection[fx.Node]) -> int:
+        """The work of recomputing within some blocks, given all that crosses into them."""
         inside = set(nodes)
-        again: set[fx.Node] = set()
-        pending = [node for node in nodes if node in self.facts.usual]
+        recomputed: set[fx.Node] = set()
+        pending = [node for node in nodes if node in self.costs.usual]
         while pending:
             node = pending.pop()
-            if node in inside and node not in kept and node not in again and node not in self.facts.never:
-                again.add(node)
+            if node in inside and node not in saved_nodes and node not in recomputed and node not in self.costs.never:
+                recomputed.add(node)
                 pending.extend(node.all_input_nodes)
-        return sum(self.facts.work[node] for node in again)
+        return sum(self.costs.work[node] for node in recomputed)
 
 
 def _shares(chain: _Chain) -> list[int]:
     """Cuts: one for each share of the default's bytes, where the least crosses, if that is little."""
-    facts = chain.facts
-    share = max(1, facts.total // BLOCKS)
+    costs = chain.costs
+    share = max(1, costs.total // BLOCKS)
     best: dict[int, tuple[int, int, int]] = {}  # by share: bytes that cross, those the default does not save, where
     done = 0
     for index, node in enumerate(chain.nodes):
         crosses = chain.crossing[index]
-        here = (facts.size(crosses), facts.size(crosses - facts.usual), index)
-        if 0 < done < facts.total:
+        here = (costs.size(crosses), costs.size(crosses - costs.usual), index)
+        if 0 < done < costs.total:
             best[done // share] = min(best.get(done // share, here), here)
-        done += facts.bytes[node] if node in facts.usual else 0
+        done += costs.bytes[node] if node in costs.usual else 0
     least = {place: min(best[near][0] for near in best if abs(near - place) <= NEAR) for place in best}
     return sorted(index for place, (crossing, _, index) in best.items() if crossing <= least[place] * 3 // 2)
 
 
 def _single_values(chain: _Chain) -> list[int]:
     """Cuts for a short chain: after each value that the default saves."""
-    facts = chain.facts
-    saved = [index for index, node in enumerate(chain.nodes) if node in facts.usual and facts.bytes[node]]
+    costs = chain.costs
+    saved = [index for index, node in enumerate(chain.nodes) if node in costs.usual and costs.bytes[node]]
     return [index + 1 for index in saved if index + 1 < len(chain.nodes)] if len(saved) <= SHORT else []
 
 
 def _forward_order(problem: Problem) -> list[fx.Node]:
-    """The early values in the order the forward makes them; what only the backward asked for, next to what it is of."""
+    """The early values in the order the forward computes them; what only the backward asked for, next to its inputs."""
     place: dict[fx.Node, int] = {}
     for index, node in enumerate(problem.early):
         inputs = [place[used] for used in node.all_input_nodes if used in place]
@@ -341,40 +342,40 @@ class _Partial:
     option: _Option | None
     before: "_Partial | None"
 
-    def kept(self) -> frozenset[fx.Node]:
+    def saved_nodes(self) -> frozenset[fx.Node]:
         found: set[fx.Node] = set()
         partial: _Partial | None = self
         while partial is not None and partial.option is not None:
-            found |= partial.option.kept
+            found |= partial.option.saved_nodes
             partial = partial.before
         return frozenset(found)
 
 
 def _plans(chain: _Chain) -> list[frozenset[fx.Node]]:
-    """What to save in the plan of least work for each of some bounds on what is held, from the default's own down.
+    """What to save in the plan of least work for each of some bounds on held bytes, from the default's own down.
 
-    What the backward's own values add to it is an estimate, so plans are made as if they did, and as if not.
+    What the backward's own values add is an estimate, so plans are made with and without it.
     """
     found: list[frozenset[fx.Node]] = []
     for share in (1, 0):
         usual, high = 0, 0
         for block in range(chain.blocks):
             nodes = chain.nodes[chain.cuts[block] : chain.cuts[block + 1]]
-            usual += chain.facts.size(node for node in nodes if node in chain.facts.usual)
+            usual += chain.costs.size(node for node in nodes if node in chain.costs.usual)
             high = max(high, usual + chain.base[block] * share)
         for step in range(1, BOUNDS):
             partial = _least_work(chain, high * step // BOUNDS, share)
             if partial is not None:
-                found.append(partial.kept())
+                found.append(partial.saved_nodes())
     return found
 
 
 def _least_work(chain: _Chain, bound: int, share: int) -> _Partial | None:
-    """The least work for the whole chain of all that holds no more than `bound`, at whatever block the backward is.
+    """The least work for the whole chain that holds no more than `bound` at any block of the backward.
 
-    There it holds what was saved up to the block, what it computes again in it, and its own values.
+    There it holds what was saved up to the block, what it recomputes in it, and its own values.
     """
-    grain = max(1, chain.facts.total // STEPS)
+    grain = max(1, chain.costs.total // STEPS)
     # By cut: (whether what crosses it is saved, bytes saved so far) → the best so far.
     reached: list[dict[tuple[bool, int], _Partial]] = [{} for _ in range(chain.blocks + 1)]
     reached[0][True, 0] = _Partial(0, 0, None, None)
@@ -382,9 +383,9 @@ def _least_work(chain: _Chain, bound: int, share: int) -> _Partial | None:
         for (crossing, _), partial in reached[block].items():
             for option in chain.options[block]:
                 saved, work = partial.saved + option.saved, partial.work + option.work
-                if saved + option.again + option.base * share > bound or (option.entered and not crossing):
+                if saved + option.recomputed + option.base * share > bound or (option.needs_entry and not crossing):
                     continue
-                place = (option.left, saved // grain)
+                place = (option.saves_exit, saved // grain)
                 known = reached[option.last].get(place)
                 if known is None or (work, saved) < (known.work, known.saved):
                     reached[option.last][place] = _Partial(work, saved, option, partial)

@@ -1,11 +1,11 @@
-"""What to save, as a minimum cut of the joint graph: each value is saved, computed again, or not needed at all.
+"""What to save, as a minimum cut of the joint graph: each value is saved, recomputed, or not needed at all.
 
     saved      is paid by the byte                    the cut goes through the value's own edge
-    again      is paid by the work it takes           the cut goes between the source and the value
+    recomputed is paid by the work it takes           the cut goes between the source and the value
     not needed costs nothing                          the value stays on the source's side
 
-With work that is nothing for cheap operators and infinite for the others, the cut is the fewest bytes (`fewest_bytes`);
-other prices are other wishes (`cheapest`), which is what a memory budget is made of.
+With zero work for cheap operators and infinite work for the others, the cut saves the fewest bytes (`fewest_bytes`);
+other prices (`cheapest`) serve a memory budget.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,7 +23,7 @@ from smelt.ir.graph import outputs, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.symbolic.symsize import hint
 
-# Bytes are weighed finely enough that, at equal bytes, inputs and results (which live anyway) go before other values.
+# Prices per byte leave room for a rank: at equal bytes, inputs and results (which live anyway) go before other values.
 PER_BYTE = 8
 
 Price = Callable[[fx.Node], int]
@@ -53,18 +53,18 @@ class Problem:
 
     @cached_property
     def read(self) -> frozenset[fx.Node]:
-        """Early values that the backward itself reads, or hands out as gradients."""
+        """Early values that the backward itself reads, or returns as gradients."""
         found = {node for node in self.early if any(user in self.late for user in node.users)}
         return frozenset(found | {node for node in gradients_of(self.joint) if node not in self.late})
 
     @cached_property
-    def living(self) -> frozenset[object]:
-        """Inputs and results: they are there anyway, or likely so."""
+    def live_anyway(self) -> frozenset[object]:
+        """Inputs and results: they are alive anyway, or likely so."""
         graph = self.joint.traced.graph
         return frozenset([*placeholders(graph), *outputs(graph)[: self.joint.plan.results]])
 
     def price(self, node: fx.Node) -> int:
-        """What saving `node` takes, in eighths of a byte. Views are not saved: they would keep all of their base.
+        """The price of saving `node`, in eighths of a byte. Views are not saved: they would keep all of their base.
 
         What the program checkpoints is not saved either.
         """
@@ -75,26 +75,27 @@ class Problem:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
             return INFINITE
-        return hint(spec.nbytes) * PER_BYTE + (3 if node in self.passing else 1 if node in self.living else 2)
+        rank = 3 if node in self.may_be_mutated else 1 if node in self.live_anyway else 2
+        return hint(spec.nbytes) * PER_BYTE + rank
 
     @cached_property
-    def passing(self) -> frozenset[fx.Node]:
-        """Inputs and results that eager does not keep: the program may write them before the backward runs. Of these,
-        copies are saved."""
+    def may_be_mutated(self) -> frozenset[fx.Node]:
+        """Inputs and results that eager does not save: the program may mutate them before the backward runs, so copies
+        are saved."""
         plan, graph = self.joint.plan, self.joint.traced.graph
         inputs, values = placeholders(graph)[: plan.inputs], outputs(graph)[: plan.results]
         held = {*inputs, *(view_root(value) for value in values if isinstance(value, fx.Node))}
-        return frozenset(held.difference(kept_by_eager(self.joint), self.free))
+        return frozenset(held.difference(saved_by_eager(self.joint), self.free))
 
     def fewest_bytes(self) -> list[fx.Node]:
-        """The fewest bytes from which cheap operators yield all that the backward reads."""
-        return self.cheapest(self.price, lambda node: 0 if why_not_again(node) is None else INFINITE)
+        """The fewest bytes from which cheap operators compute all that the backward reads."""
+        return self.cheapest(self.price, lambda node: 0 if why_not_recompute(node) is None else INFINITE)
 
     def cheapest(self, price: Price, work: Price) -> list[fx.Node]:
-        """What to save so that the price of what is saved and the work of what is computed again are least together.
+        """What to save so that the price of what is saved plus the work of what is recomputed is least.
 
-        Each value is an edge whose capacity is its price. The source holds on to it by the work of computing it again,
-        for good if that is infinite. What the backward reads hangs on the sink.
+        Each value is an edge whose capacity is its price. The source is connected to it with the work of recomputing it
+        as capacity. What the backward reads is connected to the sink.
         """
         network = Network()
         ends = {node: (network.vertex(), network.vertex()) for node in self.early}
@@ -112,15 +113,15 @@ class Problem:
         return [node for node, (start, end) in ends.items() if start in source_side and end not in source_side]
 
 
-def why_not_again(node: fx.Node) -> str | None:
-    """None if the backward may compute an early value for next to nothing, or was to compute it anyway."""
+def why_not_recompute(node: fx.Node) -> str | None:
+    """None if the backward may recompute an early value for next to nothing, or computes it anyway."""
     return recomputable(node) if phase_of(node) is Phase.FORWARD else None
 
 
-def kept_by_eager(joint: Joint) -> list[fx.Node]:
+def saved_by_eager(joint: Joint) -> list[fx.Node]:
     """Every early value that the backward's own formulas read.
 
-    What the backward asked for a second time it computes a second time, as it does in eager; views cost nothing.
+    What the backward's formulas recompute in eager is recomputed; views cost nothing.
     """
     graph, late = joint.traced.graph, depending_on(tangents_of(joint))
     own = {
@@ -158,7 +159,7 @@ def depending_on(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def needed_for(wanted: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """`wanted` and all they are computed from; nodes for which `stop` holds are in it, what lies behind them is not."""
+    """`wanted` and all they depend on; nodes for which `stop` holds are in it, their inputs are not."""
     found: set[fx.Node] = set()
     pending = list(wanted)
     while pending:

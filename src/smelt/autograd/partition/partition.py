@@ -1,14 +1,14 @@
-"""Splitting the joint graph: what the forward saves, what the backward computes again.
+"""Splitting the joint graph: what the forward saves, what the backward recomputes.
 
     joint(primals, tangents) → results, new values, gradients
     forward(primals)         → results, new values, saved          backward(saved, tangents) → gradients
 
 `default` saves what the backward's formulas read, which is what eager saves. `min_cut` saves the fewest bytes from
-which cheap operators (`recompute.recomputable`) yield all of that, by a minimum cut of the joint graph:
+which cheap operators (`recompute.recomputable`) compute all of that, by a minimum cut of the joint graph:
 
     x → sin → cos → sum       default saves primals_1 and sin (8 bytes an element), min_cut primals_1 (4)
 
-With a memory budget `min_cut` goes on from there: heavy operators are computed again too, as few as make the step fit.
+With a memory budget `min_cut` goes on from there: heavy operators are recomputed too, as few as make the step fit.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from torch import fx
 from smelt.autograd.joint.partial_backward import for_the_loss
 from smelt.autograd.joint.trace_joint import Eager, Joint
 from smelt.autograd.partition.costs import bytes_of, work_of
-from smelt.autograd.partition.mincut import Problem, depending_on, gradients_of, kept_by_eager, needed_for, tangents_of
+from smelt.autograd.partition.mincut import Problem, depending_on, gradients_of, needed_for, saved_by_eager, tangents_of
 from smelt.autograd.partition.recompute import narrowed, recomputable
 from smelt.base import events
 from smelt.base.errors import SmeltError, warn
@@ -44,7 +44,7 @@ _CLONE = torch.ops.aten.clone.default
 class Halves:
     """The two graphs, and the plan that joins them. `backward` is None if no result is differentiable.
 
-    `arriving` makes the backward once more, with marks where gradients of outputs arrive that others lean on.
+    `arriving` makes the backward with marks where gradients of outputs arrive that other results depend on.
     """
 
     forward: Traced
@@ -57,12 +57,11 @@ class Halves:
 
     @property
     def planned(self) -> bool:
-        """Whether temporary values may lie in a block that is kept; if memory is short, they are allocated one by one.
-        """
+        """Whether temporary values may be in an arena; if memory is short, they are allocated one by one."""
         return self.fitting is None or self.fitting.way == 0
 
 
-# Tells the peak of halves for each way they can be run, the fastest first. It may change the graphs.
+# Estimates the peak of halves for each way to run them, the fastest first. It may change the graphs.
 Measure = Callable[[Halves], Sequence[Peak]]
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -74,11 +73,11 @@ def default(joint: fx.GraphModule, inputs: object = None, *, num_fwd_outputs: in
 def default(joint: Joint | fx.GraphModule, inputs: object = None, *, num_fwd_outputs: int = 0) -> Halves | Modules:
     """Save what eager saves: every forward value that the backward's own formulas read.
 
-    Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
+    Given a module as `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it returns two modules.
     """
     if isinstance(joint, fx.GraphModule):
         return _modules(default(_joint_of(joint, num_fwd_outputs)))
-    saved = kept_by_eager(joint)
+    saved = saved_by_eager(joint)
     return split(joint, saved, dict.fromkeys(saved, "read by the backward"))
 
 
@@ -109,22 +108,22 @@ def min_cut(
     memory_budget: float | None = None,
     measure: Measure | None = None,
 ) -> Halves | Modules:
-    """Save the fewest bytes that cheap operators can rebuild the backward's inputs from.
+    """Save the fewest bytes from which cheap operators can recompute the backward's inputs.
 
     `parameters` are the numbers of inputs that outlive the step whatever is saved, and so cost nothing. A
     `memory_budget` is a number of bytes (int) or a part of what would be saved without one (float); the peak that it
-    bounds is told by `measure`, which takes graphs to be run operator by operator if it is not given. Given a module as
-    `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it yields two modules.
+    bounds is estimated by `measure`; by default for graphs that run operator by operator. Given a module as
+    `joint`, its `inputs` and `num_fwd_outputs`, as a `partition_fn` is, it returns two modules.
     """
     if isinstance(joint, fx.GraphModule):
-        own = _joint_of(joint, num_fwd_outputs)
-        return _modules(min_cut(own, parameters=parameters, memory_budget=memory_budget, measure=measure))
+        traced_joint = _joint_of(joint, num_fwd_outputs)
+        return _modules(min_cut(traced_joint, parameters=parameters, memory_budget=memory_budget, measure=measure))
     joint = replace(joint, traced=narrowed(joint.traced))
     problem = Problem.of(joint, parameters)
     if memory_budget is not None and joint.plan.tangents:
         return _within(problem, memory_budget, measure or _run_by_operator)
     saved = problem.fewest_bytes()
-    return split(joint, saved, _reasons(problem, saved), copied=problem.passing)
+    return split(joint, saved, _reasons(problem, saved), copied=problem.may_be_mutated)
 
 
 def _run_by_operator(halves: Halves) -> Sequence[Peak]:
@@ -134,19 +133,19 @@ def _run_by_operator(halves: Halves) -> Sequence[Peak]:
 
 def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
     """The first of the plans in `budget.choices`, which are in the order of their work, whose peak is within budget."""
-    from smelt.autograd.partition.memory_budget import (  # a fifth of the stage, for those few who give a budget
+    from smelt.autograd.partition.memory_budget import (  # a fifth of the stage, and few give a budget
         choices,
         fit,
     )
 
     def halves_of(choice: "Choice") -> Halves:
-        return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.passing)
+        return _halves(problem.joint, choice.saved, _reasons(problem, choice.saved), problem.may_be_mutated)
 
     fitting = fit(choices(problem), budget, lambda choice: measure(halves_of(choice)))
     if fitting.peak.step > fitting.allowed:
         warn(
-            f"memory_budget={budget!r} allows {fitting.allowed} bytes at the peak of a training step, and the "
-            f"least that is needed is {fitting.peak.step}; that is what is taken"
+            f"memory_budget={budget!r} allows {fitting.allowed} bytes at the peak of a training step, but at least "
+            f"{fitting.peak.step} are needed; using the plan with the lowest peak"
         )
     halves = replace(halves_of(fitting.choice), fitting=fitting)
     _report(halves)
@@ -154,9 +153,9 @@ def _within(problem: Problem, budget: float, measure: Measure) -> Halves:
 
 
 def _reasons(problem: Problem, saved: Sequence[fx.Node]) -> dict[fx.Node, str]:
-    copied = "; as eager does not keep it, a copy where the program may write it"
-    heavy = cache(recomputable)  # the same values lie behind many
-    return {node: _why_saved(node, heavy) + (copied if node in problem.passing else "") for node in saved}
+    copied = "; eager does not save it, so a copy is saved where the program may modify it in-place"
+    heavy = cache(recomputable)  # many values depend on the same ones
+    return {node: _why_saved(node, heavy) + (copied if node in problem.may_be_mutated else "") for node in saved}
 
 
 def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> str:
@@ -166,11 +165,11 @@ def _why_saved(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> str:
     behind = _heavy_behind(node, heavy)
     names = [f"{found.name} ({heavy(found)}, {bytes_of(found)} bytes)" for found in behind[:2]]
     more = f" and {len(behind) - 2} more" if len(behind) > 2 else ""
-    return f"cheaper to keep than what it is computed from: {', '.join(names)}{more}"
+    return f"cheaper to save than what it is computed from: {', '.join(names)}{more}"
 
 
 def _heavy_behind(node: fx.Node, heavy: Callable[[fx.Node], str | None]) -> list[fx.Node]:
-    """The nearest values behind a cheap one that are not computed twice, the largest first."""
+    """The nearest values that a cheap one depends on and that are not recomputed, the largest first."""
     found = needed_for([node], stop=lambda node: heavy(node) is not None)
     return sorted((value for value in found if heavy(value)), key=lambda value: (-bytes_of(value), value.name))
 
@@ -180,8 +179,8 @@ def split(
 ) -> Halves:
     """The two graphs for a given choice of what is saved; inputs first, then in the order of the joint graph.
 
-    Of those that are `copied`, and of inputs that the graph itself writes, copies are saved; of leaves, which nobody
-    writes before the backward runs, they are not.
+    Of those that are `copied`, and of inputs that the graph itself mutates, copies are saved; not of leaves, which are
+    not mutated before the backward runs.
     """
     halves = _halves(joint, saved, why, copied)
     _report(halves)
@@ -198,38 +197,38 @@ def _halves(
     primals = placeholders(joint.traced.graph)[: plan.inputs]
     number = {node: index for index, node in enumerate(primals)}
     forward_values = outputs(joint.traced.graph)[: plan.forward_outputs]
-    # Most inputs with gradients are leaves. What they are is known when the graph runs: the runtime copies the others.
-    mine = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
-    passing = tuple(index for index in mine if index not in plan.mutated_inputs)
-    copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in passing)
+    # Most inputs with gradients are leaves, which is known when the graph runs: the runtime copies the others.
+    saved_inputs = [index for index in plan.gradients if primals[index] in copied and primals[index] in saved]
+    copied_inputs = tuple(index for index in saved_inputs if index not in plan.mutated_inputs)
+    copied = {*copied, *(primals[index] for index in plan.lost)}.difference(primals[index] for index in copied_inputs)
     late = depending_on(tangents_of(joint))
-    kept = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _stays(node)]
+    effects = [node for node in joint.traced.graph.nodes if node.op == "call_function" and _has_effect(node)]
     forward = _extract(
         joint.traced,
         primals,
         [*forward_values, *saved],
-        also=[node for node in kept if node not in late],
+        also=[node for node in effects if node not in late],
         copied=copied,
         first_copied=plan.forward_outputs,
     )
     backward = arriving = None
     if plan.tangents:
-        also = [node for node in kept if node in late]
-        again = frozenset(node for node in joint.traced.graph.nodes if node not in late)
+        also = [node for node in effects if node in late]
+        recomputed = frozenset(node for node in joint.traced.graph.nodes if node not in late)
         given = [*saved, *tangents_of(joint)]
-        extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=again)
+        extract = partial(_extract, joint.traced, given, gradients_of(joint), also=also, when_needed=recomputed)
         backward = extract()
         arriving = partial(extract, marked=True) if plan.output_deps else None
     records = tuple(
         Saved(node.name, tensor_spec(node), None if node in copied else number.get(node), why[node]) for node in saved
     )
     forward = replace(forward, writes=plan.new_values)
-    plan = replace(plan, saved=records, copied_saved_inputs=passing)
+    plan = replace(plan, saved=records, copied_saved_inputs=copied_inputs)
     return Halves(forward, backward, plan, joint.eager, joint.replay, arriving=arriving)
 
 
-def _stays(node: fx.Node) -> bool:
-    """Whether a call is made whoever uses it; errors that depend on values are raised where eager raises them."""
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a call must stay even if unused; errors that depend on values are raised where eager raises them."""
     reason = why_not_drop(node)
     return reason is not None and (reason != VALUES or phase_of(node) is not Phase.BACKWARD)
 
@@ -248,8 +247,8 @@ def _extract(
     """The part of a graph that computes `wanted` from `inputs`, and `also` the nodes that run for their effect.
 
     Nodes of `when_needed` stand before the first that reads them, the others in the graph's order.
-    From position `first_copied` on, a node of `copied` is returned as a copy: its own memory is about to be written.
-    Marks of where gradients arrive are there if it is to be `marked`.
+    From position `first_copied` on, a node of `copied` is returned as a copy: its memory is about to be mutated.
+    Marks of where gradients arrive are kept if `marked`.
     """
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
@@ -285,7 +284,7 @@ def _in_order(
 ) -> Iterator[fx.Node]:
     """The needed nodes that are not made yet, each after all it reads; `when_needed` as late as that allows.
 
-    What the backward computes again would otherwise be there from its beginning, all of it at once.
+    Otherwise all that the backward recomputes would be alive from its beginning.
     """
     done = set(made)
     nodes = [node for node in graph.nodes if node in needed]
@@ -311,12 +310,12 @@ def _report(halves: Halves) -> None:
         text = "\n".join([format_graph(halves.forward.graph, "forward"), *budget, saved_text(plan)])
         events.emit("forward", text, halves)
     if halves.backward is not None and events.wanted("backward"):
-        text = f"{format_graph(halves.backward.graph, 'backward')}\n{again_text(halves)}"
+        text = f"{format_graph(halves.backward.graph, 'backward')}\n{recomputed_text(halves)}"
         events.emit("backward", text, halves)
 
 
 def saved_text(plan: JointPlan) -> str:
-    """What is saved for the backward, a line each, with its bytes and why."""
+    """What is saved for the backward, one per line, with its bytes and why."""
     inputs = sum(saved.spec.nbytes for saved in plan.saved if saved.source is not None)
     values = sum(saved.source is None for saved in plan.saved)
     lines = [
@@ -327,19 +326,19 @@ def saved_text(plan: JointPlan) -> str:
     return "\n".join(lines)
 
 
-def again_text(halves: Halves) -> str:
-    """What the backward computes again, the heavy operators by name."""
+def recomputed_text(halves: Halves) -> str:
+    """What the backward recomputes, the heavy operators by name."""
     assert halves.backward is not None
     ahead = {node.name for node in halves.forward.graph.nodes if node.op == "call_function"}
-    again = [node for node in halves.backward.graph.nodes if node.op == "call_function" and node.name in ahead]
-    heavy = [node for node in again if recomputable(node) is not None and work_of(node)]
-    lines = [f"computed again: {len(again)} operators, {len(heavy)} of them heavy"]
+    recomputed = [node for node in halves.backward.graph.nodes if node.op == "call_function" and node.name in ahead]
+    heavy = [node for node in recomputed if recomputable(node) is not None and work_of(node)]
+    lines = [f"recomputed: {len(recomputed)} operators, {len(heavy)} of them heavy"]
     lines += [f"  {node.name}: {recomputable(node)}, {work_of(node)} units of work" for node in heavy]
     return "\n".join(lines)
 
 
 def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Halves:
-    """Halves of a joint graph that somebody else split: the forward's values beyond its results are what is saved."""
+    """Halves of a joint graph split by a user's function: values of the forward beyond its results are saved."""
     plan = joint.plan
     returned = outputs(forward.graph)[plan.forward_outputs :]
     count = len(placeholders(backward.graph)) - len(plan.tangents)
@@ -355,7 +354,7 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
         if not isinstance(node, fx.Node):
             raise SmeltError("SM020", f"the partition's forward saves {node!r}, which is not a tensor")
         if node in written:
-            raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph writes")
+            raise SmeltError("SM020", f"the partition saves {node.name}, an input that the graph modifies in-place")
         records.append(Saved(node.name, tensor_spec(node), number.get(node), "chosen by the partition function"))
     back = Traced(backward.graph, GraphLevel.PURE, joint.traced.constants)
     halves = Halves(
@@ -371,7 +370,7 @@ def adopt(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Ha
 
 
 def _joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
-    """A joint module that a partition function was handed, perhaps after it changed it, as a joint graph again."""
+    """The joint module that a partition function got, perhaps changed by it, as a joint graph."""
     inputs = placeholders(module.graph)
     tangents = tuple(tensor_spec(node) for node in inputs if node.name.startswith("tangents"))
     gradients = len(outputs(module.graph)) - forward_outputs
@@ -385,7 +384,8 @@ def _joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
     constants = {
         str(node.target): getattr(module, str(node.target)) for node in module.graph.nodes if node.op == "get_attr"
     }
-    return Joint(Traced(module.graph, GraphLevel.PURE, constants), plan, module.forward, "it was split by hand")
+    traced = Traced(module.graph, GraphLevel.PURE, constants)
+    return Joint(traced, plan, module.forward, "it was split by a partition function")
 
 
 def _modules(halves: Halves) -> Modules:

@@ -1,11 +1,11 @@
-"""What the backward may compute again, and how little of a value it needs.
+"""What the backward may recompute, and how little of a value it needs.
 
     recomputable(mm) → "a library call"     recomputable(sum) → "a reduction"     recomputable(sin) → None: it may be
 
 `narrowed` rewrites a joint graph so that the least of a value crosses from forward to backward:
 
     threshold_backward(g, relu, 0)   →   le = le(relu, 0); where(le, zero, g)       one byte an element instead of four
-    noise = bernoulli(x, 0.9)        →   mask = to bool(noise); again = to float(mask)
+    noise = bernoulli(x, 0.9)        →   mask = to bool(noise); widened = to float(mask)
 
 Both are exact: the comparison is the one the kernel makes, and zeros and ones survive the trip through bool.
 """
@@ -38,7 +38,7 @@ CREATION = frozenset(
 
 
 def recomputable(node: fx.Node) -> str | None:
-    """None if the backward may compute `node` again for next to nothing, otherwise why it should not."""
+    """None if the backward may recompute `node` for next to nothing, otherwise why it should not."""
     op = node.target
     if node.op == "get_attr" or is_view(node) or isinstance(spec_of(node), NumberSpec):
         return None
@@ -49,9 +49,9 @@ def recomputable(node: fx.Node) -> str | None:
         return "an input of the graph" if node.op == "placeholder" else "not an operator"
     if draws(node):
         return "draws random numbers"
-    wish = wish_of(node)
-    if wish is not None:
-        return None if wish is RecomputePolicy.RECOMPUTE else "kept by its checkpoint"
+    policy = wish_of(node)
+    if policy is not None:
+        return None if policy is RecomputePolicy.RECOMPUTE else "saved by its checkpoint policy"
     if op.namespace != "aten":
         return "an operator whose cost is unknown"
     if torch.Tag.pointwise in op.tags or op in COPIES or op._schema.name.removeprefix("aten::") in CREATION:
@@ -97,7 +97,7 @@ def _call(
 
 
 def _like(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    """What is computed of a tensor element by element: without the gaps and the repeats that an input may have."""
+    """The spec of an element-wise result: dense, though the input may have gaps or overlaps."""
     return TensorSpec(spec.shape, like_stride(spec.shape, spec.stride), dtype, spec.device)
 
 
@@ -120,11 +120,11 @@ def _narrow_noise(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_after(node):
         mask = _call(graph, aten._to_copy.default, (node,), _like(spec, torch.bool), dtype=torch.bool)
     with graph.inserting_after(mask):
-        again = _call(graph, aten._to_copy.default, (mask,), _like(spec, spec.dtype), dtype=spec.dtype)
-    for made in (mask, again):
+        widened = _call(graph, aten._to_copy.default, (mask,), _like(spec, spec.dtype), dtype=spec.dtype)
+    for made in (mask, widened):
         set_phase(made, Phase.FORWARD)
     for user in users:
-        user.replace_input_with(node, again)
+        user.replace_input_with(node, widened)
 
 
 RULES: dict[object, Callable[[fx.Node], bool]] = {

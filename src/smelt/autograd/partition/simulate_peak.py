@@ -1,11 +1,10 @@
-"""A backward rehearsed: how many bytes it would hold at its peak, for a choice of what is saved.
+"""A backward simulated: how many bytes it holds at its peak, for a choice of what is saved.
 
-    Rehearsal(problem).peaks({relu_1, …}) → bytes, counted in two ways
+    PeakSimulator(problem).peaks({relu_1, …}) → bytes, counted in two ways
 
-Cheap values are taken to be fused into what reads them: memory is for what heavy operators yield or read, for what is
-read after a heavy operator that comes later, and for what is handed out. What was not saved is computed where it is
-first needed, as `partition` orders it, and goes when it has been read for the last time, as saved values do. Quick
-enough to compare dozens of choices.
+Cheap values are assumed to be fused into their readers: memory is taken by what heavy operators return or read, by what
+is read after a later heavy operator, and by gradients. What was not saved is recomputed where it is first needed, as
+`partition` orders it, and freed after its last use, as saved values are. Fast enough to compare dozens of choices.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,16 +18,16 @@ from smelt.autograd.partition.recompute import recomputable
 from smelt.meta.memory_peak import END
 
 
-def _turns(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
-    """How many heavy operators, one after the other, must have run before each value: what is fused has one turn.
+def _heavy_depths(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    """How many heavy operators, one after the other, must have run before each value; fused values have equal depth.
 
-    Of the backward's own values, that is: cheap ones of the forward are computed again wherever they are read.
+    Of the backward's own values only: cheap ones of the forward are recomputed wherever they are read.
     """
-    turns: dict[fx.Node, int] = {}
+    depths: dict[fx.Node, int] = {}
     for node in nodes:
-        before = [turns[used] + (recomputable(used) is not None) for used in node.all_input_nodes if used in turns]
-        turns[node] = max(before, default=0)
-    return turns
+        before = [depths[used] + (recomputable(used) is not None) for used in node.all_input_nodes if used in depths]
+        depths[node] = max(before, default=0)
+    return depths
 
 
 class PeakSimulator:
@@ -39,26 +38,26 @@ class PeakSimulator:
         self.gradients = {view_root(node) for node in gradients_of(problem.joint)}
         nodes = [*problem.early, *(node for node in problem.joint.traced.graph.nodes if node in problem.late)]
         self.size = {node: own_bytes(node) for node in nodes}
-        self.turn = _turns(node for node in nodes if node in problem.late)
+        self.depth = _heavy_depths(node for node in nodes if node in problem.late)
         self.in_memory = {node for node in nodes if self.size[node] and self._takes_memory(node)}
         self.late = [node for node in nodes if node in problem.late and node in self.in_memory]
 
     def _takes_memory(self, node: fx.Node) -> bool:
         if node in self.gradients or recomputable(node) is not None:
             return True
-        turn = self.turn.get(node, END)
+        depth = self.depth.get(node, END)
         readers = [node]
         while readers:
             for user in readers.pop().users:
                 if view_root(user) is not user:
                     readers.append(user)
-                elif user.op == "call_function" and (self.turn.get(user, 0) > turn or recomputable(user) is not None):
+                elif user.op == "call_function" and (self.depth.get(user, 0) > depth or recomputable(user) is not None):
                     return True
         return False
 
     def peaks(self, saved: Collection[fx.Node]) -> tuple[int, int]:
-        """The most bytes that what is saved and what the backward makes take together; and the most that what is saved
-        and handed out takes, with the most that the rest does: that is what a planned block for the rest comes to."""
+        """The peak of saved values and all that the backward allocates; and the peak of saved values and gradients plus
+        the peak of the rest, which is what an arena for the rest comes to."""
         sources: dict[fx.Node, list[fx.Node]] = {}
         order: list[fx.Node] = []
         done: set[fx.Node] = set()
@@ -69,7 +68,7 @@ class PeakSimulator:
             for source in sources[node]:
                 last[source] = step
         lasting = {*saved, *self.gradients}
-        now = [sum(self.size[node] for node in saved), 0]  # what lasts, what does not
+        now = [sum(self.size[node] for node in saved), 0]  # saved values and gradients, the rest
         most = [*now, sum(now)]
         for step, node in enumerate(order):
             now[node not in lasting] += self.size[node]
@@ -87,7 +86,7 @@ class PeakSimulator:
         done: set[fx.Node],
         order: list[fx.Node],
     ) -> None:
-        """Put a value and all that it still needs into the order, deepest first."""
+        """Append a value to the order, after all that it needs."""
         pending = [node]
         while pending:
             top = pending[-1]
@@ -103,7 +102,7 @@ class PeakSimulator:
             order.append(top)
 
     def _read_by(self, node: fx.Node, saved: Collection[fx.Node]) -> list[fx.Node]:
-        """The values in memory that a value is computed from, seen through those that are fused into it."""
+        """The values in memory that a value is computed from, through those that are fused into it."""
         found: dict[fx.Node, None] = {}
         seen: set[fx.Node] = set()
         pending = list(node.all_input_nodes)

@@ -151,10 +151,10 @@ class CompiledBackwards:
             raise Unreadable(entry)
         try:
             values: list[Any] = [*request.gradients, *reading.tensors]
-            for (_, joined), (_, arrived) in zip(reading.joined, entry.backward.arrived, strict=True):
-                values += joined.saved(arrived) if arrived else [None] * len(joined.specs)
-        except RuntimeError as gone:  # freed, or changed since: the engine says so at the right moment
-            raise Unreadable(str(gone)) from gone
+            for (_, compiled), (_, arrived) in zip(reading.compiled, entry.backward.arrived, strict=True):
+                values += compiled.saved(arrived) if arrived else [None] * len(compiled.specs)
+        except RuntimeError as freed:  # freed, or changed since: the engine says so at the right moment
+            raise Unreadable(str(freed)) from freed
         if _adds_to_operands(reading, entry.leaves, values):
             raise Unreadable("a gradient is added to in memory that the backward reads")
         values += [None] * (entry.backward.slots - len(values))
@@ -162,8 +162,8 @@ class CompiledBackwards:
         request.gradients = ()
         reading.tensors.clear()
         if not keep_graph:  # before hooks run, which may write what was saved: an optimizer that steps in them does
-            for (_, joined), (_, arrived) in zip(reading.joined, entry.backward.arrived, strict=True):
-                joined.release_saved(arrived)
+            for (_, compiled), (_, arrived) in zip(reading.compiled, entry.backward.arrived, strict=True):
+                compiled.release_saved(arrived)
         if entry.backward.runs_python:
             carried(engine, partial(run_steps, entry.steps, run), keep_graph)
         else:
@@ -228,8 +228,8 @@ class CompiledBackwards:
         handles = []
         for number, node in enumerate(nodes):
             has_edge = [after is not None for after, _ in node.next_functions]
-            joined = any(number == own for own, _ in request.reading.joined)
-            if type(node) is not ACCUMULATE and not joined and request.reading.whole(number, has_edge) is not None:
+            compiled = any(number == own for own, _ in request.reading.compiled)
+            if type(node) is not ACCUMULATE and not compiled and request.reading.whole(number, has_edge) is not None:
                 handles.append(node.register_hook(partial(note, number)))
 
         def remove() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.autograd.joint.partial_backward import for_tangents, stopped
+from smelt.autograd.joint.partial_backward import cut_at_outputs, for_tangents
 from smelt.autograd.partition.partition import Halves
 from smelt.base import events
 from smelt.base.errors import SmeltError, warn
@@ -58,11 +58,11 @@ class Backwards:
             return self._graph(arrived)
 
     def part(self, arrived: int, source: int | None) -> Flat | None:
-        """The part of a backward that goes no further than outputs that others lean on: see `stopped`."""
+        """The part of a backward that goes no further than outputs that others lean on: see `cut_at_outputs`."""
 
         def graph() -> Traced | None:
             arriving = self._traced().arriving
-            return None if arriving is None else stopped(arriving(), self.plan, arrived, source)
+            return None if arriving is None else cut_at_outputs(arriving(), self.plan, arrived, source)
 
         with torch._C._InferenceMode(False), without_default_devices(), restored():
             self.ambient.impose()
