@@ -233,4 +233,7 @@ PyObject *size_facts_explain(const SizeFacts *facts, PyObject *const *collected)
 /* The failure as a sentence. New reference. */
 PyObject *explain_failure(const GuardFailure *failure);
 
+/* Notes what failed, where somebody asks (`failure`); always false. */
+bool guard_failed(GuardFailure *failure, const Node *node, const Check *check, PyObject *value);
+
 #endif

@@ -1,9 +1,7 @@
 /* Walking a guard tree: does all hold, and if not, what failed first. */
 #include "guards/guards.h"
 
-#include <limits.h>
-
-enum { USUAL_DEPTH = 24, FEW_PLACES = 64 };
+enum { USUAL_DEPTH = 24 };
 
 Py_ssize_t
 guards_collected(const Guards *guards)
@@ -12,8 +10,8 @@ guards_collected(const Guards *guards)
 }
 
 /* Notes the failure, with the exception in flight, if any; leaves none. Always false. */
-static bool
-failed(GuardFailure *failure, const Node *node, const Check *check, PyObject *value)
+bool
+guard_failed(GuardFailure *failure, const Node *node, const Check *check, PyObject *value)
 {
     if (failure) {
         PyObject *type, *error, *traceback;
@@ -45,7 +43,7 @@ checks_hold(const Guards *guards, const Node *node, PyObject *value, GuardFailur
         const Check *check = &guards->checks[i];
         bool applies = value || check->kind->takes_unbound;
         if (!applies || check->kind->holds(check, value) != 1) {
-            return failed(failure, node, check, value);
+            return guard_failed(failure, node, check, value);
         }
     }
     return true;
@@ -59,91 +57,12 @@ visit(const Guards *guards, const Node *node, const GuardSource *source, PyObjec
     *value = NULL;
     bool reachable = parent || !node->access->wants_parent;
     if (!reachable || node->access->read(node, source, parent, value) != 1) {
-        return failed(failure, node, NULL, NULL);
+        return guard_failed(failure, node, NULL, NULL);
     }
     if (!checks_hold(guards, node, *value, failure)) {
         return false;
     }
-    return !node->collect || *value ? true : failed(failure, node, NULL, NULL);
-}
-
-/* Numbers and the like may be one object without anybody being able to tell. */
-static bool
-is_shared_value(PyObject *value)
-{
-    return value == Py_None || PyLong_CheckExact(value) || PyBool_Check(value) || PyFloat_CheckExact(value)
-           || PyUnicode_CheckExact(value) || PyComplex_CheckExact(value) || PyBytes_CheckExact(value);
-}
-
-/* Looks for a value that was seen before, in a table of at least twice as many places. Returns the place of the earlier
-   one in `values`, or -1 if this one is new (and now in the table). */
-static Py_ssize_t
-seen_before(PyObject **values, Py_ssize_t i, Py_ssize_t *table, size_t size)
-{
-    size_t place = ((uintptr_t)values[i] >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20 & (size - 1);
-    for (; table[place]; place = (place + 1) & (size - 1)) {
-        if (values[table[place] - 1] == values[i]) {
-            return table[place] - 1;
-        }
-    }
-    table[place] = i + 1;
-    return -1;
-}
-
-/* Two places in `values` with the same object: true. */
-static bool
-find_same(PyObject **values, Py_ssize_t count, Py_ssize_t *first, Py_ssize_t *second)
-{
-    Py_ssize_t few[FEW_PLACES] = {0};
-    Py_ssize_t *table = few;
-    size_t size = 2;
-    while (size < 2 * (size_t)count) {
-        size *= 2;
-    }
-    if (size > FEW_PLACES) {
-        table = PyMem_Calloc(size, sizeof *table);
-        if (table == NULL) {
-            *first = *second = 0;
-            return true; /* cannot tell: the guard does not hold */
-        }
-    }
-    bool same = false;
-    for (Py_ssize_t i = 0; i < count && !same; i++) {
-        Py_ssize_t earlier = is_shared_value(values[i]) ? -1 : seen_before(values, i, table, size);
-        if (earlier >= 0) {
-            *first = earlier;
-            *second = i;
-            same = true;
-        }
-    }
-    if (table != few) {
-        PyMem_Free(table);
-    }
-    return same;
-}
-
-static const Node *
-collecting_node(const Guards *guards, Py_ssize_t place)
-{
-    for (Py_ssize_t i = 0; i < guards->node_count; i++) {
-        if (guards->nodes[i].collect && place-- == 0) {
-            return &guards->nodes[i];
-        }
-    }
-    return NULL;
-}
-
-static bool
-all_distinct(const Guards *guards, PyObject **collected, GuardFailure *failure)
-{
-    Py_ssize_t first, second;
-    if (!find_same(collected, guards->collected, &first, &second)) {
-        return true;
-    }
-    if (failure) {
-        *failure = (GuardFailure){.node = collecting_node(guards, first), .same = collecting_node(guards, second)};
-    }
-    return false;
+    return !node->collect || *value ? true : guard_failed(failure, node, NULL, NULL);
 }
 
 /* `path` has room for the values from the first node down to any node. */
@@ -183,91 +102,13 @@ walk_nodes(Guards *guards, Py_ssize_t first, Py_ssize_t end, const GuardSource *
     if (depth > USUAL_DEPTH) {
         path = PyMem_New(PyObject *, depth);
         if (path == NULL) {
-            return failed(failure, NULL, NULL, NULL);
+            return guard_failed(failure, NULL, NULL, NULL);
         }
     }
     bool holds = walk_along(guards, first, end, source, parent, path, collected, failure);
     if (path != usual) {
         PyMem_Free(path);
     }
-    return holds;
-}
-
-static void
-give_up(PyObject **collected, Py_ssize_t count)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_CLEAR(collected[i]);
-    }
-}
-
-enum { PASSES_BEFORE_SHORTCUT = 2 };
-
-/* All held: from the second time on it is worth remembering why. `stale` is the node whose change made the shortcut
-   there was useless, or -1. */
-static void
-remember(Guards *guards, const GuardSource *source, Py_ssize_t stale)
-{
-    if (guards->passes < PASSES_BEFORE_SHORTCUT) {
-        guards->passes++;
-    }
-    if (stale >= 0 && guards->nodes[stale].changes < UCHAR_MAX) {
-        guards->nodes[stale].changes++;
-    }
-    if (guards->passes == PASSES_BEFORE_SHORTCUT && (stale >= 0 || guards->shortcut == NULL)) {
-        Shortcut *made = shortcut_arm(guards, source);
-        Shortcut *old = guards->shortcut; /* not before: making one may have run a finalizer that came here too */
-        guards->shortcut = made;
-        shortcut_drop(old);
-    }
-}
-
-/* With the guards held by the caller. `count` is the number of places in `collected`. */
-static bool
-hold(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t count, GuardFailure *failure)
-{
-    Py_ssize_t stale = -1;
-    if (guards->shortcut && failure == NULL) {
-        ShortcutAnswer answer = shortcut_follow(guards, source, collected, &stale);
-        if (answer != SHORTCUT_STALE) {
-            return answer == SHORTCUT_HOLDS;
-        }
-        give_up(collected, count);
-    }
-    if (!walk_nodes(guards, 0, guards->node_count, source, NULL, collected, failure)) {
-        return false;
-    }
-    if (failure == NULL && guards->roots) {
-        remember(guards, source, stale);
-    }
-    return true;
-}
-
-bool
-guards_hold(Guards *guards, const GuardSource *source, PyObject **collected, GuardFailure *failure)
-{
-    if (guards->roots == NULL) {
-        return failed(failure, NULL, NULL, NULL);
-    }
-    Py_ssize_t count = guards->collected;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        collected[i] = NULL;
-    }
-    Py_INCREF(guards); /* user code may drop the last other reference */
-    bool holds = hold(guards, source, collected, count, failure);
-    if (holds && guards->distinct) {
-        holds = all_distinct(guards, collected, failure);
-    }
-    if (holds && guards->sizes && !size_facts_hold(guards->sizes, collected)) {
-        holds = false;
-        if (failure) {
-            failure->text = size_facts_explain(guards->sizes, collected);
-        }
-    }
-    if (!holds) {
-        give_up(collected, count);
-    }
-    Py_DECREF(guards);
     return holds;
 }
 
