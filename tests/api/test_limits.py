@@ -3,11 +3,11 @@
 Each case in a process of its own, because what goes wrong here ends it.
 """
 
-import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.processes import run
 
 _BEFORE = """
 import sys, threading, warnings
@@ -144,16 +144,14 @@ assert smelt.counters["graphs"] > 1
 """
 
 
-def _run(script: str) -> None:
-    environment = {**os.environ, "SMELT_CACHE": "0"}
-    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", _BEFORE + script + "\nprint('right')"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def _run(script: str, *, new: bool = False) -> None:
+    done = run(_BEFORE + script + "\nprint('right')", flags=("-W", "ignore", "-X", "faulthandler"), new=new)
     assert done.stdout.splitlines()[-1:] == ["right"], (done.returncode, done.stderr[-4000:])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_goes_on(name: str) -> None:
-    _run(CASES[name])
+    _run(CASES[name], new="recursion" in name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how much memory is left is known on Linux alone")

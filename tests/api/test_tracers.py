@@ -3,12 +3,11 @@
 Each case in a process of its own, because what goes wrong here ends it.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run
 
 _BEFORE = """
 import torch
@@ -93,7 +92,5 @@ same(torch.fx.symbolic_trace(Outer(compiled))(y), model(y) * 2)
 def test_the_original_is_traced(name: str, is_compiled: bool, tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, because TorchScript reads the source
     script.write_text(_BEFORE + _COMPILED_BEFORE * is_compiled + CASES[name] + "print('right')")
-    environment = {**os.environ, "SMELT_CACHE": "0"}
-    command = [sys.executable, "-W", "ignore", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    done = run(script.read_text(), file=str(script), flags=("-W", "ignore"), seconds=240)
     assert done.stdout.splitlines()[-1:] == ["right"], (done.returncode, done.stderr[-4000:])

@@ -10,14 +10,13 @@ from tests.capture.generated.campaign import CAMPAIGN, report
 from tests.capture.generated.grammar import SIZE, program_from
 from tests.capture.generated.running import verdict
 
-PROGRAMS = 2000
 
-
-def test_programs_are_what_python_makes_of_them() -> None:
+@pytest.mark.parametrize("programs", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_programs_are_what_python_makes_of_them(programs: int) -> None:
     totals: Counter[str] = Counter()
 
     # The same programs every time, so that a change is judged by itself; `make test-programs` runs others.
-    @settings(max_examples=PROGRAMS, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(max_examples=programs, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     @given(st.binary(min_size=SIZE, max_size=SIZE))
     def run(data: bytes) -> None:
         program = program_from(data)
@@ -28,9 +27,9 @@ def test_programs_are_what_python_makes_of_them() -> None:
         totals.update(raising=found.raised > 0)
 
     run()
-    assert totals["programs"] >= PROGRAMS
+    assert totals["programs"] >= programs
     for kind in ("captured", "broken", "again", "raising"):
-        assert totals[kind] >= PROGRAMS // 10, totals
+        assert totals[kind] >= programs // 10, totals
 
 
 def test_a_campaign_has_every_program_run_once() -> None:

@@ -105,7 +105,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["eager", "llvm"])
+# Capture is the same for both; under `eager` every bit is PyTorch's, and that is asked by `make test-long`.
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "llvm"])
 @pytest.mark.parametrize(("row", "training"), CASES)
 def test_as_eager(row: Example, training: bool, backend: str) -> None:
     with warnings.catch_warnings():

@@ -1,0 +1,27 @@
+#!/bin/sh
+# What some tests need beside .venv, so that none is left out for want of it:
+#     tools/test_deps.sh .venv/bin/python
+# Debian packages (a browser to open the report with, node to run its scripts) where this is Debian and root asks, and
+# the frameworks of docs/frameworks.md. What cannot be fetched is told, and the tests that need it are left out.
+python=$1
+packages=""
+command -v node >/dev/null || packages="$packages nodejs"
+command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+    packages="$packages chromium"
+if [ -n "$packages" ]; then
+    if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
+        echo "smelt: missing here:$packages (no apt-get, or not root); the tests that need it are left out"
+    else
+        echo "smelt: installing$packages"
+        { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq update &&
+            DEBIAN_FRONTEND=noninteractive timeout 600 apt-get -qq install -y --no-install-recommends $packages; } \
+            >/dev/null 2>&1 ||
+            echo "smelt: cannot install$packages; the tests that need it are left out"
+    fi
+fi
+"$python" -c "import accelerate, diffusers, lightning" 2>/dev/null || {
+    echo "smelt: installing the frameworks of docs/frameworks.md"
+    timeout 900 "$python" -m pip --disable-pip-version-check install -qq --editable '.[frameworks]' ||
+        echo "smelt: cannot install them; the tests that need them are left out"
+}
+exit 0
