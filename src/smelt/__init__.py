@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smelt import _native
 
-with _native.Paused():
+with _native.PausedGC():
     import smelt.explain  # noqa: F401  (loaded later, the package would take the place of the function)
     from smelt.api import compile, disable, explain, record, reset, verify
     from smelt.base.errors import GraphBreakError, SmeltError, SmeltWarning
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     """What not every program uses is loaded when it is asked for."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _native.Paused():
+    with _native.PausedGC():
         module = import_module(_LATER[name])
     found = globals()[name] = module if module.__name__.endswith(f".{name}") else getattr(module, name)
     return found

@@ -52,7 +52,7 @@ class Guards:
     strings and None apart).
 
     Once all has held twice, guards remember which words of memory that depends on: versions of dicts and classes, where
-    things lie, what tensors are. While those are the same, only what they do not settle is looked at again.
+    things lie, what tensors are. While those are the same, only what they do not prove is looked at again.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Guards:
     @property
     def roots(self) -> tuple[GuardNode, ...]: ...
     @property
-    def shortcut(self) -> tuple[int, int] | None:
+    def fast_path(self) -> tuple[int, int] | None:
         """How many facts (comparisons of memory) and questions the next `check` can do with; None before it knows."""
     def check(self, slots: Sequence[Any]) -> tuple[Any, ...] | None:
         """The collected values in tree order, or None if a check fails. Never raises for a failed access.
@@ -84,11 +84,11 @@ class Entry:
         arguments: tuple[int, ...],
         result: int | Callable[..., Any],
         failed: Callable[..., Any],
-        settle: Callable[[], object] | None = None,
+        restore: Callable[[], object] | None = None,
     ) -> None:
         """`run` is a graph: it gets those collected values that `arguments` number and yields several. The frame's
         result is the one with the number `result`, or `result(*all)`; if the graph raises an Exception, it is
-        `failed(error, *collected)`. Whatever it raises, `settle()` is called, and again if it is interrupted."""
+        `failed(error, *collected)`. Whatever it raises, `restore()` is called, and again if it is interrupted."""
     @property
     def guards(self) -> Guards: ...
     @property
@@ -197,7 +197,7 @@ def class_version(kind: type) -> int:
 def hook_installed() -> bool:
     """Whether the frame hook is in place now: only while a region is active on some thread."""
 
-def teach_shelter(
+def install_shelter(
     settings: tuple[tuple[tuple[Callable[..., Any], ...], Callable[..., Any], tuple[Any, ...]], ...],
     stacks: tuple[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]], ...],
     counters: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...],
@@ -213,7 +213,7 @@ def teach_shelter(
     counters   (increment, decrement), both of which yield the number
     hooks      (top, pop, push) of a stack that only shows its top
     locals     thread-local objects, whose attributes are put back
-    globals    (dict, names, write): flags by these names; write, if any, is told the last of them. All threads share
+    globals    (dict, names, write): flags by these names; write, if any, is given the last of them. All threads share
                them: where the first of the stacks is empty, they are put back to False
     guards     (make, read, twice): `make(read())`, entered, has an `__exit__` that puts back what was there before;
                twice: it is left at once, and then again
@@ -226,8 +226,8 @@ def undoing(undo: Callable[[], object], function: Callable[..., Any], /, *args: 
     """Call `function`, then `undo()`, however that ends. An exception from outside may interrupt `undo`: it is called
     again, so it must do no harm to do it twice."""
 
-def settling(settle: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `function`; if it raises, `settle()` as `undoing` does."""
+def restoring(restore: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function`; if it raises, `restore()` as `undoing` does."""
 
 def recorded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call with grad mode on, as `torch.enable_grad()` does, and put it back whatever is raised and wherever."""
@@ -235,8 +235,8 @@ def recorded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 def unrecorded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The same with grad mode off, as `torch.no_grad()` does."""
 
-def delivering(function: Callable[[], Any], deliver: Callable[[BaseException], bool]) -> Any:
-    """Call `function`. What it raises is given to `deliver`: if that is true, `function` is called again, else it is
+def offering_errors(function: Callable[[], Any], offer: Callable[[BaseException], bool]) -> Any:
+    """Call `function`. What it raises is given to `offer`: if that is true, `function` is called again, else it is
     raised. So is what is raised on the way."""
 
 def within(context: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -250,8 +250,8 @@ class Held:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
-class Paused:
-    """`with Paused():` no automatic collections of Python's cyclic collector inside.
+class PausedGC:
+    """`with PausedGC():` no automatic collections of Python's cyclic collector inside.
 
     Importing and compiling make many long-lived objects and hardly any garbage, but enough of them to set off full
     collections, each of which walks all of PyTorch: 0.1 s for nothing, where a compilation takes as long. Modules stay

@@ -31,7 +31,7 @@ def many_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Follow:
-    """A function, called compiled and plainly after each change. Three times, as the third call takes a shortcut."""
+    """A function, called compiled and plainly after each change. Three times, as the third call takes a fast path."""
 
     def __init__(self, function: Callable[..., Any], *given: Any, breaks: bool = False) -> None:
         self.function, self.given, self.captured, self.breaks = function, given, Captured(), breaks

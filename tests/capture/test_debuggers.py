@@ -18,7 +18,7 @@ from smelt.capture.driver import debuggers
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     outer = sys.gettrace()
     sys.settrace(None)
-    monkeypatch.setattr(debuggers._Told, "is_so", False)
+    monkeypatch.setattr(debuggers._Reported, "done", False)
     debuggers.watch()
     yield
     sys.settrace(outer)

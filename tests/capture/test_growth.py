@@ -83,11 +83,11 @@ def _walks(n: int) -> int:
 def test_a_loop_copies_no_container_at_each_step(work: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it takes time by the square of its length."""
     copied = []
-    touch: Any = Interpreter.touch
+    before_mutation: Any = Interpreter.before_mutation
 
     def counting(interp: Interpreter, value: Any) -> None:
-        copied.append(len(getattr(value, "unseen", None) or getattr(value, "items", ())))
-        touch(interp, value)
+        copied.append(len(getattr(value, "raw_items", None) or getattr(value, "items", ())))
+        before_mutation(interp, value)
 
     def listing(items: Any = ()) -> list[Any]:
         copied.append(len(items) if hasattr(items, "__len__") else 0)
@@ -96,7 +96,7 @@ def test_a_loop_copies_no_container_at_each_step(work: Callable[[int], int], mon
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + work(500)
 
-    monkeypatch.setattr(Interpreter, "touch", counting)
+    monkeypatch.setattr(Interpreter, "before_mutation", counting)
     monkeypatch.setattr(iterators, "list", listing, raising=False)
     runner = Captured()
     assert runner(program, X).equal(X + work(500))
@@ -332,7 +332,7 @@ def test_what_the_program_deletes_is_gone_at_the_next_break(program: Callable[..
 
 def test_code_that_is_made_all_the_time_is_not_kept() -> None:
     before = len(bytecode._decoded)
-    limit, bytecode._MOST_DECODED = bytecode._MOST_DECODED, before + 10
+    limit, bytecode._MAX_DECODED = bytecode._MAX_DECODED, before + 10
     try:
         for number in range(50):
             names: dict[str, Any] = {}
@@ -340,7 +340,7 @@ def test_code_that_is_made_all_the_time_is_not_kept() -> None:
             bytecode.decode(names["made"].__code__)
         assert len(bytecode._decoded) <= before + 10
     finally:
-        bytecode._MOST_DECODED = limit
+        bytecode._MAX_DECODED = limit
 
 
 @pytest.mark.usefixtures("without_collector")

@@ -32,7 +32,7 @@ def follow_changes(function: Callable[..., Any], changes: Iterator[None], *args:
     """Call after each change of the world; always the plain answer."""
     runner = Captured()
     for _ in changes:
-        for _ in range(4):  # from the third on by the guards' shortcut
+        for _ in range(4):  # from the third on by the guards' fast path
             assert_alike(runner(function, *args), function(*args))
     return runner
 

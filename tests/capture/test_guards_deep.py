@@ -215,7 +215,7 @@ def test_a_change_deep_inside(name: str, grad: bool) -> None:
 
 
 def guards_of(compiled: Any) -> list[_native.Guards]:
-    return [thing for thing in gc.get_objects() if type(thing) is _native.Guards and thing.shortcut is not None]
+    return [thing for thing in gc.get_objects() if type(thing) is _native.Guards and thing.fast_path is not None]
 
 
 def test_little_is_asked_of_a_model_that_does_not_change() -> None:
@@ -227,7 +227,7 @@ def test_little_is_asked_of_a_model_that_does_not_change() -> None:
         for _ in range(4):
             runner(model, X)
     (found,) = [guards for guards in guards_of(runner) if id(guards) not in before]
-    facts, questions = found.shortcut or (0, 0)
+    facts, questions = found.fast_path or (0, 0)
     assert facts > 100
     assert questions <= 12  # the state of the process, and the argument
 

@@ -1,4 +1,4 @@
-"""Attributes of one tensor that hide a method of all tensors, `x.sum = …`: heeded whenever they come and go."""
+"""Attributes of one tensor that hide a method of all tensors, `x.sum = …`: respected whenever they come and go."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ PROGRAMS: list[Callable[[Tensor], Tensor]] = [
 def test_of_an_argument(program: Any, calls: int) -> None:
     compiled = smelt.compile(program)
     x, hidden = torch.ones(3), torch.ones(3)
-    for _ in range(calls):  # guards take their shortcut after a few
+    for _ in range(calls):  # guards take their fast path after a few
         both(compiled, program, x)
     hidden.exp = answer  # type: ignore[method-assign]
     both(compiled, program, hidden)

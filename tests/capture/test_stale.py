@@ -389,5 +389,5 @@ def test_is_noticed(name: str) -> None:
     runner, x = Captured(), torch.ones(2)
     for change in (lambda: None, *changes):
         change()
-        for _ in range(3):  # guards that held twice take a shortcut
+        for _ in range(3):  # guards that held twice take a fast path
             assert alike(runner(function, x), function(x)), name

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt._native import Paused as paused
+from smelt._native import PausedGC as paused
 
 
 @pytest.fixture(autouse=True)

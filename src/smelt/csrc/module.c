@@ -110,18 +110,18 @@ static PyMethodDef functions[] = {
     {"deliver", deliver, METH_VARARGS, PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
     {"class_version", class_version, METH_O,
      PyDoc_STR("A number that is another once look-ups in a class may find something else; 0 if it has none.")},
-    {"teach_shelter", teach_shelter, METH_VARARGS, PyDoc_STR("Say what sheltered() is to put back, and how.")},
+    {"install_shelter", install_shelter, METH_VARARGS, PyDoc_STR("Say what sheltered() is to put back, and how.")},
     {"sheltered", (PyCFunction)(void (*)(void))sheltered, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function, and put PyTorch's state on this thread back, whatever is raised and wherever.")},
     {"undoing", (PyCFunction)(void (*)(void))undoing, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function, then another that undoes what it did, and that again if it is interrupted.")},
-    {"settling", (PyCFunction)(void (*)(void))settling, METH_FASTCALL | METH_KEYWORDS,
+    {"restoring", (PyCFunction)(void (*)(void))restoring, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function; if it raises, another that puts back what it may have changed.")},
     {"recorded", (PyCFunction)(void (*)(void))recorded, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function with autograd's recording.")},
     {"unrecorded", (PyCFunction)(void (*)(void))unrecorded, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function without autograd's recording.")},
-    {"delivering", (PyCFunction)(void (*)(void))delivering, METH_FASTCALL,
+    {"offering_errors", (PyCFunction)(void (*)(void))offering_errors, METH_FASTCALL,
      PyDoc_STR("Call a function; what it raises is offered to another, which may have it called again.")},
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function in a context that is entered and left by C functions.")},
@@ -141,7 +141,7 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
-                             &RunnerType, &CodeType,  &HeldType,  &PausedType};
+                             &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0 || shelter_init() < 0 || team_init() < 0) {
         return NULL;

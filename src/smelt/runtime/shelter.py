@@ -77,7 +77,7 @@ def teach() -> None:
     )
     counters = ((torch.autocast_increment_nesting, torch.autocast_decrement_nesting),)
     threads = (events._sinks, terminal._current, provenance._now, backward_node._now)
-    _native.teach_shelter(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
+    _native.install_shelter(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
 
 
 def _lower_flags() -> None:

@@ -35,7 +35,7 @@ class FunctionContext(Instance):
 def _apply(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not isinstance(args[0], Object) or not is_a(args[0].value, type) or kwargs:
         raise Unsupported("B022", "keyword arguments")
-    kind, given = interp.outside.pin(args[0]), args[1:]
+    kind, given = interp.externals.guard_identity(args[0]), args[1:]
     for value in given:
         if isinstance(value, Object) and is_a(value.value, torch.Tensor):
             raise Unsupported("B006", type(value.value).__qualname__)
@@ -61,13 +61,13 @@ def _method(interp: Interpreter, kind: type, name: str) -> Value:
     found = interp.tree.class_attribute(kind, name)
     if not isinstance(found, staticmethod):
         raise Unsupported("B022", f"{kind.__qualname__}.{name} is not a static method")
-    return interp.outside.fixed(found.__func__)
+    return interp.externals.fixed(found.__func__)
 
 
 def _forward(interp: Interpreter, kind: type, context: FunctionContext, given: list[Value]) -> Value:
     """Run `forward` as it is declared, without gradients."""
     before = interp.tape.ambient
-    interp.tape.become(replace(before, grad=False))
+    interp.tape.set_ambient(replace(before, grad=False))
     try:
         own = interp.tree.class_attribute(kind, "setup_context")
         if own is static_lookup(Function, "setup_context"):
@@ -77,7 +77,7 @@ def _forward(interp: Interpreter, kind: type, context: FunctionContext, given: l
         interp.now(interp.call(setup, [context, Sequence(tuple, list(given)), output]))
         return output
     finally:
-        interp.tape.become(replace(interp.tape.ambient, grad=before.grad))
+        interp.tape.set_ambient(replace(interp.tape.ambient, grad=before.grad))
 
 
 def _check_outputs(kind: type, given: list[Value], outputs: list[Value]) -> None:
@@ -153,8 +153,8 @@ def _backward(
 ) -> list[Value]:
     """What `backward` yields per argument of the function, as values of `tape`."""
     outer, held = interp.tape, context.attributes.copy()
-    interp.tape = interp.outside.tape = tape
-    interp.outside.closed = True
+    interp.tape = interp.externals.tape = tape
+    interp.externals.runs_later = True
     tape.ambient.impose()
     try:
         returned = interp.now(interp.call(_method(interp, kind, "backward"), [context, *gradients]))
@@ -164,8 +164,8 @@ def _backward(
         tape.written_outside()
         raise Unsupported("B022", f"{kind.__qualname__}.backward: {stop.reason}") from stop
     finally:
-        interp.tape = interp.outside.tape = outer
-        interp.outside.closed = False
+        interp.tape = interp.externals.tape = outer
+        interp.externals.runs_later = False
         replace(outer.ambient, grad=outer.ambient.records).impose()
     items = list(returned.items) if isinstance(returned, Sequence) and returned.kind is tuple else [returned]
     none = [isinstance(value, Constant) and value.value is None for value in items]
@@ -195,7 +195,7 @@ def _noting(name: str) -> Callable[[Interpreter, list[Value], dict[str, Value]],
         context = args[0]
         if not isinstance(context, FunctionContext) or kwargs:
             raise Unsupported("B022", name)
-        interp.touch(context)
+        interp.before_mutation(context)
         context.attributes[name] = args[1] if name == "materialize_grads" else Sequence(tuple, args[1:])
         return Constant(None)
 

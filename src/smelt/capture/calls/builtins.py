@@ -62,7 +62,7 @@ from smelt.capture.interpreter.str_format import formatted, text_of
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
-    WORDING,
+    STRING_METHODS,
     Cell,
     Constant,
     DeferredScalar,
@@ -135,7 +135,7 @@ def _type(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
     kind = python_type(args[0]) if len(args) == 1 else None
     if kind is None:
         raise Unsupported("B002", "type")
-    return interp.outside.fixed(kind)
+    return interp.externals.fixed(kind)
 
 
 def _getattr(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -330,11 +330,11 @@ def _reversed(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
         raise Unsupported("B009", f"reversed of {describe(value)}")
     found = interp.tree.class_attribute(kind, "__reversed__")
     if isinstance(found, types.FunctionType):
-        return interp.call(interp.outside.fixed(found), [value])
+        return interp.call(interp.externals.fixed(found), [value])
     by_place = [interp.tree.class_attribute(kind, name) for name in ("__len__", "__getitem__")]
     if found is not ABSENT or not all(isinstance(each, types.FunctionType) for each in by_place):
         raise Unsupported("B009", f"reversed of {describe(value)}")
-    return interp.call(interp.outside.fixed(reversed_), [value])
+    return interp.call(interp.externals.fixed(reversed_), [value])
 
 
 def _log(function: Any, level: int) -> Builtin:
@@ -343,7 +343,7 @@ def _log(function: Any, level: int) -> Builtin:
     def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         kind = python_type(args[0]) if args else None
         if kind is not None and interp.tree.class_attribute(kind, "isEnabledFor") is logging.Logger.isEnabledFor:
-            wanted = interp.now(interp.call(interp.outside.fixed(logs), [args[0], Constant(level)]))
+            wanted = interp.now(interp.call(interp.externals.fixed(logs), [args[0], Constant(level)]))
             if isinstance(wanted, Constant) and wanted.value is False:
                 return Constant(None)
         raise Unsupported("B002", f"logging.{function.__qualname__}")
@@ -363,12 +363,12 @@ def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
     frame = interp.frames[-1]
     if not frame.info.code.co_argcount:
         raise Raised.of(RuntimeError("super(): no arguments"))
-    receiver = frame.slots[0] and interp.outside.force(frame.slots[0])
+    receiver = frame.slots[0] and interp.externals.force(frame.slots[0])
     names = frame.info.slot_names
     cell = frame.slots[names.index("__class__")] if "__class__" in names else None
     if isinstance(receiver, Cell):
-        receiver = interp.outside.cell_contents(receiver)
-    kind = interp.outside.cell_contents(cell) if isinstance(cell, Cell) else None
+        receiver = interp.externals.cell_contents(receiver)
+    kind = interp.externals.cell_contents(cell) if isinstance(cell, Cell) else None
     if receiver is None:
         raise Raised.of(RuntimeError("super(): arg[0] deleted"))
     if cell is None:
@@ -380,7 +380,7 @@ def _super(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> 
 
 def _seen_from(interp: Interpreter, kind: Object, receiver: Value) -> Value:
     """`super(kind, receiver)`, of a receiver that is an object of the class, or a class below it."""
-    seen: Any = interp.outside.pin(kind)
+    seen: Any = interp.externals.guard_identity(kind)
     real: Any = receiver.value if isinstance(receiver, Object) else None
     own = python_type(receiver)
     below = is_a(real, type) and seen in real.__mro__
@@ -438,7 +438,7 @@ def _min_max(function: Any, polyfill: Any) -> Builtin:
         if len(items) == 2 and not kwargs and any(map(is_computed, items)):
             return float_of(interp, function, *items)
         if kwargs or not all(map(interp.is_plain, items)) or any(map(holds_symbols, items)):
-            return interp.call(interp.outside.fixed(polyfill), items, kwargs)
+            return interp.call(interp.externals.fixed(polyfill), items, kwargs)
         return interp.compute(function, *[interp.plain(item) for item in items])
 
     return choose
@@ -469,9 +469,9 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
 def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
     (value,) = args
-    interp.tree.transient = "where an object lies"
+    interp.tree.why_not_persist = "where an object lies"
     if isinstance(value, Object):
-        return Constant(id(interp.outside.pin(value)))
+        return Constant(id(interp.externals.guard_identity(value)))
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":
         value.source.check(("is", value.real))
         return Constant(id(value.real))
@@ -487,9 +487,9 @@ def _new_tuple(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     kind = args[0].value if isinstance(args[0], Object) else None
     if not isinstance(kind, type) or not hasattr(kind, "_fields") or len(args) != 2 or kwargs:
         raise Unsupported("B002", "tuple.__new__")
-    if not own_operators(kind) <= WORDING:
+    if not own_operators(kind) <= STRING_METHODS:
         raise Unsupported("B002", f"class {kind.__qualname__}, a tuple with operators of its own")
-    return Sequence(interp.outside.pin(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
+    return Sequence(interp.externals.guard_identity(args[0]), drain(interp, args[1]))  # type: ignore[arg-type]
 
 
 def _vars(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:

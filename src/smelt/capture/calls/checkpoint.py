@@ -86,22 +86,22 @@ def _follow(
 ) -> Value:
     """Call the function with `tape` in place of the outer one; nothing but its result may come of it."""
     outer = interp.tape
-    interp.tape = interp.outside.tape = tape
-    sealed, interp.outside.sealed = interp.outside.sealed, True
-    touched, interp.outside.touched = interp.outside.touched, []
+    interp.tape = interp.externals.tape = tape
+    no_side_effects, interp.externals.no_side_effects = interp.externals.no_side_effects, True
+    mutated, interp.externals.mutated = interp.externals.mutated, []
     try:
         result = interp.now(interp.call(function, args, kwargs))
     finally:
-        interp.tape = interp.outside.tape = outer
-        interp.outside.sealed = sealed
+        interp.tape = interp.externals.tape = outer
+        interp.externals.no_side_effects = no_side_effects
         written = tape.written_outside()
         if tape.ambient != outer.ambient:
             replace(outer.ambient, grad=outer.ambient.records).impose()
-        touched, interp.outside.touched = interp.outside.touched, touched
-    if touched:
+        mutated, interp.externals.mutated = interp.externals.mutated, mutated
+    if mutated:
         frames = [value for frame in interp.frames for value in (*frame.slots, *frame.stack, *frame.closure)]
         held = reachable([*frames, function, *args, *kwargs.values()])
-        if any(id(value) in held for value in touched):
+        if any(id(value) in held for value in mutated):
             raise Unsupported("B005", "something that was there before, which PyTorch would write once more")
     if written:
         raise Unsupported("B005", "a tensor that was there before, which PyTorch would write once more")
@@ -116,10 +116,11 @@ def _policy(interp: Interpreter, contexts: Value | None) -> tuple[Policy | None,
         return None, noop_context_fn
     if isinstance(contexts, Partial):
         made, chosen, named = contexts.function, contexts.args, contexts.keywords
-        kind = interp.outside.pin(made) if isinstance(made, Object) else None
-        real = interp.outside.pin(chosen[0]) if len(chosen) == 1 and isinstance(chosen[0], Object) else None
+        kind = interp.externals.guard_identity(made) if isinstance(made, Object) else None
+        first = chosen[0] if len(chosen) == 1 else None
+        real = interp.externals.guard_identity(first) if isinstance(first, Object) else None
     elif isinstance(contexts, Object) and isinstance(contexts.value, functools.partial):
-        partial = interp.outside.pin(contexts)
+        partial = interp.externals.guard_identity(contexts)
         kind, named = partial.func, partial.keywords
         real = partial.args[0] if len(partial.args) == 1 else None
         if isinstance(real, list) and contexts.source is not None:

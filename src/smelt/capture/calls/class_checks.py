@@ -15,7 +15,7 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.operators import truth
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.policy import is_of_libraries
-from smelt.capture.model.static import ABSENT, is_a, order_of, static_lookup
+from smelt.capture.model.static import ABSENT, is_a, mro_of, static_lookup
 from smelt.capture.model.values import Object, Sequence, Value, describe, python_type
 
 _INSTANCE, _SUBCLASS = "__instancecheck__", "__subclasscheck__"
@@ -39,7 +39,7 @@ def is_callable(interp: Interpreter, value: Value) -> bool:
     if kind is None:
         raise Unsupported("B008", f"callable of {describe(value)}")
     if isinstance(value, Object) and is_a(value.value, type):
-        interp.outside.pin(value)
+        interp.externals.guard_identity(value)
         interp.tree.metaclass(value.value)
     return interp.tree.class_attribute(kind, "__call__") is not ABSENT
 
@@ -47,19 +47,19 @@ def is_callable(interp: Interpreter, value: Value) -> bool:
 def _each(interp: Interpreter, classes: Value, what: str) -> list[Object]:
     """The classes that are asked one after the other."""
     if isinstance(classes, Sequence) and classes.kind is tuple:
-        return [each for item in interp.outside.items(classes) for each in _each(interp, item, what)]
+        return [each for item in interp.externals.items(classes) for each in _each(interp, item, what)]
     if isinstance(classes, Object) and is_a(classes.value, type):
-        interp.outside.pin(classes)
+        interp.externals.guard_identity(classes)
         return [classes]
     if isinstance(classes, Object) and is_a(classes.value, types.UnionType):
-        parts = interp.outside.pin(classes).__args__
+        parts = interp.externals.guard_identity(classes).__args__
         if all(type(each) is not types.GenericAlias and isinstance(each, type) for each in parts):
             return [_fixed(interp, each) for each in parts]
     raise Unsupported("B008", f"{what} with {describe(classes)}")
 
 
 def _fixed(interp: Interpreter, kind: type) -> Object:
-    found = interp.outside.fixed(kind)
+    found = interp.externals.fixed(kind)
     assert isinstance(found, Object)
     return found
 
@@ -93,7 +93,7 @@ def _by_hook(interp: Interpreter, hook: Any, wanted: Object, value: Value) -> bo
     """What a metaclass's own method says; it is followed."""
     if not isinstance(hook, types.FunctionType):
         raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class that looks at it")
-    return truth(interp, interp.now(interp.call(interp.outside.fixed(hook), [wanted, value])))
+    return truth(interp, interp.now(interp.call(interp.externals.fixed(hook), [wanted, value])))
 
 
 def by_bases(interp: Interpreter, value: Value, wanted: Object) -> bool:
@@ -118,7 +118,7 @@ def by_register(interp: Interpreter, value: Value, wanted: Object) -> bool:
 
 def has_base(interp: Interpreter, value: Value, wanted: Object) -> bool:
     """`type.__subclasscheck__(wanted, value)`."""
-    return interp.tree.has_base(_class_of(interp, value), interp.outside.pin(wanted))
+    return interp.tree.has_base(_class_of(interp, value), interp.externals.guard_identity(wanted))
 
 
 def is_registered(interp: Interpreter, value: Value, wanted: Object) -> bool:
@@ -129,7 +129,7 @@ def is_registered(interp: Interpreter, value: Value, wanted: Object) -> bool:
 def _class_of(interp: Interpreter, value: Value) -> type:
     if not isinstance(value, Object) or not is_a(value.value, type):
         raise Unsupported("B008", f"issubclass of {describe(value)}")
-    found: type = interp.outside.pin(value)
+    found: type = interp.externals.guard_identity(value)
     return found
 
 
@@ -138,7 +138,7 @@ def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
     real = wanted.value
     said = interp.tree.class_attribute(real, _SUBCLASS)  # which is asked before the metaclass's
     hook = interp.tree.class_attribute(real, "__subclasshook__")
-    is_base = any(each is real for each in order_of(kind))  # then no subclass is asked
+    is_base = any(each is real for each in mro_of(kind))  # then no subclass is asked
     if said is not ABSENT or not _asks_nobody(hook) or not (is_base or all(map(_is_asked_plainly, _below(real)))):
         raise Unsupported("B008", f"isinstance by {describe(wanted)}, a class with a hook")
     if not is_a(real, abc.ABCMeta):
@@ -177,6 +177,6 @@ def _shown_class(interp: Interpreter, value: Value, kind: type) -> type:
         return kind
     shown = attribute_or_none(interp, value, "__class__")
     if isinstance(shown, Object) and is_a(shown.value, type):
-        found: type = interp.outside.pin(shown)
+        found: type = interp.externals.guard_identity(shown)
         return found
     return kind

@@ -21,11 +21,11 @@ from smelt.capture.interpreter.deferred_scalars import converted, item_of_tensor
 from smelt.capture.interpreter.enums import is_enum, member_of_value
 from smelt.capture.interpreter.exceptions import make_failure
 from smelt.capture.interpreter.externals import slot_names
-from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
+from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.static import ABSENT, may_change, static_lookup
+from smelt.capture.model.static import ABSENT, is_heap_type, static_lookup
 from smelt.capture.model.values import (
-    WORDING,
+    STRING_METHODS,
     Constant,
     Function,
     Instance,
@@ -49,12 +49,12 @@ _BASES = (OrderedDict, dict, object)  # the layouts that can be rebuilt, narrowe
 
 def call_class(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`function(*args, **kwargs)` for a class; may push a frame and answer `PUSHED`."""
-    kind: type = interp.outside.pin(function)
+    kind: type = interp.externals.guard_identity(function)
     metaclass_call = interp.tree.metaclass_attribute(kind, "__call__")
     if is_enum(function):
         return member_of_value(interp, function, args, kwargs)
     if isinstance(metaclass_call, types.FunctionType):
-        return interp.call(interp.outside.fixed(metaclass_call), [function, *args], kwargs)
+        return interp.call(interp.externals.fixed(metaclass_call), [function, *args], kwargs)
     if metaclass_call is not type.__call__:
         raise Unsupported("B002", f"class {kind.__qualname__}")
     return make_object(interp, kind, args, kwargs)
@@ -79,7 +79,7 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
             getter = kind(*[interp.plain(value) for value in args], **named)
         except TypeError as error:
             raise Raised.of(error) from error
-        return interp.outside.fixed(getter)
+        return interp.externals.fixed(getter)
     if kind is functools.partial and args:
         _check_callable(interp, args[0])
         return Partial(args[0], args[1:], dict(kwargs))
@@ -91,7 +91,7 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return make_deque(interp, args, kwargs)
     if kind is OrderedDict:
         return Mapping(unpacked(interp, args, kwargs), OrderedDict)
-    if issubclass(kind, tuple) and may_change(kind):
+    if issubclass(kind, tuple) and is_heap_type(kind):
         return _make_namedtuple(interp, kind, args, kwargs)
     if issubclass(kind, BaseException):
         return make_failure(interp, kind, args, kwargs)
@@ -126,7 +126,7 @@ def layout(interp: Interpreter, kind: type) -> type | None:
     """The C type whose layout objects of this class have, if they are no more than that and a `__dict__` or slots."""
     tree = interp.tree
     tree.class_attribute(kind, "__abstractmethods__")  # by which it may become abstract, and the other way round
-    if not may_change(kind) or kind.__flags__ & _ABSTRACT:
+    if not is_heap_type(kind) or kind.__flags__ & _ABSTRACT:
         return None
     if not kind.__dictoffset__:
         return _layout_of_slots(interp, kind)
@@ -163,20 +163,14 @@ def _initialise(interp: Interpreter, made: Instance, base: type, args: list[Valu
         return made
     if not isinstance(initialise, types.FunctionType):
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    depth = len(interp.frames)
-    interp.call(interp.outside.fixed(initialise), [made, *args], kwargs)
-    if len(interp.frames) != depth + 1:
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    interp.frames[-1].discard = True
-    interp.frames[-2].stack.append(made)
-    return PUSHED
+    return interp.push_init(made, initialise, args, kwargs)
 
 
 def _make_namedtuple(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """By its own `__new__`, which is Python and calls `tuple.__new__`."""
     make = interp.tree.class_attribute(kind, "__new__")
     plain = interp.tree.class_attribute(kind, "__init__") is object.__init__
-    plain &= interp.tree.of_class(kind, own_operators) <= WORDING
+    plain &= interp.tree.of_class(kind, own_operators) <= STRING_METHODS
     if not plain or not isinstance(make, staticmethod) or not isinstance(make.__func__, types.FunctionType):
         raise Unsupported("B002", f"class {kind.__qualname__}")
-    return interp.call(interp.outside.fixed(make.__func__), [interp.outside.fixed(kind), *args], kwargs)
+    return interp.call(interp.externals.fixed(make.__func__), [interp.externals.fixed(kind), *args], kwargs)

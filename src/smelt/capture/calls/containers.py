@@ -55,8 +55,8 @@ def container_method(
     if name == "sort" and isinstance(receiver, Sequence) and receiver.kind is list:
         if args or not set(kwargs) <= {"key", "reverse"}:
             raise Unsupported("B019", "TypeError: list.sort() with other arguments")
-        items = in_order(interp, interp.outside.items(receiver), kwargs)
-        interp.touch(receiver)
+        items = in_order(interp, interp.externals.items(receiver), kwargs)
+        interp.before_mutation(receiver)
         receiver.items = items
         return _NONE
     if isinstance(receiver, Sequence | Set) and any(map(holds_nan, (receiver, *args))):
@@ -68,7 +68,7 @@ def container_method(
         and name not in _CHANGES
     ):
         if name == "__hash__":
-            interp.tree.transient = "a hash"
+            interp.tree.why_not_persist = "a hash"
         named = {key: interp.plain(value) for key, value in kwargs.items()}
         of_sets = isinstance(receiver, Set)  # comparisons, a hash: no matter in which order
         real = interp.plain(receiver, in_order=not of_sets)
@@ -85,14 +85,14 @@ _CHANGES = frozenset(
 
 
 def _append(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    interp.touch_end(receiver)
-    receiver.unseen.append(args[0])
+    interp.before_append(receiver)
+    receiver.raw_items.append(args[0])
     return _NONE
 
 
 def _extend(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    interp.touch_end(receiver)
-    drain(interp, args[0], receiver.unseen, hinted=True)
+    interp.before_append(receiver)
+    drain(interp, args[0], receiver.raw_items, hinted=True)
     return _NONE
 
 
@@ -105,7 +105,7 @@ def _position(interp: Interpreter, value: Value) -> int:
 
 def _insert(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     position = _position(interp, args[0])
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     receiver.items.insert(position, args[1])
     return _NONE
 
@@ -115,16 +115,16 @@ def _pop(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     if not -len(receiver.items) <= position < len(receiver.items):
         raise Raised.of(IndexError("pop index out of range" if receiver.items else "pop from empty list"))
     if position in (-1, len(receiver.items) - 1):
-        interp.touch_last(receiver)
+        interp.before_pop(receiver)
     else:
-        interp.touch(receiver)
-    return interp.outside.force(receiver.items.pop(position))
+        interp.before_mutation(receiver)
+    return interp.externals.force(receiver.items.pop(position))
 
 
 def _remove(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    for place, item in enumerate(interp.outside.items(receiver)):
+    for place, item in enumerate(interp.externals.items(receiver)):
         if is_same(interp, item, args[0]):
-            interp.touch(receiver)
+            interp.before_mutation(receiver)
             del receiver.items[place]
             return _NONE
     raise Raised.of(ValueError("list.remove(x): x not in list"))
@@ -132,20 +132,20 @@ def _remove(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value
 
 def _clear(interp: Interpreter, receiver: Any, args: list[Value]) -> Value:
     if isinstance(receiver, Mapping):
-        interp.outside.complete(receiver)
-    interp.touch(receiver)
+        interp.externals.complete(receiver)
+    interp.before_mutation(receiver)
     receiver.items.clear()
     return _NONE
 
 
 def _reverse(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     receiver.items.reverse()
     return _NONE
 
 
 def _copy_list(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
-    return Sequence(list, list(interp.outside.items(receiver)))
+    return Sequence(list, list(interp.externals.items(receiver)))
 
 
 def _getitem(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
@@ -177,39 +177,39 @@ def _length(interp: Interpreter, receiver: Value, args: list[Value]) -> Value:
 def _elements(interp: Interpreter, receiver: Sequence, args: list[Value]) -> Value:
     """`torch.Size.numel`, of sizes that may vary."""
     total: Value = Constant(1)
-    for size in interp.outside.items(receiver):
+    for size in interp.externals.items(receiver):
         total = binary(interp, "*", total, size)
     return total
 
 
 def _get(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if interp.outside.present(receiver, key):
-        return interp.outside.force(receiver.items[key])
+    if interp.externals.present(receiver, key):
+        return interp.externals.force(receiver.items[key])
     return args[1] if len(args) > 1 else _NONE
 
 
 def _pop_key(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if not interp.outside.removable(receiver, key):
+    if not interp.externals.removable(receiver, key):
         if len(args) > 1:
             return args[1]
         raise Raised.of(KeyError(key))
-    interp.touch(receiver)
-    return interp.outside.force(receiver.items.pop(key))
+    interp.before_mutation(receiver)
+    return interp.externals.force(receiver.items.pop(key))
 
 
 def _setdefault(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if interp.outside.present(receiver, key):
-        return interp.outside.force(receiver.items[key])
-    interp.touch_item(receiver, key)
+    if interp.externals.present(receiver, key):
+        return interp.externals.force(receiver.items[key])
+    interp.before_setitem(receiver, key)
     receiver.items[key] = args[1] if len(args) > 1 else _NONE
-    return interp.outside.force(receiver.items[key])
+    return interp.externals.force(receiver.items[key])
 
 
 def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     unpack_into(interp, receiver.items, args, kwargs)
     return _NONE
 
@@ -217,7 +217,7 @@ def _update(interp: Interpreter, receiver: Mapping, args: list[Value], kwargs: d
 def _copy_dict(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     if receiver.kind is OrderedDict and (receiver.owner is not None or receiver.inside):
         raise Unsupported("B002", "OrderedDict.copy of a subclass")  # which calls that class
-    interp.outside.complete(receiver)
+    interp.externals.complete(receiver)
     return Mapping(dict(receiver.items), receiver.kind, factory=receiver.factory)
 
 
@@ -237,27 +237,27 @@ def _remove_item(interp: Interpreter, receiver: Set, args: list[Value]) -> Value
 
 def _move_to_end(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
     key = hashable(interp, args[0])
-    if receiver.kind is not OrderedDict or not interp.outside.removable(receiver, key):
+    if receiver.kind is not OrderedDict or not interp.externals.removable(receiver, key):
         raise Unsupported("B002", "OrderedDict.move_to_end")
     last = len(args) < 2 or bool(interp.plain(args[1]))
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     item = receiver.items.pop(key)
     receiver.items = {**receiver.items, key: item} if last else {key: item, **receiver.items}
     return _NONE
 
 
 def _popitem(interp: Interpreter, receiver: Mapping, args: list[Value]) -> Value:
-    interp.outside.complete(receiver)
+    interp.externals.complete(receiver)
     if not receiver.items or (args and receiver.kind is not OrderedDict):
         raise Unsupported("B002", "dict.popitem")
     last = not args or bool(interp.plain(args[0]))
     if last:
-        interp.touch_last(receiver)
+        interp.before_pop(receiver)
     else:
-        interp.touch(receiver)
+        interp.before_mutation(receiver)
     key = next(reversed(receiver.items) if last else iter(receiver.items))
     item = receiver.items.pop(key)
-    return Sequence(tuple, [interp.outside.fixed(key), interp.outside.force(item)])
+    return Sequence(tuple, [interp.externals.fixed(key), interp.externals.force(item)])
 
 
 _METHOD = dict[str, tuple[Takes, Method]]

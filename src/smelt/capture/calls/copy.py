@@ -52,7 +52,7 @@ def deep(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Va
     met: list[Value] = []
 
     def once(value: Any) -> Value:
-        value = interp.outside.force(value)
+        value = interp.externals.force(value)
         if id(value) not in known:
             twin = _met_before(interp, value, met)
             if twin is not None:
@@ -79,7 +79,7 @@ def _met_before(interp: Interpreter, value: Value, met: list[Value]) -> Value | 
     twin = None
     for other in alike:
         same = isinstance(value, Object) and isinstance(other, Object) and value.value is other.value
-        interp.outside.relate(value.source, other.source, same)
+        interp.externals.guard_alias(value.source, other.source, same)
         twin = other if same else twin
     return twin
 
@@ -100,7 +100,7 @@ def _copied(interp: Interpreter, value: Value, each: Each, early: Callable[[Valu
     if isinstance(value, Sequence):
         return _copied_sequence(interp, value, each, early)
     if isinstance(value, Mapping) and (value.owner is None or value.owner.members is value):
-        interp.outside.complete(value)
+        interp.externals.complete(value)
         made = Mapping({}, value.kind, factory=value.factory)
         early(made)
         made.items.update({key: each(item) for key, item in value.items.items()})
@@ -118,9 +118,9 @@ def _copied_sequence(interp: Interpreter, value: Sequence, each: Each, early: Ca
     if value.kind is list:
         made = Sequence(list, [])
         early(made)
-        made.unseen.extend(each(item) for item in interp.outside.items(value))
+        made.raw_items.extend(each(item) for item in interp.externals.items(value))
         return made
-    items = [each(item) for item in interp.outside.items(value)]
+    items = [each(item) for item in interp.externals.items(value)]
     if all(one is other for one, other in zip(items, value.items, strict=True)):
         return value  # a tuple of what is copied as itself is itself
     return Sequence(value.kind, items)
@@ -134,8 +134,8 @@ def _copied_object(interp: Interpreter, value: Object | Instance, each: Each, ea
         found = interp.tree.class_attribute(kind, name)
         if found is not ABSENT and found not in _OF_OBJECT:
             raise Unsupported("B002", f"copy of {describe(value)}, which has its own {name}")
-    members = value.members if isinstance(value, Instance) else interp.outside.members(value)
-    interp.outside.complete(members)
+    members = value.members if isinstance(value, Instance) else interp.externals.members(value)
+    interp.externals.complete(members)
     if any(name in members.items for name in _HOOKS):
         raise Unsupported("B002", f"copy of {describe(value)}")
     made = Instance(kind)

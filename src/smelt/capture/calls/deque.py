@@ -40,14 +40,14 @@ def deque_method(interp: Interpreter, name: str, receiver: Deque, args: list[Val
 
 
 def _change(interp: Interpreter, receiver: Deque) -> None:
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     receiver.changes += 1
 
 
 def _append(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
-    interp.touch_end(receiver)
+    interp.before_append(receiver)
     receiver.changes += 1
-    receiver.unseen.append(args[0])
+    receiver.raw_items.append(args[0])
     return _NONE
 
 
@@ -55,7 +55,7 @@ def _append_left(interp: Interpreter, receiver: Deque, args: list[Value]) -> Val
     _change(interp, receiver)
     receiver.items.insert(0, args[0])
     if receiver.maxlen is not None:
-        del receiver.unseen[receiver.maxlen :]
+        del receiver.raw_items[receiver.maxlen :]
     return _NONE
 
 
@@ -82,7 +82,7 @@ def _pop(last: bool) -> Method:
         if not receiver.items:
             raise Raised.of(IndexError("pop from an empty deque"))
         _change(interp, receiver)
-        return interp.outside.force(receiver.items.pop(-1 if last else 0))
+        return interp.externals.force(receiver.items.pop(-1 if last else 0))
 
     return pop
 
@@ -95,7 +95,7 @@ def _rotate(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
     if len(items) > 1:
         _change(interp, receiver)
         at = -places % len(items)
-        receiver.unseen = items[at:] + items[:at]
+        receiver.raw_items = items[at:] + items[:at]
     return _NONE
 
 
@@ -107,7 +107,7 @@ def _clear(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
 
 
 def _reverse(interp: Interpreter, receiver: Deque, args: list[Value]) -> Value:
-    interp.touch(receiver)
+    interp.before_mutation(receiver)
     receiver.items.reverse()
     return _NONE
 

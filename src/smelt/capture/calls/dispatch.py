@@ -44,12 +44,12 @@ from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import CodeInfo, decode
 from smelt.capture.model.marks import (
     DISABLED,
-    afterwards,
+    defer,
     entered_by,
     graph_break,
     is_compiling,
     left_to_python,
-    nothing_waits,
+    nothing_deferred,
 )
 from smelt.capture.model.policy import (
     ANSWERED_FALSE,
@@ -122,45 +122,45 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
     real = function.value
     if real is graph_break:
         raise Unsupported("B001")
-    if real is afterwards and isinstance(args[0], Object):
-        interp.outside.later.append((interp.outside.pin(args[0]), args[1:]))
+    if real is defer and isinstance(args[0], Object):
+        interp.externals.deferred_calls.append((interp.externals.guard_identity(args[0]), args[1:]))
         return Constant(None)
-    if real is nothing_waits:
-        return Constant(all(args[0] is not each for _, given in interp.outside.later for each in given))
+    if real is nothing_deferred:
+        return Constant(all(args[0] is not each for _, given in interp.externals.deferred_calls for each in given))
     if real is left_to_python:
         raise Unsupported("B002", str(interp.plain(args[0])))
     entered = entered_by(real) if is_a(real, types.FunctionType) else None
-    if entered is not None and interp.outside.follows(entered):
-        interp.outside.pin(function)
+    if entered is not None and interp.externals.follows(entered):
+        interp.externals.guard_identity(function)
         if not entered.of_method:
             return call(interp, _bound(interp, entered.function), args, kwargs)
-        model = entered.function(interp.outside.pin(args[0])) if isinstance(args[0], Object) else args[0]
+        model = entered.function(interp.externals.guard_identity(args[0])) if isinstance(args[0], Object) else args[0]
         if isinstance(args[0], Object) and model is not args[0].value:
-            return call(interp, attribute_now(interp, interp.outside.fixed(model), real.__name__), args[1:], kwargs)
+            return call(interp, attribute_now(interp, interp.externals.fixed(model), real.__name__), args[1:], kwargs)
     if is_a(real, types.FunctionType) and DISABLED in real.__dict__:
         raise Unsupported("B010", real.__qualname__)
     if real is torch.nn.RNNBase._weights_have_changed and len(args) == 1 and not kwargs:
         return _weights_have_changed(interp, args[0])
     name = known_name(real)
     if name in ANSWERED_TRUE or real is is_compiling:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         return Constant(not acts_as_in_eager(interp.frames[-1].info.code))
     if name in ANSWERED_FALSE:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         return Constant(False)
     if name in IDENTITIES and args and not kwargs:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         return args[-1]
     ambient = _known(AMBIENT_CALLS, real)
     if ambient is not None:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         given: Value = ambient(interp, [interp.plain(value) for value in (*args, *kwargs.values())])
         return given
     if name in IGNORED:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         return Constant(None)
     if name in EVALUATED:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         answer = _evaluate(interp, real, args, kwargs)
         if name in OF_THE_MACHINE:
             interp.tree.rely_on_machine(real, None if args or kwargs else answer)
@@ -170,16 +170,16 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return block(interp, args, kwargs)
     polyfill = _known(POLYFILLS, real)
     if polyfill is not None:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         refuse_arguments(real, args, kwargs)
-        return call(interp, interp.outside.fixed(polyfill), args, kwargs)
+        return call(interp, interp.externals.fixed(polyfill), args, kwargs)
     handler: Builtin | None = _known(BUILTIN_CALLS, real) or _known(COPIES, real)
     if handler is not None:
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         rely_on_own_in(interp, real, args)
         return handler(interp, args, kwargs)
     if is_torch_leaf(real):
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         if is_a(real, types.FunctionType) and not rely_on_names(interp.tree, real):
             return _follow(interp, function, args, kwargs)
         _refuse_method(real)
@@ -187,7 +187,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         if made is not None:
             return made
         if real is torch.nn.functional.batch_norm and any(map(is_computed, (*args, *kwargs.values()))):
-            return call(interp, interp.outside.fixed(averaging_batch_norm), args, kwargs)
+            return call(interp, interp.externals.fixed(averaging_batch_norm), args, kwargs)
         if is_a(real, types.FunctionType) and any(map(_calls_back, (*args, *kwargs.values()))):
             return _follow(interp, function, args, kwargs)
         return _call_torch(interp, real, args, kwargs)
@@ -195,10 +195,10 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return _dispatch(interp, function, args, kwargs)
     if is_a(real, types.FunctionType) and real.__code__ is ONCE:
         interp.tape.once = True
-        return call(interp, interp.outside.fixed(real.__wrapped__), args, kwargs)
+        return call(interp, interp.externals.fixed(real.__wrapped__), args, kwargs)
     if is_a(real, types.FunctionType) and real.__code__ in STEPPING:
-        inner = interp.outside.fixed(real.__wrapped__)
-        return call(interp, interp.outside.fixed(STEPPING[real.__code__]), [inner, *args], kwargs)
+        inner = interp.externals.fixed(real.__wrapped__)
+        return call(interp, interp.externals.fixed(STEPPING[real.__code__]), [inner, *args], kwargs)
     if is_a(real, types.FunctionType):
         return _inline(interp, function, args, kwargs)
     if is_a(real, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
@@ -212,8 +212,8 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
 
 def _bound(interp: Interpreter, function: Any) -> Value:
     if isinstance(function, types.MethodType):
-        return Method(interp.outside.fixed(function.__func__), interp.outside.fixed(function.__self__))
-    return interp.outside.fixed(function)
+        return Method(interp.externals.fixed(function.__func__), interp.externals.fixed(function.__self__))
+    return interp.externals.fixed(function)
 
 
 def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -228,12 +228,12 @@ def _dispatch(interp: Interpreter, function: Object, args: list[Value], kwargs: 
 
     chooses_it.__qualname__ = f"calling {chosen.__qualname__} for a {kind.__qualname__}"
     function.source.check(("predicate", chooses_it))
-    return call(interp, interp.outside.fixed(chosen), args, kwargs)
+    return call(interp, interp.externals.fixed(chosen), args, kwargs)
 
 
 def _weights_have_changed(interp: Interpreter, module: Value) -> Value:
     """Asked now and at every call: it follows weak references, which no guard can."""
-    if not isinstance(module, Object) or module.source is None or interp.outside.differs():
+    if not isinstance(module, Object) or module.source is None or interp.externals.has_pending_writes():
         raise Unsupported("B002", "torch.nn.RNNBase._weights_have_changed")
     changed = bool(module.value._weights_have_changed())
     module.source.check(("predicate", _changed_weights if changed else _unchanged_weights))
@@ -262,7 +262,8 @@ def _evaluate(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[st
     plain = [interp.plain(value) for value in args]
     named = {name: interp.plain(value) for name, value in kwargs.items()}
     if real in (torch.finfo, torch.iinfo):
-        return Object(real(*plain, **named), pinned=True, source=interp.tree.fixed(real(*plain, **named), "finfo"))
+        source = interp.tree.fixed(real(*plain, **named), "finfo")
+        return Object(real(*plain, **named), identity_guarded=True, source=source)
     return interp.compute(real, *plain, **named)
 
 
@@ -301,14 +302,14 @@ def _call_into(interp: Interpreter, real: Any, args: list[Value], kwargs: dict[s
         raise Unsupported("B008", "out=")  # refused, or several results
     if (result.ghost.shape, result.ghost.dtype) != (out.ghost.shape, out.ghost.dtype):
         raise Unsupported("B008", "out=")  # resized, or rounded
-    interp.tape.only_apart = True
+    interp.tape.requires_no_overlap = True
     return interp.tensor_call("call_method", "copy_", [out, result])
 
 
 def _call_builtin(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     real = function.value
     if _known(PURE, real) is not None and all(map(interp.is_plain, (*args, *kwargs.values()))):
-        interp.outside.pin(function)
+        interp.externals.guard_identity(function)
         in_symbols = number_call(interp, real, args, kwargs)
         if in_symbols is not None:
             return in_symbols
@@ -336,13 +337,13 @@ def _call_descriptor(interp: Interpreter, function: Object, args: list[Value], k
     if isinstance(receiver, Instance) and real.__objclass__ in getattr(receiver.contents, "kind", object).__mro__[:-1]:
         receiver = receiver.contents
     if isinstance(receiver, Object) and is_a(receiver.value, dict) and real.__objclass__ in (dict, OrderedDict):
-        receiver = interp.outside.contents(receiver)
+        receiver = interp.externals.contents(receiver)
     if isinstance(receiver, Mapping) and receiver is not args[0] and real.__name__ == "__getitem__" and len(args) == 2:
         missing = interp.tree.class_attribute(_kind_of(args[0]), "__missing__")
         if isinstance(missing, types.FunctionType) and not contains(interp, receiver, args[1]):
-            return call(interp, interp.outside.fixed(missing), args, kwargs)
+            return call(interp, interp.externals.fixed(missing), args, kwargs)
     if real is type.__call__ and isinstance(receiver, Object) and is_a(receiver.value, type):
-        return make_object(interp, interp.outside.pin(receiver), args[1:], kwargs)
+        return make_object(interp, interp.externals.guard_identity(receiver), args[1:], kwargs)
     if isinstance(receiver, ExceptionValue):
         answer = method_of(interp, real, receiver, args[1:], kwargs)
         if answer is not None:
@@ -388,7 +389,7 @@ def _in_closure(interp: Interpreter, function: Object, name: str) -> Value:
     source.attribute("__code__").check(("is", real.__code__))
     index = real.__code__.co_freevars.index(name)
     cell = _cell(interp, real.__closure__[index], source.child(("closure", index), name))
-    contents = interp.outside.cell_contents(cell)
+    contents = interp.externals.cell_contents(cell)
     assert contents is not None
     return contents
 
@@ -404,19 +405,19 @@ def _follow(interp: Interpreter, function: Object, args: list[Value], kwargs: di
     info = decode(real.__code__)
     defaults = keyword_defaults = None
     if real.__defaults__:
-        defaults = interp.outside.value(real.__defaults__, source.attribute("__defaults__"))
+        defaults = interp.externals.value(real.__defaults__, source.attribute("__defaults__"))
     if real.__kwdefaults__:
-        keyword_defaults = interp.outside.value(real.__kwdefaults__, source.attribute("__kwdefaults__"))
+        keyword_defaults = interp.externals.value(real.__kwdefaults__, source.attribute("__kwdefaults__"))
     closure = tuple(
         _cell(interp, cell, source.child(("closure", index), info.code.co_freevars[index]))
         for index, cell in enumerate(real.__closure__ or ())
     )
     slots = bind(interp, info, args, kwargs, defaults, keyword_defaults)
-    return _enter(interp, info, function, interp.outside.globals_of(function), closure, slots)
+    return _enter(interp, info, function, interp.externals.globals_of(function), closure, slots)
 
 
 def _cell(interp: Interpreter, real: types.CellType, source: Any) -> Cell:
-    found = interp.outside.value(real, source)
+    found = interp.externals.value(real, source)
     assert isinstance(found, Cell)
     return found
 
@@ -494,13 +495,13 @@ def _fill_defaults(
         if slots[slot] is None:
             if slot < first:
                 raise _wrong_call(code)
-            slots[slot] = interp.outside.force(items[slot - first])
+            slots[slot] = interp.externals.force(items[slot - first])
     for slot in range(code.co_argcount, code.co_argcount + code.co_kwonlyargcount):
         if slots[slot] is None:
             name = code.co_varnames[slot]
-            if not isinstance(keyword_defaults, Mapping) or not interp.outside.present(keyword_defaults, name):
+            if not isinstance(keyword_defaults, Mapping) or not interp.externals.present(keyword_defaults, name):
                 raise _wrong_call(code)
-            slots[slot] = interp.outside.force(keyword_defaults.items[name])
+            slots[slot] = interp.externals.force(keyword_defaults.items[name])
 
 
 def _wrong_call(code: types.CodeType) -> Unsupported:
@@ -510,7 +511,7 @@ def _wrong_call(code: types.CodeType) -> Unsupported:
 def _refer(interp: Interpreter, function: Object) -> Value:
     """What a weak reference leads to: an object that is known already, or one that stays."""
     target = function.value()
-    found = None if target is None else interp.outside.known(target)
+    found = None if target is None else interp.externals.known(target)
     if found is None or function.source is None:
         raise Unsupported("B002", "a weak reference to what is not known otherwise")
     reference = weakref.ref(target)
@@ -520,7 +521,7 @@ def _refer(interp: Interpreter, function: Object) -> Value:
 
     is_same.__qualname__ = "leading to the same object"
     function.source.check(("predicate", is_same))
-    interp.outside.pin(found)
+    interp.externals.guard_identity(found)
     return found
 
 
@@ -528,27 +529,27 @@ def _call_instance(interp: Interpreter, function: Object, args: list[Value], kwa
     """An object whose class defines `__call__`."""
     real = function.value
     if is_a(real, torch._C.ScriptFunction) and isinstance(getattr(real, _SCRIPTED, None), types.FunctionType):
-        interp.outside.pin(function)
-        return call(interp, interp.outside.fixed(getattr(real, _SCRIPTED)), args, kwargs)
+        interp.externals.guard_identity(function)
+        return call(interp, interp.externals.fixed(getattr(real, _SCRIPTED)), args, kwargs)
     if type(real) is functools.partial and function.source is not None:
         source = function.source
-        inner = interp.outside.value(real.func, source.attribute("func"))
-        before = interp.outside.value(real.args, source.attribute("args"))
-        named = interp.outside.value(real.keywords, source.attribute("keywords"))
+        inner = interp.externals.value(real.func, source.attribute("func"))
+        before = interp.externals.value(real.args, source.attribute("args"))
+        named = interp.externals.value(real.keywords, source.attribute("keywords"))
         assert isinstance(before, Sequence) and isinstance(named, Mapping)
-        interp.outside.complete(named)
-        merged = {name: interp.outside.force(item) for name, item in named.items.items()} | kwargs
-        return call(interp, inner, [*interp.outside.items(before), *args], merged)
+        interp.externals.complete(named)
+        merged = {name: interp.externals.force(item) for name, item in named.items.items()} | kwargs
+        return call(interp, inner, [*interp.externals.items(before), *args], merged)
     if type(real) is weakref.ref and not args and not kwargs:
         return _refer(interp, function)
     if is_a(real, WRAPPER):
         return call_cached(interp, function, args, kwargs)
     if type(real) in GETTERS and len(args) == 1 and not kwargs:
-        return _get(interp, interp.outside.pin(function), args[0])
+        return _get(interp, interp.externals.guard_identity(function), args[0])
     found = interp.tree.class_attribute(type(real), "__call__")
     if found is ABSENT or not isinstance(found, types.FunctionType):
         raise Unsupported("B002", describe(function))
-    return call(interp, interp.outside.fixed(found), [function, *args], kwargs)
+    return call(interp, interp.externals.fixed(found), [function, *args], kwargs)
 
 
 def _get(interp: Interpreter, getter: Any, value: Value) -> Value:

@@ -55,7 +55,7 @@ def _change(interp: Interpreter, given: Any, position: int, value: Any) -> Value
     cast = list(casts[device])
     cast[position] = value
     casts[device] = tuple(cast)
-    interp.tape.become(replace(interp.tape.ambient, casts=tuple(casts)))
+    interp.tape.set_ambient(replace(interp.tape.ambient, casts=tuple(casts)))
     return Constant(None)
 
 
@@ -71,7 +71,7 @@ def _set_dtype(interp: Interpreter, args: list[Any]) -> Value:
 
 def _set_cached(interp: Interpreter, args: list[Any]) -> Value:
     _casts(interp)
-    interp.tape.become(replace(interp.tape.ambient, cached=args[0]))
+    interp.tape.set_ambient(replace(interp.tape.ambient, cached=args[0]))
     return Constant(None)
 
 
@@ -86,7 +86,7 @@ def _decrement(interp: Interpreter, args: list[Any]) -> Value:
 def _nest(interp: Interpreter, change: int) -> Value:
     interp.tree.process("autocast nesting", autocast_nesting, interp.tree.nesting)
     inside = interp.tape.ambient.nesting + change
-    interp.tape.become(replace(interp.tape.ambient, nesting=inside))
+    interp.tape.set_ambient(replace(interp.tape.ambient, nesting=inside))
     return Constant(inside)
 
 
@@ -96,7 +96,7 @@ def _forget_casts(interp: Interpreter, args: list[Any]) -> Value:
 
 
 def _set_grad_mode(interp: Interpreter, args: list[Any]) -> Value:
-    interp.tape.become(replace(interp.tape.ambient, grad=bool(args[0])))
+    interp.tape.set_ambient(replace(interp.tape.ambient, grad=bool(args[0])))
     return Constant(None)
 
 
@@ -143,9 +143,9 @@ def _enter_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
         raise Unsupported("B013", "torch.inference_mode(False) in inference mode")
     assert isinstance(manager, Instance)
     interp.entered_inference = True
-    interp.touch(manager)
+    interp.before_mutation(manager)
     manager.attributes[_CONTEXT] = Before(interp.tape.ambient)
-    interp.tape.become(replace(interp.tape.ambient, inference=mode.value, grad=not mode.value))
+    interp.tape.set_ambient(replace(interp.tape.ambient, inference=mode.value, grad=not mode.value))
     return Constant(None)
 
 
@@ -154,7 +154,7 @@ def _leave_inference(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     before = manager.attributes.get(_CONTEXT) if isinstance(manager, Instance) else None
     if not isinstance(before, Before):
         raise Unsupported("B013", "torch.inference_mode")
-    interp.tape.become(replace(interp.tape.ambient, inference=before.ambient.inference, grad=before.ambient.grad))
+    interp.tape.set_ambient(replace(interp.tape.ambient, inference=before.ambient.inference, grad=before.ambient.grad))
     return Constant(None)
 
 
@@ -162,7 +162,7 @@ def _leave_device(interp: Interpreter, args: list[Value], kwargs: dict[str, Valu
     devices = interp.tape.ambient.devices
     if not devices or not isinstance(args[0], Constant) or args[0].value != devices[-1]:
         raise Unsupported("B013", "torch.device")
-    interp.tape.become(replace(interp.tape.ambient, devices=devices[:-1]))
+    interp.tape.set_ambient(replace(interp.tape.ambient, devices=devices[:-1]))
     return Constant(None)
 
 

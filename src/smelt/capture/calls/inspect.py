@@ -38,13 +38,13 @@ def _signature(interp: Interpreter, args: list[Value], kwargs: dict[str, Value])
     while isinstance(function, Function) and function.wraps is not None:
         function = function.wraps
     found = _of_new(interp, function) if isinstance(function, Function) else _of_real(interp, function)
-    return interp.outside.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
+    return interp.externals.fixed(found.replace(parameters=list(found.parameters.values())[1:]) if bound else found)
 
 
 def _of_real(interp: Interpreter, function: Value) -> inspect.Signature:
     if not isinstance(function, Object) or type(function.value) is not types.FunctionType or function.source is None:
         raise Unsupported("B002", "inspect.signature")
-    real, source = interp.outside.pin(function), function.source
+    real, source = interp.externals.guard_identity(function), function.source
     while "__wrapped__" in _checked_names(source, real):
         real, source = real.__wrapped__, source.attribute("__wrapped__")
         source.check(("is", real))
@@ -91,7 +91,7 @@ def _is_generator_function(interp: Interpreter, args: list[Value], kwargs: dict[
         return Constant(bool(function.info.code.co_flags & inspect.CO_GENERATOR))
     if not isinstance(function, Object) or type(function.value) is not types.FunctionType:
         raise Unsupported("B002", "inspect.isgeneratorfunction")
-    return Constant(inspect.isgeneratorfunction(interp.outside.pin(function)))
+    return Constant(inspect.isgeneratorfunction(interp.externals.guard_identity(function)))
 
 
 def _update_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -104,9 +104,9 @@ def _update_wrapper(interp: Interpreter, args: list[Value], kwargs: dict[str, Va
             raise Unsupported("B002", f"functools.update_wrapper({name}=…)")
     if not isinstance(wrapper, Function) or wrapper.wraps is not None or not isinstance(wrapped, Function | Object):
         raise Unsupported("B002", f"functools.update_wrapper of {describe(wrapper)}")
-    if isinstance(wrapped, Object) and type(interp.outside.pin(wrapped)) is not types.FunctionType:
+    if isinstance(wrapped, Object) and type(interp.externals.guard_identity(wrapped)) is not types.FunctionType:
         raise Unsupported("B002", f"functools.update_wrapper to {describe(wrapped)}")
-    interp.touch(wrapper)
+    interp.before_mutation(wrapper)
     wrapper.wraps = wrapped
     return wrapper
 

@@ -70,7 +70,7 @@ def _plain(value: Value) -> Any:
 def _each(interp: Interpreter, value: Value, dims: int) -> list[Value] | None:
     """A number for each dimension, of one for all or of a sequence; None if there is none, or they do not fit."""
     if isinstance(value, Sequence):
-        return [interp.outside.force(item) for item in value.items] if len(value.items) == dims else None
+        return [interp.externals.force(item) for item in value.items] if len(value.items) == dims else None
     if not isinstance(value, Constant) or (not isinstance(value, Number) and value.value is None):
         return None
     return [value] * dims

@@ -68,11 +68,11 @@ def _as_the_program_has_it(ambient: Ambient) -> Iterator[None]:
 def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """The answer of such a function, relied on."""
     real, tree = function.value, interp.tree
-    if interp.outside.differs():
+    if interp.externals.has_pending_writes():
         raise Unsupported("B002", f"{real.__qualname__}, which is cached, between writes")
     plain = tuple(hashable(interp, value) for value in args)
     named = {name: hashable(interp, value) for name, value in kwargs.items()}
-    interp.outside.pin(function)
+    interp.externals.guard_identity(function)
     key = (id(real), *map(id, plain), *((name, id(each)) for name, each in named.items()))
     known: Remembered | None = tree.remembered.get(key)
     if known is None:
@@ -84,6 +84,6 @@ def call_cached(interp: Interpreter, function: Object, args: list[Value], kwargs
         known = tree.remembered[key] = Remembered.of(real, plain, named, answer)
         if function.source is not None:
             function.source.check(("predicate", known.guard))
-        if not interp.tape.is_as_at_first():
-            tree.transient = f"{real.__qualname__}, which is cached and called inside a block"
-    return interp.outside.value(known.answer, tree.fixed(known.answer, f"{real.__qualname__}()"))
+        if not interp.tape.is_entry_ambient():
+            tree.why_not_persist = f"{real.__qualname__}, which is cached and called inside a block"
+    return interp.externals.value(known.answer, tree.fixed(known.answer, f"{real.__qualname__}()"))

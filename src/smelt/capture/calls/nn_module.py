@@ -38,7 +38,7 @@ def forward_of(interp: Interpreter, value: Object | Instance) -> Value | None:
     members = module.__dict__
     if members.get("_compiled_call_impl") is not None or any(members.get(name) for name in _INSTANCE_HOOKS):
         return None
-    written = interp.outside.shared(members)
+    written = interp.externals.shared(members)
     if written is not None and not all(isinstance(written.items.get(name), LazyItem) for name in _INSTANCE_HOOKS):
         return None
     if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
@@ -81,14 +81,14 @@ def _functional_call(interp: Interpreter, args: list[Value], kwargs: dict[str, V
     plain = isinstance(strict, Constant) and strict.value is False and "parameter_and_buffer_dicts" not in kwargs
     if not plain or not isinstance(module, Object) or not is_a(module.value, torch.nn.Module):
         raise Unsupported("B025", "torch.func.functional_call")
-    dicts = interp.outside.items(state) if isinstance(state, Sequence) else [state]
+    dicts = interp.externals.items(state) if isinstance(state, Sequence) else [state]
     if module.source is None or not all(isinstance(each, Mapping) for each in dicts) or not _are_apart(module.value):
         raise Unsupported("B025", "torch.func.functional_call")
     names = [name for each in dicts if isinstance(each, Mapping) for name in each.items]
     if len(set(names)) < len(names) or not set(names) <= _names(module.value).keys():
         raise Unsupported("B025", "torch.func.functional_call")
     module.source.check(("predicate", _are_apart))
-    return interp.call(interp.outside.fixed(functional_call), args, kwargs)
+    return interp.call(interp.externals.fixed(functional_call), args, kwargs)
 
 
 def _names(module: Any) -> dict[str, torch.Tensor]:

@@ -39,7 +39,7 @@ def tensor_of(interp: Interpreter, function: Any, args: list[Value], kwargs: dic
         return None
     items = [args[0]]
     if isinstance(args[0], Sequence):
-        items = [interp.outside.force(item) for item in args[0].items]
+        items = [interp.externals.force(item) for item in args[0].items]
     kinds = {python_type(item) for item in items}
     if not kinds <= {int, float}:
         return None
@@ -91,7 +91,7 @@ def _prod(interp: Interpreter, args: list[Value]) -> Value | None:
 def _size(interp: Interpreter, args: list[Value]) -> Value | None:
     if len(args) != 1 or not isinstance(args[0], Sequence):
         return None
-    return Sequence(torch.Size, list(interp.outside.items(args[0])))
+    return Sequence(torch.Size, list(interp.externals.items(args[0])))
 
 
 _RULES: dict[Any, Callable[[Interpreter, list[Value]], Value | None]] = {

@@ -23,11 +23,11 @@ from smelt.capture.calls.dispatch import call
 from smelt.capture.driver.eager_step import STEPS
 from smelt.capture.guards.dynamic_sizes import History, Sizes
 from smelt.capture.guards.tree import GuardTree, format_guards
-from smelt.capture.interpreter.externals import Externals, is_gradient, may_pin, pin_tensor
+from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
 from smelt.capture.interpreter.iterators import ends_quietly
 from smelt.capture.interpreter.opcode_table import HANDLERS
-from smelt.capture.model.breaks import COMPILED_LATER, Abandoned, Unsupported
+from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
 from smelt.capture.model.policy import is_polyfill
 from smelt.capture.model.records import BreakRecord, GraphRecord
@@ -49,12 +49,21 @@ from smelt.capture.model.values import (
 )
 from smelt.capture.opcodes import exceptions, match, opcodes
 from smelt.capture.persist.store import Keep
-from smelt.capture.replay.plan import Begun, Computation, Entrance, FrameRecipe, Plan, Return, Stop, lie_apart
+from smelt.capture.replay.plan import (
+    Computation,
+    EntryState,
+    FrameRecipe,
+    Plan,
+    Preallocated,
+    Return,
+    Stop,
+    have_distinct_bases,
+)
 from smelt.capture.replay.reconstruct import Operand, Rebuilder
 from smelt.capture.replay.rollback import WritePolicy
-from smelt.capture.replay.side_effects import given_up, replay
+from smelt.capture.replay.side_effects import cleared_grads, replay
 from smelt.capture.tape.generators import with_generators
-from smelt.capture.tape.tape import EffectRecorder, Tape, is_otherwise
+from smelt.capture.tape.tape import EffectRecorder, Tape, metadata_changed
 from smelt.ir.graph import GraphCompiler, GraphLevel, Traced, format_graph, placeholders
 from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
 from smelt.ir.tensorspec import tensor_spec
@@ -76,7 +85,7 @@ class Captured:
 
     guards: "_native.Guards"
     plan: Plan
-    entrance: Entrance
+    entry_state: EntryState
     saw_tensors: bool
 
 
@@ -91,17 +100,17 @@ def capture(
     settings: Hashable = None,
     keep: Keep | None = None,
 ) -> Captured:
-    """Interpret from `frames` as far as it goes. Raises `Abandoned` if the state has to be left to CPython.
+    """Interpret from `frames` as far as it goes. Raises `SkipFrame` if the state has to be left to CPython.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
     are compiled with the same are followed. `keep` is told what can be used by later processes.
     """
-    manner = follow_loops, settings, keep
+    options = follow_loops, settings, keep
     history = history or History()
     generators, attempts = sys.maxsize, 0
     while True:
         try:
-            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), manner)
+            return _capture_in_mode(frames, compile_graph, fullgraph, generators, Sizes(dynamic, history), options)
         except _Unfinished as unfinished:  # a running generator cannot be rebuilt: break where it is made instead
             if not generators:
                 raise
@@ -125,27 +134,27 @@ def _capture_in_mode(
     fullgraph: bool,
     generators: int,
     sizes: Sizes,
-    manner: tuple[bool, Hashable, Keep | None],
+    options: tuple[bool, Hashable, Keep | None],
 ) -> Captured:
     entry = Ambient.now()
     tree, tape = GuardTree(), Tape(entry)
     # Inference tensors keep no version by which writes are noticed.
     with torch._C._InferenceMode(False), without_caller_hooks():
         torch._C._set_grad_enabled(entry.records)
-        outside = Externals(tree, tape, sizes)
-        outside.follow_loops, outside.settings, keep = manner
-        outside.fullgraph = fullgraph
+        externals = Externals(tree, tape, sizes)
+        externals.follow_loops, externals.settings, keep = options
+        externals.fullgraph = fullgraph
         try:
-            return _capture(frames, outside, compile_graph, fullgraph, entry, generators, keep)
+            return _capture(frames, externals, compile_graph, fullgraph, entry, generators, keep)
         finally:
             tree.release()
             tape.release()
-            outside.release()
+            externals.release()
 
 
 def _capture(
     frames: list[LiveFrame],
-    outside: Externals,
+    externals: Externals,
     compile_graph: GraphCompiler,
     fullgraph: bool,
     entry: Ambient,
@@ -157,13 +166,13 @@ def _capture(
             restored(),
             without_default_devices(),
             torch._C.DisableTorchFunctionSubclass(),
-            EffectRecorder(outside.tape),
+            EffectRecorder(externals.tape),
         ):
-            virtual = [_virtual(outside, frame, base) for frame, base in _with_bases(frames)]
-            interp = Interpreter(virtual, outside, HANDLERS, call, generators)
+            virtual = [_virtual(externals, frame, base) for frame, base in _with_bases(frames)]
+            interp = Interpreter(virtual, externals, HANDLERS, call, generators)
             ending = interp.run()
     except Unsupported as unreadable:
-        raise Abandoned(unreadable.reason) from unreadable.bare()
+        raise SkipFrame(unreadable.reason) from unreadable.bare()
     return _Closing(frames, interp, ending, compile_graph, fullgraph, entry).captured(keep)
 
 
@@ -175,13 +184,13 @@ def _with_bases(frames: list[LiveFrame]) -> list[tuple[LiveFrame, int]]:
     return found
 
 
-def _virtual(outside: Externals, frame: LiveFrame, base: int) -> Frame:
+def _virtual(externals: Externals, frame: LiveFrame, base: int) -> Frame:
     """A frame of values over a frame of objects; locals are looked at when they are read."""
-    tree, info = outside.tree, frame.info
+    tree, info = externals.tree, frame.info
     function_slot = base + len(frame.slots) + len(frame.stack)
-    function = outside.value(frame.function, tree.slot(function_slot, info.code.co_name))
+    function = externals.value(frame.function, tree.slot(function_slot, info.code.co_name))
     assert isinstance(function, Object) and function.source is not None
-    names: Globals = outside.globals_of(function)
+    names: Globals = externals.globals_of(function)
     slots: list[Any] = []
     for number, real in enumerate(frame.slots):
         source = tree.slot(base + number, info.slot_names[number])
@@ -192,21 +201,21 @@ def _virtual(outside: Externals, frame: LiveFrame, base: int) -> Frame:
         elif frame.index == 0 and number == _keywords_slot(info.code) and type(real) is dict:
             slots.append(_new_keywords(real, source))
         elif frame.index and type(real).__name__ == "cell" and info.slot_names[number] in _cell_names(info.code):
-            slots.append(outside.value(real, source))
+            slots.append(externals.value(real, source))
         else:
             slots.append(LazyItem(real, source))
     stack = [
-        outside.value(real, tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
+        externals.value(real, tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
         if real is not _native.NULL
         else _null(tree.slot(base + len(frame.slots) + number, f"stack[{number}]"))
         for number, real in enumerate(frame.stack)
     ]
     closure: tuple[Cell, ...] = ()
     if frame.index == 0:
-        closure = tuple(_closure_cells(outside, function))
+        closure = tuple(_closure_cells(externals, function))
     made = Frame(info, function, names, closure, slots, stack, frame.index, frame.discard)
     if frame.handled is not None:
-        made.handled = outside.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
+        made.handled = externals.value(frame.handled, tree.slot(function_slot + 1, "the exception being handled"))
     return made
 
 
@@ -233,12 +242,12 @@ def _cell_names(code: Any) -> frozenset[str]:
     return frozenset((*code.co_cellvars, *code.co_freevars))
 
 
-def _closure_cells(outside: Externals, function: Object) -> list[Cell]:
+def _closure_cells(externals: Externals, function: Object) -> list[Cell]:
     cells: list[Cell] = []
     assert function.source is not None
     for number, real in enumerate(function.value.__closure__ or ()):
         name = function.value.__code__.co_freevars[number]
-        found = outside.value(real, function.source.child(("closure", number), name))
+        found = externals.value(real, function.source.child(("closure", number), name))
         assert isinstance(found, Cell)
         cells.append(found)
     return cells
@@ -266,10 +275,15 @@ class _Closing:
         self.final = interp.tape.ambient
         self.compiled: tuple[Traced, WritePolicy] | None = None  # what the compiler was given, and what surrounds it
         self.joined: dict[fx.Node, fx.Node] = {}  # inputs that turned out to be another
-        self.begun: dict[fx.Node, Begun] = {}  # inputs that are made before the graph runs
-        begin = WeakMethod(self._begin)  # in a circle, the program's objects would outlive the capture
-        home, spent, slots = interp.tape.home, interp.tape.spent, interp.tape.gradient_slots
-        self.build = Rebuilder(home, spent, slots, lambda value: begin()(value))  # type: ignore[misc]
+        self.preallocated: dict[fx.Node, Preallocated] = {}  # inputs that are made before the graph runs
+        preallocate = WeakMethod(self._preallocate)  # in a circle, the program's objects would outlive the capture
+        tape = interp.tape
+        self.build = Rebuilder(
+            tape.node_of,
+            tape.detached_if_freed,
+            tape.gradient_slots,
+            lambda value: preallocate()(value),  # type: ignore[misc]
+        )
 
     def captured(self, keep: Keep | None = None) -> Captured:
         stop = self.ending.stop if isinstance(self.ending, Broken) else None
@@ -281,7 +295,7 @@ class _Closing:
                 raise _Unfinished(number)
         try:
             operands = self._operands()
-        except Abandoned:
+        except SkipFrame:
             if self.interp.entered_inference:
                 raise _Unfinished from None
             if made:
@@ -292,14 +306,14 @@ class _Closing:
             raise _Unfinished
         self.inference = bool(inferred)
         self._close_graph()
-        self._collect_entrance()
+        self._collect_entry_state()
         for kind, name in sorted(self.tape.methods, key=_place_of_method):
             self.interp.tree.class_attribute(kind, name)
         _, collected = self.interp.tree.build()
         arguments = self._order_inputs(len(collected))
         computation = self._computation(arguments, len(collected))
-        sizes = self.interp.outside.sizes  # compiling may have decided something about them
-        sizes.settle_given()
+        sizes = self.interp.externals.sizes  # compiling may have decided something about them
+        sizes.guard_fixed_floats()
         roots, _ = self.interp.tree.build()
         facts = sizes.facts()
         guards = _native.Guards(roots, False, facts)
@@ -309,27 +323,27 @@ class _Closing:
         if record is not None:
             count("graph_breaks")
             emit("breaks", str(record), record)
-        plan, entrance = self._plan(computation, operands, record, forbidden), self._entrance(len(collected))
+        plan, entry_state = self._plan(computation, operands, record, forbidden), self._entry_state(len(collected))
         if keep is not None:
-            reason = self._why_not_kept(plan, entrance, facts)
+            reason = self._why_not_kept(plan, entry_state, facts)
             if reason is None:
-                keep(roots, plan, entrance, self.compiled, self.interp.tree)
+                keep(roots, plan, entry_state, self.compiled, self.interp.tree)
             else:
                 emit("cache", f"a capture of {self.frames[-1].info.code.co_qualname} is not kept: {reason}")
-        return Captured(guards, plan, entrance, saw_tensors)
+        return Captured(guards, plan, entry_state, saw_tensors)
 
-    def _why_not_kept(self, plan: Plan, entrance: Entrance, facts: Any) -> str | None:
+    def _why_not_kept(self, plan: Plan, entry_state: EntryState, facts: Any) -> str | None:
         """Why a capture is none of those that later processes use (`kept`): a graph as it was compiled, no more."""
         computation = plan.computation
         if isinstance(plan, Stop) or len(self.frames) > 1 or self.frames[0].index:
             return "it does not go from the start of a function to its end"
-        if facts is not None or entrance.computed:
+        if facts is not None or entry_state.computed:
             return "sizes or numbers in it are symbols"
         if self.compiled is None:
             return "PyTorch runs its graph, or there is none"
-        if computation.final is not None or computation.begun or computation.given_up:
+        if computation.final is not None or computation.preallocated or computation.cleared_grads:
             return "it leaves the state of the process, or of an optimizer, another"
-        return f"it relies on {self.interp.tree.transient}" if self.interp.tree.transient else None
+        return f"it relies on {self.interp.tree.why_not_persist}" if self.interp.tree.why_not_persist else None
 
     def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any], Any]]:
         """Per frame of the state at the start: sources of function, slots, stack and exception, None if empty."""
@@ -352,13 +366,13 @@ class _Closing:
             found.append((frame, slot(place, frame.info.code.co_name), slots, stack, handled))
         return found
 
-    def _collect_entrance(self) -> None:
+    def _collect_entry_state(self) -> None:
         for _, function, slots, stack, handled in self._entry_slots():
             for source in (function, *slots, *stack, handled):
                 if source is not None:
                     source.collect()
 
-    def _entrance(self, null: int) -> Entrance:
+    def _entry_state(self, null: int) -> EntryState:
         frames = tuple(
             FrameRecipe(
                 frame.info,
@@ -372,14 +386,14 @@ class _Closing:
             for frame, function, slots, stack, handled in self._entry_slots()
         )
         relations = tuple((one.index, other.index, same) for one, other, same in self.interp.tree.relations)
-        return Entrance(relations, tuple(self.interp.outside.sizes.computed()), frames)
+        return EntryState(relations, tuple(self.interp.externals.sizes.computed()), frames)
 
     def _check_guards(self, guards: "_native.Guards") -> None:
         state = flat(self.frames)
         with torch._C._InferenceMode(self.interp.tree.inference_mode):
             torch._C._set_grad_enabled(self.entry.grad)
             if guards.check(state) is None:
-                raise Abandoned(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
+                raise SkipFrame(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
 
     def _record(self, stop: Unsupported) -> BreakRecord:
         stack: list[str] = []
@@ -408,8 +422,8 @@ class _Closing:
 
     def _operands(self) -> Any:
         """What must be rebuilt, as operands still to be numbered; writes come first."""
-        self.interp.outside.guard_distinct()
-        replay(self.build, self.interp.outside.written.values(), self.interp.outside.later)
+        self.interp.externals.guard_distinct()
+        replay(self.build, self.interp.externals.written.values(), self.interp.externals.deferred_calls)
         if isinstance(self.ending, Returned):
             return self.build.operand(self.ending.value)
         null = self.build.constant(_native.NULL)
@@ -424,17 +438,19 @@ class _Closing:
         found: list[tuple[Frame, Operand, list[Operand], list[Operand], Operand | None]] = []
         for frame in frames:
             slots = [
-                self.build.paused(value) if value is not None and frame.info.is_live(frame.index, number) else null
+                self.build.frame_operand(value)
+                if value is not None and frame.info.is_live(frame.index, number)
+                else null
                 for number, value in enumerate(frame.slots)
             ]
-            stack = [self.build.paused(value) for value in frame.stack]
+            stack = [self.build.frame_operand(value) for value in frame.stack]
             handled = None if frame.handled is None else self.build.operand(frame.handled)
             found.append((frame, self.build.operand(frame.function), slots, stack, handled))
         return found
 
     def _close_graph(self) -> None:
-        self.tape.heed(self.entry)
-        if self.interp.outside.singled_out:
+        self.tape.sync_ambient(self.entry)
+        if self.interp.externals.grad_targets:
             self.build.sort_outputs({node: place for place, node in enumerate(self.tape.graph.nodes)})
         self.tape.graph.output(tuple(self.build.outputs))
         self.tape.close_regions()
@@ -450,43 +466,46 @@ class _Closing:
     def _join_inputs(self) -> None:
         """One input for a tensor that was met in several places, where it matters that it is one: it is written, or its
         gradient is taken. Inputs that gradients may flow to are told apart from those."""
-        singled_out = self.interp.outside.singled_out
-        for places in self.tape.met_again():
+        grad_targets = self.interp.externals.grad_targets
+        for places in self.tape.input_aliases():
             (first, value), *others = places
-            written = any(each.ghost._version for _, each in places) and all(may_pin(each) for _, each in places)
-            if id(value.real) in singled_out or (others and written):
+            values = [each for _, each in places]
+            written = any(each.ghost._version for each in values) and all(map(may_guard_identity, values))
+            if id(value.real) in grad_targets or (others and written):
                 self._join(first, value, others)
-            elif singled_out and value.ghost.requires_grad and (is_gradient(value) or not pin_tensor(value)):
-                for each in singled_out.values():
-                    self.interp.outside.relate(each.source, value.source, False)
+            elif not (grad_targets and value.ghost.requires_grad):
+                continue
+            elif is_gradient(value) or not guard_tensor_identity(value):
+                for each in grad_targets.values():
+                    self.interp.externals.guard_alias(each.source, value.source, False)
         self._keep_apart()
 
     def _keep_apart(self) -> None:
         """No other input is a view of what one is that came to require grad, or to have another shape: it would have
         come to so with it, and what was decided by it would be otherwise."""
-        inputs = [(node, value) for places in self.tape.met_again() for node, value in places]
+        inputs = [(node, value) for places in self.tape.input_aliases() for node, value in places]
         for node, value in inputs:
-            if value.real is None or not is_otherwise(node, value.ghost):
+            if value.real is None or not metadata_changed(node, value.ghost):
                 continue
             for _, other in inputs:
                 if other.real is None or other.real is value.real:
                     continue
-                if not lie_apart(value.real, other.real):
-                    raise Abandoned("an input comes to require grad that another is a view of")
-                self.interp.outside.relate(value.source, other.source, None)
+                if not have_distinct_bases(value.real, other.real):
+                    raise SkipFrame("an input comes to require grad that another is a view of")
+                self.interp.externals.guard_alias(value.source, other.source, None)
 
     def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:
-        pinned = pin_tensor(value)
+        identity_guarded = guard_tensor_identity(value)
         for node, each in others:
-            if not (pin_tensor(each) and pinned):
-                self.interp.outside.relate(value.source, each.source, True)
-            self.interp.outside.sizes.equate(tensor_spec(first), tensor_spec(node))
+            if not (guard_tensor_identity(each) and identity_guarded):
+                self.interp.externals.guard_alias(value.source, each.source, True)
+            self.interp.externals.sizes.equate(tensor_spec(first), tensor_spec(node))
             node.replace_all_uses_with(first)
             self.joined[node] = first
 
-    def _begin(self, value: Tensor) -> int | None:
+    def _preallocate(self, value: Tensor) -> int | None:
         """The number of a tensor among those that are made before the graph runs; None for one that cannot be."""
-        found = self.tape.begin_with(value)
+        found = self.tape.preallocate(value)
         if found is None:
             return None
         node, function, args, kwargs = found
@@ -495,8 +514,8 @@ class _Closing:
             return self.tape.inputs[argument].collect() if isinstance(argument, fx.Node) else argument
 
         named = {name: given(argument) for name, argument in kwargs.items()}
-        self.begun[node] = Begun(function, tuple(map(given, args)), named)
-        return len(self.begun) - 1
+        self.preallocated[node] = Preallocated(function, tuple(map(given, args)), named)
+        return len(self.preallocated) - 1
 
     def _order_inputs(self, collected: int) -> tuple[int, ...]:
         """Placeholders in the order their values are collected; returns which of the collected they are.
@@ -505,9 +524,9 @@ class _Closing:
         same graph whether it makes the optimizer's state or finds it.
         """
         places = {node: source.index for node, source in self.tape.inputs.items()}
-        places |= {node: collected + number for number, node in enumerate(self.begun)}
+        places |= {node: collected + number for number, node in enumerate(self.preallocated)}
         ordered = sorted(places, key=places.__getitem__)
-        if self.interp.outside.singled_out:
+        if self.interp.externals.grad_targets:
             used = [each for node in self.tape.graph.nodes for each in node.all_input_nodes if each in places]
             ordered = list(dict.fromkeys(used))
         previous: fx.Node | None = None
@@ -518,28 +537,29 @@ class _Closing:
         return tuple(places[node] for node in ordered)
 
     def _computation(self, arguments: tuple[int, ...], collected: int) -> Computation:
-        recipe, self.number = self.build.seal(collected, len(self.begun))
+        recipe, self.number = self.build.finalize(collected, len(self.preallocated))
         run = None
-        if self.build.outputs or self.tape.acts:
-            care = self._care(len(arguments) > 1)
-            traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=care.undoing(), again=bool(self.begun))
+        if self.build.outputs or self.tape.has_effects:
+            write_policy = self._write_policy(len(arguments) > 1)
+            undoing, again = write_policy.undoing(), bool(self.preallocated)
+            traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=undoing, again=again)
             count("graphs")
             if wanted("graph"):
                 self._report(traced)
             with without_default_devices():
-                by_nodes = self._ends_where_nodes_matter() or self.tape.hands_out_leaves(self.build.outputs)
+                by_nodes = self._ends_where_nodes_matter() or self.tape.returns_new_leaves(self.build.outputs)
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
-            run = care.around(run, lambda: traced)
-            lent = self.interp.outside.lent.values()
+            run = write_policy.around(run, lambda: traced)
+            lent = self.interp.externals.graph_generators.values()
             if lent:
                 run = with_generators(run, tuple(each.own for each in lent))
                 arguments = (*arguments, *[each.source.index for each in lent])
-            self.compiled = None if by_nodes else (traced, care)
+            self.compiled = None if by_nodes else (traced, write_policy)
         final = self.final if self.final != self.entry else None
-        dropped = tuple(given_up(self.interp.outside.written.values())) if run is not None else ()
-        begun = tuple(self.begun.values())
-        count_all, writes = collected + len(begun), self.tape.writes_inputs
-        return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, begun)
+        dropped = tuple(cleared_grads(self.interp.externals.written.values())) if run is not None else ()
+        preallocated = tuple(self.preallocated.values())
+        count_all, writes = collected + len(preallocated), self.tape.writes_inputs
+        return Computation(run, arguments, count_all, recipe, self.entry, final, writes, dropped, preallocated)
 
     def _report(self, traced: Traced) -> None:
         frame = self.frames[-1]
@@ -548,15 +568,25 @@ class _Closing:
         record = GraphRecord(traced, names, *names.place(frame), lines)
         emit("graph", format_graph(traced.graph, f"graph of {names.function}"), record)
 
-    def _care(self, several: bool) -> WritePolicy:
-        found = (self.tape.written(), self.tape.rebased(), self.tape.at_risk)
+    def _write_policy(self, several: bool) -> WritePolicy:
+        found = (self.tape.written(), self.tape.mutated_with_grad(), self.tape.backed_up)
         kinds = [{self.joined.get(node, node) for node in kind} for kind in found]
         inputs = list(enumerate(placeholders(self.tape.graph)))
-        written, rebased, at_risk = (tuple(place for place, node in inputs if node in kind) for kind in kinds)
-        restores_rng, devices = self.tape.draws and self.tape.raises, bool(self.entry.devices)
-        writes, only_apart = self.tape.writes_inputs, self.tape.only_apart
+        written, mutated_with_grad, backed_up = (
+            tuple(place for place, node in inputs if node in kind) for kind in kinds
+        )
+        restores_rng, devices = self.tape.uses_rng and self.tape.raises, bool(self.entry.devices)
+        writes, requires_no_overlap = self.tape.writes_inputs, self.tape.requires_no_overlap
         return WritePolicy(
-            written, rebased, at_risk, writes, several, restores_rng, self.inference, devices, only_apart
+            written,
+            mutated_with_grad,
+            backed_up,
+            writes,
+            several,
+            restores_rng,
+            self.inference,
+            devices,
+            requires_no_overlap,
         )
 
     def _ends_where_nodes_matter(self) -> bool:

@@ -13,20 +13,20 @@ from smelt.base.errors import SmeltWarning, warn
 _TOOLS = {"a debugger": 0, "a coverage tool": 1}  # by their numbers in sys.monitoring
 
 
-class _Told:
-    is_so = False
+class _Reported:
+    done = False
 
 
 def watch() -> None:
     """Say it at the first call of a compiled function that a trace function sees."""
-    if not _Told.is_so:
+    if not _Reported.done:
         _native.Region.on_trace(_traced)
 
 
 def tell_of_monitoring(name: str) -> None:
     """Say it if a tool that watches lines by `sys.monitoring` is there when a function is compiled."""
     monitoring: Any = getattr(sys, "monitoring", None)
-    if monitoring is None or _Told.is_so:
+    if monitoring is None or _Reported.done:
         return
     for what, number in _TOOLS.items():
         tool = monitoring.get_tool(number)
@@ -36,13 +36,13 @@ def tell_of_monitoring(name: str) -> None:
 
 
 def _traced(function: Callable[..., Any]) -> None:
-    if not _Told.is_so:
+    if not _Reported.done:
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         _tell(name, "a debugger or coverage tool (sys.settrace)")
 
 
 def _tell(name: str, what: str) -> None:
-    _Told.is_so = True
+    _Reported.done = True
     text = (
         f"SM014: {what} is active, and {name} is compiled: its lines run as kernels, so breakpoints in it do not stop "
         "and coverage does not count them; only what Python runs, as at graph breaks, is seen. Hint: "

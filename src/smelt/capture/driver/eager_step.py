@@ -10,6 +10,7 @@ from types import CellType
 from typing import Any
 
 from smelt import _native
+from smelt.capture.interpreter.opcode_table import take
 from smelt.capture.interpreter.operators import BINARY, COMPARE, INPLACE, UNARY
 from smelt.capture.model.bytecode import CALLABLE_FIRST, Instruction
 from smelt.capture.model.state import LiveFrame
@@ -29,14 +30,6 @@ def steps(*names: str) -> Callable[[Step], Step]:
         return step
 
     return enter
-
-
-def _take(frame: LiveFrame, count: int) -> list[Any]:
-    if count == 0:
-        return []
-    taken = frame.stack[-count:]
-    del frame.stack[-count:]
-    return taken
 
 
 # What takes operands from the stack, the deepest first, and calls a function of them: how many, and the call.
@@ -87,13 +80,13 @@ _FILLS = {"LIST_EXTEND": _extend, "SET_UPDATE": set.update, "SET_ADD": set.add, 
 @steps(*_YIELDS)
 def _yield(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     count, call = _YIELDS[instruction.name]
-    frame.stack.append(invoke(*call(instruction, *_take(frame, count))))
+    frame.stack.append(invoke(*call(instruction, *take(frame, count))))
 
 
 @steps(*_DOES)
 def _do(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     count, call = _DOES[instruction.name]
-    invoke(*call(instruction, *_take(frame, count)))
+    invoke(*call(instruction, *take(frame, count)))
 
 
 @steps(*_FILLS)
@@ -104,17 +97,17 @@ def _fill(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
 
 @steps("CALL")
 def _call(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    _call_with(frame, _take(frame, instruction.arg), instruction.keywords, invoke)
+    _call_with(frame, take(frame, instruction.arg), instruction.keywords, invoke)
 
 
 @steps("CALL_KW")
 def _call_kw(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     names = frame.stack.pop()
-    _call_with(frame, _take(frame, instruction.arg), names, invoke)
+    _call_with(frame, take(frame, instruction.arg), names, invoke)
 
 
 def _call_with(frame: LiveFrame, args: list[Any], names: tuple[str, ...], invoke: Invoke) -> None:
-    first, second = _take(frame, 2)
+    first, second = take(frame, 2)
     if CALLABLE_FIRST:
         first, second = (_native.NULL, first) if second is _native.NULL else (first, second)
     if first is not _native.NULL:
@@ -154,7 +147,7 @@ def _is_filled(cell: CellType) -> bool:
 def _call_function_ex(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
     keywords = frame.stack.pop() if instruction.arg & 1 else {}
     positional = frame.stack.pop()
-    function, other = _take(frame, 2) if CALLABLE_FIRST else reversed(_take(frame, 2))
+    function, other = take(frame, 2) if CALLABLE_FIRST else reversed(take(frame, 2))
     assert other is _native.NULL
     if not _is_iterable(positional) or not hasattr(keywords, "keys"):
         invoke(_spread, function, positional, keywords)
@@ -184,7 +177,7 @@ def _store_deref(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> 
 
 @steps("COMPARE_OP")
 def _compare_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    left, right = _take(frame, 2)
+    left, right = take(frame, 2)
     symbol = str(instruction.value)
     if symbol.startswith("bool("):
         frame.stack.append(invoke(operator.truth, invoke(COMPARE[symbol[5:-1]], left, right)))
@@ -194,13 +187,13 @@ def _compare_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> N
 
 @steps("CONTAINS_OP")
 def _contains_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    item, container = _take(frame, 2)
+    item, container = take(frame, 2)
     frame.stack.append(invoke(operator.contains, container, item) != bool(instruction.arg))
 
 
 @steps("IS_OP")
 def _is_op(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    left, right = _take(frame, 2)
+    left, right = take(frame, 2)
     frame.stack.append((left is right) != bool(instruction.arg))
 
 
@@ -283,12 +276,12 @@ def _format_value(frame: LiveFrame, instruction: Instruction, invoke: Invoke) ->
 
 @steps("BUILD_SET")
 def _build_set(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    frame.stack.append(invoke(set, _take(frame, instruction.arg)))
+    frame.stack.append(invoke(set, take(frame, instruction.arg)))
 
 
 @steps("BUILD_MAP")
 def _build_map(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    flat = _take(frame, 2 * instruction.arg)
+    flat = take(frame, 2 * instruction.arg)
     frame.stack.append(invoke(dict, zip(flat[::2], flat[1::2], strict=True)))
 
 
@@ -300,7 +293,7 @@ def _list_append(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> 
 
 @steps("MAP_ADD")
 def _map_add(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    key, value = _take(frame, 2)
+    key, value = take(frame, 2)
     invoke(operator.setitem, frame.stack[-instruction.arg], key, value)
 
 
@@ -311,7 +304,7 @@ def _list_to_tuple(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -
 
 @steps("IMPORT_NAME")
 def _import_name(frame: LiveFrame, instruction: Instruction, invoke: Invoke) -> None:
-    level, wanted = _take(frame, 2)
+    level, wanted = take(frame, 2)
     names = frame.function.__globals__
     find = names.get("__builtins__")
     function = (find if isinstance(find, dict) else vars(find or builtins))["__import__"]

@@ -25,7 +25,7 @@ from smelt.capture.driver.run_plan import drive, recover, run_eagerly
 from smelt.capture.driver.tracebacks import without_smelt
 from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.guards.recompiles import RecompileRecord
-from smelt.capture.model.breaks import Abandoned
+from smelt.capture.model.breaks import SkipFrame
 from smelt.capture.model.bytecode import decode
 from smelt.capture.model.marks import DISABLED, mark_entered
 from smelt.capture.model.paused_iterators import PLACE
@@ -63,11 +63,11 @@ class Engine:
         install_tensor_layout()
         watch()
         self.native = _native.Region(self._missed)
-        manner = (fullgraph, dynamic)
-        self.shelf = CaptureStore(compile_graph, manner) if isinstance(compile_graph, Recaller) else None
+        options = (fullgraph, dynamic)
+        self.capture_store = CaptureStore(compile_graph, options) if isinstance(compile_graph, Recaller) else None
         self._lock = locks.lock()
         self._resumed: dict[StateKey, list[Captured]] = {}
-        self._settled: set[Any] = set()
+        self._skipped: set[Any] = set()
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
         self._histories: dict[Any, History] = {}
@@ -103,7 +103,7 @@ class Engine:
         with _native.Held(self._lock):
             self.native.clear()
             self._resumed.clear()
-            self._settled.clear()
+            self._skipped.clear()
             self._idle.clear()
             self._raised.clear()
             self._histories.clear()
@@ -112,7 +112,7 @@ class Engine:
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
         code = function.__code__
-        if code in self._settled or self._no_room or _watched():
+        if code in self._skipped or self._no_room or _watched():
             return None
         if frame_runs_alone(code):
             self.native.alone(code)
@@ -154,46 +154,46 @@ class Engine:
     def _recall(self, frame: LiveFrame) -> Captured | None:
         """What an earlier process made of a function that is called for the first time."""
         code = frame.info.code
-        if self.shelf is None or code in self._histories:
+        if self.capture_store is None or code in self._histories:
             return None
-        with _native.Paused(), timed("recall", code.co_qualname):
+        with _native.PausedGC(), timed("recall", code.co_qualname):
             history = History()
-            found = self.shelf.recall(frame, history)
+            found = self.capture_store.recall(frame, history)
         if found is None:
             return None
         self._histories[code] = history
-        return Captured(found.guards, found.plan, found.entrance, True)
+        return Captured(found.guards, found.plan, found.entry_state, True)
 
     def _entry(self, captured: Captured) -> "_native.Entry":
         """Where nothing is to be done but to run the graph, C does it."""
-        plan, entrance = captured.plan, captured.entrance
+        plan, entry_state = captured.plan, captured.entry_state
         computation = plan.computation
-        result = what_is_returned(plan) if isinstance(plan, Return) and entrance.open else None
+        result = what_is_returned(plan) if isinstance(plan, Return) and entry_state.open else None
         if result is None or computation.run is None:
             return _native.Entry(captured.guards, self._runner(captured))
 
         def failed(error: Exception, *collected: Any) -> Any:
-            return recover(self, entrance, computation.failed(error), collected)
+            return recover(self, entry_state, computation.failed(error), collected)
 
-        settle = computation.settle
+        settle = computation.restore_entry
         return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, settle)
 
     def _runner(self, captured: Captured) -> Callable[..., Any]:
-        plan, entrance = captured.plan, captured.entrance
+        plan, entry_state = captured.plan, captured.entry_state
 
         def run(*collected: Any) -> Any:
             if isinstance(plan, Stop):
-                return drive(self, plan, collected, entrance)
+                return drive(self, plan, collected, entry_state)
             try:
                 return plan.finish(collected)
             except GraphFailed as raised:
                 failure = raised.with_traceback(None)
-            return recover(self, entrance, failure, collected)
+            return recover(self, entry_state, failure, collected)
 
-        if entrance.open:
+        if entry_state.open:
             return run
         return lambda *collected: (
-            run(*collected) if entrance.holds(collected) else run_eagerly(self, entrance.state(collected))
+            run(*collected) if entry_state.holds(collected) else run_eagerly(self, entry_state.state(collected))
         )
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
@@ -202,7 +202,7 @@ class Engine:
             return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)
-        if found is not None or key in self._settled or not self._has_stack(frames[-1].info.code.co_qualname):
+        if found is not None or key in self._skipped or not self._has_stack(frames[-1].info.code.co_qualname):
             return found
         made: tuple[Plan, tuple[Any, ...]] | None = _native.sheltered(self._planned, frames, key, state)
         return made
@@ -212,7 +212,7 @@ class Engine:
     ) -> tuple[Plan, tuple[Any, ...]] | None:
         with _native.Held(self._lock):
             found = self._find(key, state)
-            if found is not None or key in self._settled:
+            if found is not None or key in self._skipped:
                 return found
             known = self._resumed.setdefault(key, [])
             captured = self._capture(frames, key, [each.guards for each in known])
@@ -225,7 +225,7 @@ class Engine:
     def _find(self, key: StateKey, state: list[Any]) -> tuple[Plan, tuple[Any, ...]] | None:
         for captured in self._resumed.get(key, ()):
             collected = captured.guards.check(state)
-            if collected is not None and captured.entrance.holds(collected):
+            if collected is not None and captured.entry_state.holds(collected):
                 return captured.plan, collected
         return None
 
@@ -249,9 +249,9 @@ class Engine:
                 )
                 return None
         try:
-            with _native.Paused(), timed("capture and compile", name):
+            with _native.PausedGC(), timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
-                keep = None if self.shelf is None or known else self.shelf.keeper(frames[0], history)
+                keep = None if self.capture_store is None or known else self.capture_store.keeper(frames[0], history)
                 captured = capture(
                     frames,
                     self.compile_graph,
@@ -262,8 +262,8 @@ class Engine:
                     follow_loops=follow_loops,
                     keep=keep,
                 )
-        except Abandoned as reason:
-            self._settled.add(key)
+        except SkipFrame as reason:
+            self._skipped.add(key)
             count("frames_skipped")
             emit("breaks", f"{name} is left to Python: {reason}", reason)
             return None
@@ -285,14 +285,14 @@ class Engine:
         elif plan.record.code in EXPECTED_TO_RAISE:
             self._raised[key] = self._raised.get(key, 0) + 1
             if self._raised[key] >= config.cache_size_limit:
-                self._settled.add(key)  # what was compiled for calls that do not raise stays
+                self._skipped.add(key)  # what was compiled for calls that do not raise stays
             return True
         else:
             idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
         if again:
             self._idle[key] = self._idle.get(key, 0) + 1
             if self._idle[key] >= _ENOUGH_IDLE:
-                self._settled.add(key)
+                self._skipped.add(key)
                 if len(frames) == 1 and frames[0].index == 0:
                     self.native.never(frames[0].info.code)
         if idle:
@@ -307,7 +307,7 @@ class Engine:
         self._give_up(key, f"SM020: a graph of {name} could not be compiled and runs in Python. {detail}")
 
     def _give_up(self, key: Any, text: str) -> None:
-        self._settled.add(key)
+        self._skipped.add(key)
         self._loose = True
         warn(text)
 

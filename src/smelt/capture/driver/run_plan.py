@@ -19,21 +19,21 @@ from smelt.capture.driver.warnings_stack import placed
 from smelt.capture.model.bytecode import Instruction, shim_code
 from smelt.capture.model.policy import runs_alone
 from smelt.capture.model.state import LiveFrame, handled_in
-from smelt.capture.replay.plan import Entrance, GraphFailed, Owner, Plan, Return, Stop
+from smelt.capture.replay.plan import EntryState, GraphFailed, Owner, Plan, Return, Stop
 
 _RUNNING = object()
 
 
-def drive(owner: Owner, plan: Plan, collected: tuple[Any, ...], entrance: Entrance) -> Any:
+def drive(owner: Owner, plan: Plan, collected: tuple[Any, ...], entry_state: EntryState) -> Any:
     """Run `plan` and whatever follows it; the result of the outermost frame."""
     assert isinstance(plan, Stop)
     run = _Run(owner, [], _nothing)
     failure: GraphFailed | None = None
     try:
-        return _native.delivering(functools.partial(run.begin, plan, collected), run.deliver)
+        return _native.offering_errors(functools.partial(run.begin, plan, collected), run.offer)
     except GraphFailed as raised:
         failure = raised.with_traceback(None)
-    return recover(owner, entrance, failure, collected)
+    return recover(owner, entry_state, failure, collected)
 
 
 class _Run:
@@ -82,7 +82,7 @@ class _Run:
         self.held = [collected[place] for place in plan.bound]
         self.action = _finish_eagerly if plan.eager else _one_step(plan)
 
-    def deliver(self, error: BaseException) -> bool:
+    def offer(self, error: BaseException) -> bool:
         """Whether the program may handle what was raised while it waited: Ctrl-C arrives where it stands, and what is
         raised by the compiler goes to the caller."""
         if isinstance(error, Exception) or not self.frames:
@@ -93,17 +93,17 @@ class _Run:
 
 def _go_on(owner: Owner, frames: list[LiveFrame], action: "Action") -> Any:
     run = _Run(owner, frames, action)
-    return _native.delivering(run.go_on, run.deliver)
+    return _native.offering_errors(run.go_on, run.offer)
 
 
-def recover(owner: Owner, entrance: Entrance, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
+def recover(owner: Owner, entry_state: EntryState, failure: GraphFailed, collected: tuple[Any, ...]) -> Any:
     """The compiled graph raised: Python runs the state from its start and raises from the user's line.
 
     Not so where `torch.utils.checkpoint` raised, which ends a recomputation early by an exception of its own.
     """
     if failure.writes or type(failure.error).__module__ == "torch.utils.checkpoint":
         raise failure.error from None
-    return run_eagerly(owner, entrance.state(collected))
+    return run_eagerly(owner, entry_state.state(collected))
 
 
 def run_eagerly(owner: Owner, frames: list[LiveFrame]) -> Any:

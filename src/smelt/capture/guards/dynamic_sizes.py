@@ -63,7 +63,7 @@ class Sizes:
     """The symbols of one capture. `dynamic` is what `smelt.compile` was told; `history` what is known of the code."""
 
     def __init__(self, dynamic: bool | None, history: History) -> None:
-        self.world = ShapeEnv()
+        self.shape_env = ShapeEnv()
         self._dynamic = dynamic
         self._history = history
         self._strides: list[tuple[Symbol, Expression]] = []
@@ -80,7 +80,7 @@ class Sizes:
             return shape, stride
         source.collect()
         symbols = {
-            dim: self.world.symbol(f"{source.text}.shape[{dim}]", shape[dim], (source, "size", dim))
+            dim: self.shape_env.symbol(f"{source.text}.shape[{dim}]", shape[dim], (source, "size", dim))
             for dim in sorted(changing)
         }
         self._marked += [symbols[dim] for dim in tensor.__dict__.get(DYNAMIC, ()) if dim in symbols]
@@ -110,11 +110,11 @@ class Sizes:
         source.collect()
         origin = (source, "number", 0)
         if type(number) is int:
-            return self._number(Expression.of(self.world.symbol(source.text, number, origin)))
-        return as_number(self.world, Formula(None, (), number, source.text, origin))
+            return self._number(Expression.of(self.shape_env.symbol(source.text, number, origin)))
+        return as_number(self.shape_env, Formula(None, (), number, source.text, origin))
 
     def _number(self, what: Expression) -> Any:
-        return as_number(self.world, what)
+        return as_number(self.shape_env, what)
 
     def _steps(
         self, sizes: list[Expression], stride: tuple[int, ...], moving: frozenset[int], source: Source
@@ -126,13 +126,13 @@ class Sizes:
             inner = [other for other in order if found[other] is not None]
             inner.sort(key=lambda other: abs(other - dim - 1))  # the next dimension first: row-major order
             steps = [found[other] * sizes[other] for other in inner]  # type: ignore[operator]
-            steps = [step for step in steps if self.world.example(step) == stride[dim]]
+            steps = [step for step in steps if self.shape_env.example(step) == stride[dim]]
             text, origin = f"{source.text}.stride({dim})", (source, "stride", dim)
             step = next((step for step in steps if step.constant is None), None)
             if step is not None:
-                self._strides.append((self.world.reading(text, stride[dim], origin), step))
+                self._strides.append((self.shape_env.reading(text, stride[dim], origin), step))
             elif dim in moving and not steps and stride[dim] >= SMALLEST:
-                step = Expression.of(self.world.symbol(text, stride[dim], origin))
+                step = Expression.of(self.shape_env.symbol(text, stride[dim], origin))
             found[dim] = step if step is not None else Expression.of(stride[dim])
         return [each for each in found if each is not None]
 
@@ -141,36 +141,36 @@ class Sizes:
         pairs = zip((*one.shape, *one.stride), (*other.shape, *other.stride), strict=True)
         for pair in pairs:
             left, right = (Expression.of(meaning(size)) for size in pair)
-            self.world.decide("==", left, right)
+            self.shape_env.decide("==", left, right)
 
     def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
         """Functions that must not raise, and which of the collected values each takes."""
         found = []
-        for formula in self.world.computed:
+        for formula in self.shape_env.computed:
             compute, origins = computed_from(formula)
             readers = [read_size(origin) for origin in origins]
             found.append((_read_first(compute, readers), tuple(source.index for source, _, _ in origins)))
         return found
 
-    def settle_given(self) -> None:
+    def guard_fixed_floats(self) -> None:
         """Floats that were relied on are guarded where they come from."""
-        for given in self.world.fixed:
+        for given in self.shape_env.fixed:
             given.origin[0].check(("equals", given.example))
 
     def facts(self) -> "SizeFacts | None":
         """What was decided about sizes, for the guards; their sources are numbered by now. Nothing may follow."""
-        self.world.closed = True
-        if not self.world.symbols:
+        self.shape_env.closed = True
+        if not self.shape_env.symbols:
             return None
         for symbol in self._marked:
-            settled = self.world.simplest(Expression.of(symbol)).constant
-            if settled is not None:
-                text = f"SM013: {symbol.text} is marked dynamic, but the code relies on its being {settled}"
+            specialized = self.shape_env.simplest(Expression.of(symbol)).constant
+            if specialized is not None:
+                text = f"SM013: {symbol.text} is marked dynamic, but the code relies on its being {specialized}"
                 warn(text)
         one = Expression.of(1)
-        facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.world.symbols]
+        facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.shape_env.symbols]
         facts += [SizeGuard("==", Expression.of(stride) - step) for stride, step in self._strides]
-        return _Registers([*facts, *self.world.facts]).built()
+        return _Registers([*facts, *self.shape_env.facts]).built()
 
 
 def _belongs_to_module(source: Source | None) -> bool:

@@ -15,12 +15,9 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import held_by, is_own, own_name
 from smelt.capture.guards.tree import GuardTree
+from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.policy import is_library
 
-_ARITHMETIC = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
-}  # fmt: skip
 _OPERATIONS: dict[str, tuple[str, ...]] = {
     "COMPARE_OP": ("__lt__", "__le__", "__eq__", "__ne__", "__gt__", "__ge__"),
     "BINARY_SUBSCR": ("__getitem__",),
@@ -133,5 +130,5 @@ def _operators(code: types.CodeType) -> Iterator[str]:
             yield from _OPERATIONS.get(operation, ())
             if operation == "BINARY_OP":
                 symbol = dis._nb_ops[raw[place + 1]][1]  # type: ignore[attr-defined]
-                name = _ARITHMETIC[symbol.removesuffix("=")]
+                name = BINARY_METHODS[symbol.removesuffix("=")]
                 yield from (f"__{prefix}{name}__" for prefix in ("", "r", *("i" if symbol.endswith("=") else "")))

@@ -13,7 +13,7 @@ import torch
 
 from smelt.base.torch_originals import ASKED_OF_TENSORS, ASKED_OF_TORCH
 from smelt.capture.model.source import Source, plain_text
-from smelt.capture.model.static import ABSENT, is_a, may_change, names_of, order_of, static_lookup, title_of
+from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, qualname_of, static_lookup
 from smelt.ir.nodes.ambient import autocast_nesting, autocast_settings, default_devices
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class GuardTree:
         self._fixed: dict[int, Source] = {}
         self._classes: dict[type, dict[str, Any]] = {}
         self._state = Source(None, ("value", None), "process")
-        self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `Entrance`
-        self.transient = ""  # what was looked at that is another in another process, and that no guard asks for
+        self.relations: list[tuple[Source, Source, bool | None]] = []  # pairs of collected tensors, see `EntryState`
+        self.why_not_persist = ""  # what was looked at that is another in another process, and that no guard asks for
         self.asked: dict[tuple[int, int], tuple[type, type, bool]] = {}  # see `is_subclass`
         self.machine: dict[Callable[[], Any], Any] = {}  # see `rely_on_machine`
         self.relied_on: set[Any] = set()  # functions of PyTorch, see `reliance`
@@ -70,13 +70,13 @@ class GuardTree:
     def rely_on_order(self, items: Collection[Any]) -> None:
         """The order of a set's items matters, by hashes that are others in another process but for numbers'."""
         if len(items) > 1 and not all(type(item) in (bool, int, float) for item in items):
-            self.transient = "the order of a set"
+            self.why_not_persist = "the order of a set"
 
     def has_base(self, kind: type, wanted: type) -> bool:
         """Whether one class is another, or has it among its bases."""
-        answer = any(base is wanted for base in order_of(kind))
-        if kind is not wanted and may_change(kind):
-            self.fixed(kind, title_of(kind)).check(("subclass", wanted, answer))
+        answer = any(base is wanted for base in mro_of(kind))
+        if kind is not wanted and is_heap_type(kind):
+            self.fixed(kind, qualname_of(kind)).check(("subclass", wanted, answer))
         return answer
 
     def is_registered(self, kind: type, wanted: type) -> bool:
@@ -85,13 +85,13 @@ class GuardTree:
         answer = abc.ABCMeta.__subclasscheck__(wanted, kind)  # type: ignore[arg-type]
         self.asked[id(kind), id(wanted)] = kind, wanted, answer
         if not answer:
-            self.fixed(kind, title_of(kind)).check(("unregistered", wanted))
+            self.fixed(kind, qualname_of(kind)).check(("unregistered", wanted))
         return answer
 
     def metaclass(self, kind: type) -> type:
         """The class of a class: one that Python code has made can be exchanged for another."""
-        if may_change(type(kind)):
-            self.fixed(kind, title_of(kind)).check(("type", type(kind)))
+        if is_heap_type(type(kind)):
+            self.fixed(kind, qualname_of(kind)).check(("type", type(kind)))
         return type(kind)
 
     def metaclass_attribute(self, kind: type, name: str) -> Any:
@@ -101,42 +101,42 @@ class GuardTree:
     def of_class(self, kind: type, function: Callable[[type], Any]) -> Any:
         """What a function of smelt's says of a class; all it may look at is what look-ups in the class find."""
         answer = function(kind)
-        if may_change(kind):
-            self.fixed(kind, title_of(kind)).check(("of class", function, answer))
+        if is_heap_type(kind):
+            self.fixed(kind, qualname_of(kind)).check(("of class", function, answer))
         return answer
 
     def next_attribute(self, kind: type, after: type, name: str) -> Any:
         """What the bases of `kind` that come after a class hold under the name, as `super()` finds it."""
-        source = self.fixed(kind, title_of(kind))
-        later = itertools.dropwhile(lambda base: base is not after, order_of(kind))
+        source = self.fixed(kind, qualname_of(kind))
+        later = itertools.dropwhile(lambda base: base is not after, mro_of(kind))
         for base in itertools.islice(later, 1, None):
-            if name in names_of(base):
-                found = names_of(base)[name]
-                if may_change(kind):
+            if name in class_dict_of(base):
+                found = class_dict_of(base)[name]
+                if is_heap_type(kind):
                     source.check(("next has", name, after, found))
                 return found
-        if may_change(kind):
+        if is_heap_type(kind):
             source.check(("next lacks", name, after))
         return ABSENT
 
     def class_name(self, kind: type, name: str = "__name__") -> str:
         """`__name__` or `__qualname__` of a class, as `type` has it."""
         text: str = type.__dict__[name].__get__(kind)
-        if may_change(kind):
+        if is_heap_type(kind):
             self.metaclass(kind)
-            self.fixed(kind, title_of(kind)).attribute(name).check(("equals", text))
+            self.fixed(kind, qualname_of(kind)).attribute(name).check(("equals", text))
         return text
 
     def rely_on_type(self, real: Any) -> type:
         """The class of an object that is meant itself: it may be given another."""
-        if may_change(type(real)):
-            self.fixed(real, title_of(type(real))).check(("type", type(real)))
+        if is_heap_type(type(real)):
+            self.fixed(real, qualname_of(type(real))).check(("type", type(real)))
         return type(real)
 
     def rely_on_machine(self, function: Callable[[], Any], answer: Any) -> None:
         """What a function says of the machine, a value without a source: another process asks it once."""
         if answer is None:
-            self.transient = f"what {function.__qualname__} says of the machine"
+            self.why_not_persist = f"what {function.__qualname__} says of the machine"
         elif function is torch.get_num_threads:
             self.process("number of threads", function, answer.value)
         else:
@@ -164,7 +164,7 @@ class GuardTree:
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """`static_lookup`, remembered: the entry is void once the class answers otherwise."""
-        if not may_change(kind):
+        if not is_heap_type(kind):
             return static_lookup(kind, name)
         seen = self._classes.setdefault(kind, {})
         if name not in seen:
@@ -172,7 +172,7 @@ class GuardTree:
         return seen[name]
 
     def _class_checks(self, kind: type) -> None:
-        root = self.fixed(kind, title_of(kind))
+        root = self.fixed(kind, qualname_of(kind))
         for name, found in self._classes[kind].items():
             root.check(("class lacks", name) if found is ABSENT else ("class has", name, found))
 

@@ -10,19 +10,21 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from smelt.base.torch_originals import is_own
+from smelt.base.torch_originals import METHODS_OF_C, is_own
 from smelt.capture.interpreter.backward import gradient_of, store_gradient
 from smelt.capture.interpreter.exceptions import attribute_of, store_in
+from smelt.capture.interpreter.externals import REGISTRIES
 from smelt.capture.interpreter.interpreter import PUSHED, Interpreter
 from smelt.capture.interpreter.leaf_state import read, store_data, store_requires_grad
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.policy import TENSOR_BREAKS
 from smelt.capture.model.source import Source
-from smelt.capture.model.static import ABSENT, is_a, may_change, names_of, order_of, own_dict, static_lookup
+from smelt.capture.model.static import ABSENT, class_dict_of, is_a, is_heap_type, mro_of, own_dict, static_lookup
 from smelt.capture.model.values import (
     Constant,
     Deque,
@@ -45,8 +47,6 @@ from smelt.capture.model.values import (
 )
 
 _DESCRIPTORS_OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 # C types whose attributes are looked up, and written, as object's are.
 _PLAIN: tuple[Any, ...] = (object, BaseException, types.SimpleNamespace)
 _PLAIN_LOOKUP = frozenset(kind.__getattribute__ for kind in (*_PLAIN, dict, list, tuple, set, frozenset, OrderedDict))
@@ -71,7 +71,7 @@ class Missing(Raised):
         super().__init__(_missing(value, name), f"AttributeError: {describe(value)} has no attribute {name}")
         self.details = {"name": Constant(name), "obj": value}
         real = value.value if isinstance(value, Object) else None
-        self.worded_by = real if is_a(real, type) else python_type(value)
+        self.named_class = real if is_a(real, type) else python_type(value)
 
 
 def _missing(value: Value, name: str) -> AttributeError:
@@ -98,7 +98,7 @@ def _is_class(value: Value) -> bool:
 
 def is_shown_plainly(interp: Interpreter, value: Value, kind: type) -> bool:
     """Whether `value.__class__` is its class, as it is of all but proxies."""
-    if not may_change(kind) or not isinstance(value, Object | Instance):
+    if not is_heap_type(kind) or not isinstance(value, Object | Instance):
         return type(value) is not Object or kind not in _PROXIES
     if isinstance(value, Object) and is_a(value.value, type):
         interp.tree.metaclass(value.value)
@@ -152,17 +152,17 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         if not hasattr(value.value, name):
             raise Missing(value, name)
         if is_a(value.value, types.CodeType) and name in _OF_ITS_PLACE:
-            interp.tree.transient = f"{name} of code, which may stand elsewhere"
+            interp.tree.why_not_persist = f"{name} of code, which may stand elsewhere"
         return interp.compute(getattr, value.value, name)
     found = interp.tree.class_attribute(kind, name)
     if found is ABSENT:
         if name == "__class__":
-            return interp.outside.fixed(kind)
+            return interp.externals.fixed(kind)
         raise Missing(value, name)
-    if isinstance(found, (*_C_METHODS, types.FunctionType)):
-        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, (*METHODS_OF_C, types.FunctionType)):
+        return Method(interp.externals.fixed(found), value)
     if name == "__class__":
-        return interp.outside.fixed(kind)
+        return interp.externals.fixed(kind)
     if isinstance(value, Sequence) and not isinstance(found, _DESCRIPTORS_OF_C):
         return _bind(interp, value, found, _class_source(interp, kind, name), kind)  # of a named tuple
     raise Unsupported("B007", f"{name} of {describe(value)}")
@@ -171,7 +171,7 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
 def fields_of(kind: type) -> tuple[tuple[str, int], ...]:
     """The fields of a named tuple and their places: what a class holds under the name is that, and nothing else."""
     fields: list[tuple[str, int]] = []
-    for name in (name for base in order_of(kind) for name in names_of(base)):
+    for name in (name for base in mro_of(kind) for name in class_dict_of(base)):
         found = static_lookup(kind, name)
         if type(found) is _FIELD:
             place: Any = found.__reduce__()[1][0]
@@ -183,11 +183,11 @@ def _field_of(interp: Interpreter, value: Sequence, name: str) -> Value | None:
     """A field of a named tuple or a structure of C's, by its name; None if it is something else."""
     place = dict(interp.tree.of_class(value.kind, fields_of)).get(name)
     if place is not None:
-        return interp.outside.force(value.items[place])
+        return interp.externals.force(value.items[place])
     found = interp.tree.class_attribute(value.kind, name)
     names = getattr(value.kind, "__match_args__", ())
     if isinstance(found, types.MemberDescriptorType) and name in names:
-        return interp.outside.force(value.items[names.index(name)])
+        return interp.externals.force(value.items[names.index(name)])
     return None
 
 
@@ -202,12 +202,12 @@ def _of_member(interp: Interpreter, value: Constant, name: str) -> Value:
         name = f"_{name}_"  # which those read
         found = interp.tree.class_attribute(kind, name)
     if name == "__class__":
-        return interp.outside.fixed(kind)
+        return interp.externals.fixed(kind)
     if isinstance(found, property | types.DynamicClassAttribute):
         if not isinstance(found.fget, types.FunctionType):
             raise Unsupported("B007", f"{name} of {describe(value)}")
         return _run_getter(interp, value, found.fget, name)
-    if found is not ABSENT and not may_change(type(found)) and _is_data_descriptor(interp, found):
+    if found is not ABSENT and not is_heap_type(type(found)) and _is_data_descriptor(interp, found):
         return interp.compute(found.__get__, member, kind)  # of a number or a string, which never change
     if _is_data_descriptor(interp, found):
         raise Unsupported("B007", f"{name} of {describe(value)}")
@@ -235,15 +235,15 @@ def _of_tensor(interp: Interpreter, value: Tensor, name: str) -> Value:
     if name in TENSOR_BREAKS and isinstance(found, (*_DESCRIPTORS_OF_C, property)):
         raise Unsupported(TENSOR_BREAKS[name], f"Tensor.{name}")
     if name == "__class__":
-        return interp.outside.fixed(value.kind)
+        return interp.externals.fixed(value.kind)
     if not isinstance(found, (*_DESCRIPTORS_OF_C, property)):  # those come before what the tensor itself holds
         if value.real is not None and value.source is not None and name in value.real.__dict__:
-            return interp.outside.value(value.real.__dict__[name], value.source.member(name))
+            return interp.externals.value(value.real.__dict__[name], value.source.member(name))
         _rely_on_class(interp, value, found, name)
     if found is ABSENT:
         return _fallback(interp, value, value.kind, name)
-    if isinstance(found, (*_C_METHODS, types.FunctionType)):
-        return Method(interp.outside.fixed(found), value)
+    if isinstance(found, (*METHODS_OF_C, types.FunctionType)):
+        return Method(interp.externals.fixed(found), value)
     if isinstance(found, classmethod | staticmethod):
         raise Unsupported("B007", f"{name} of a tensor")
     return interp.tensor_call("call_function", getattr, [value, Constant(name)])
@@ -259,14 +259,14 @@ def _replaced_of_tensor(interp: Interpreter, value: Tensor, found: Any, name: st
     if held or not isinstance(found, types.FunctionType):
         raise Unsupported("B007", f"{name} of a tensor, which the program replaced")
     _rely_on_class(interp, value, found, name)
-    return Method(interp.outside.fixed(found), value)
+    return Method(interp.externals.fixed(found), value)
 
 
 def _rely_on_class(interp: Interpreter, value: Tensor, found: Any, name: str) -> None:
     """Rely on a tensor from outside holding nothing of its own under this name."""
     if value.source is None:
         return
-    methods = (*_C_METHODS, types.FunctionType)
+    methods = (*METHODS_OF_C, types.FunctionType)
     if isinstance(found, methods) and interp.tree.class_attribute(value.kind, "__getattr__") is ABSENT:
         value.source.check(("method", name))  # asks without making a `__dict__`, which few tensors have
     else:
@@ -287,17 +287,9 @@ def _by_hook(interp: Interpreter, value: Object | Instance, kind: type, hook: ty
     """What a class's own `__getattribute__` answers; if it raises AttributeError, `__getattr__` is asked."""
     asked: list[Value] = [value, Constant(name)]
     if interp.tree.class_attribute(kind, "__getattr__") is ABSENT:
-        return interp.call(interp.outside.fixed(hook), asked)
-    depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
-    try:
-        return interp.now(interp.call(interp.outside.fixed(hook), asked))
-    except Raised as raised:
-        if not issubclass(interp.failure_kind(raised), AttributeError):
-            raise
-        del interp.frames[depth:]
-        interp.frames[-1].stack = stack
-        raised.bare()
-    return _fallback(interp, value, kind, name)
+        return interp.call(interp.externals.fixed(hook), asked)
+    answer = _unless_missing(interp, lambda: interp.now(interp.call(interp.externals.fixed(hook), asked)))
+    return _fallback(interp, value, kind, name) if answer is None else answer
 
 
 def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value | None:
@@ -307,15 +299,15 @@ def _plain_of_instance(interp: Interpreter, value: Instance, name: str) -> Value
     if isinstance(value, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
         return attribute_of(value, name)
     if isinstance(found, types.MemberDescriptorType) and name in value.attributes:
-        return interp.outside.force(value.attributes[name])
+        return interp.externals.force(value.attributes[name])
     if _is_data_descriptor(interp, found):
         return _run_descriptor(interp, value, found, name)
     if name in value.attributes:
-        return interp.outside.force(value.attributes[name])
+        return interp.externals.force(value.attributes[name])
     if found is not ABSENT:
         return _bind(interp, value, found, _class_source(interp, value.kind, name), value.kind)
     if name == "__class__":
-        return interp.outside.fixed(value.kind)
+        return interp.externals.fixed(value.kind)
     return None
 
 
@@ -326,7 +318,7 @@ def _of_super(interp: Interpreter, value: Super, name: str) -> Value:
     )
     if receiver_type is None:
         raise Unsupported("B007", f"super().{name}")
-    if kind is not None and not any(base is value.kind for base in order_of(receiver_type)):
+    if kind is not None and not any(base is value.kind for base in mro_of(receiver_type)):
         receiver_type = kind  # in a metaclass
     if not interp.tree.has_base(receiver_type, value.kind):
         raise Unsupported("B007", f"super().{name}")
@@ -346,11 +338,11 @@ def _of_object(interp: Interpreter, value: Object, name: str) -> Value:
         return _of_class(interp, value, name)
     if is_a(real, torch.Tensor):
         raise Unsupported("B006", type(real).__qualname__)
-    if type(real) is inspect.Signature and name == "parameters" and value.pinned:
-        held = {key: interp.outside.fixed(parameter) for key, parameter in real.parameters.items()}
+    if type(real) is inspect.Signature and name == "parameters" and value.identity_guarded:
+        held = {key: interp.externals.fixed(parameter) for key, parameter in real.parameters.items()}
         return Mapping(held, types.MappingProxyType, proxy=real.parameters)
-    if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.pinned:
-        return interp.outside.value(getattr(real, name), _source(value).attribute(f"_{name}"))
+    if type(real) is inspect.Parameter and name in _OF_PARAMETERS and value.identity_guarded:
+        return interp.externals.value(getattr(real, name), _source(value).attribute(f"_{name}"))
     hook = interp.tree.class_attribute(type(real), "__getattribute__")
     if is_a(hook, types.FunctionType):
         return _by_hook(interp, value, type(real), hook, name)
@@ -389,11 +381,11 @@ def _plain_of_object(interp: Interpreter, value: Object, name: str) -> Value | N
 
 def _entry(interp: Interpreter, real: dict[str, Any], source: Source, name: str, text: str) -> Value | None:
     """What a dict of names holds now, writes of the captured code included; None if nothing."""
-    if interp.outside.shared(real) is not None:
-        mapping: Any = interp.outside.value(real, source)
-        return interp.outside.force(mapping.items[name]) if interp.outside.present(mapping, name) else None
+    if interp.externals.shared(real) is not None:
+        mapping: Any = interp.externals.value(real, source)
+        return interp.externals.force(mapping.items[name]) if interp.externals.present(mapping, name) else None
     if name in real:
-        return interp.outside.value(real[name], source.child(("key", name), text))
+        return interp.externals.value(real[name], source.child(("key", name), text))
     source.check(("lacks", name))
     return None
 
@@ -416,7 +408,7 @@ def _of_module(interp: Interpreter, value: Object, name: str) -> Value:
         found = interp.tree.class_attribute(type(value.value), name)
         if found is not ABSENT and _is_data_descriptor(interp, found):
             return _of_module_class(interp, value, name)
-    if name in members or interp.outside.shared(members) is not None:
+    if name in members or interp.externals.shared(members) is not None:
         held = _entry(interp, members, source.instance_dict(), name, f"{source.text}.{name}")
         if held is not None:
             return held
@@ -467,7 +459,7 @@ def _of_class(interp: Interpreter, value: Object, name: str) -> Value:
         raise Missing(value, name)
     if not is_a(hook, types.FunctionType):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
-    return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+    return interp.call(interp.externals.fixed(hook), [value, Constant(name)])
 
 
 _OF_CLASSES = {
@@ -477,12 +469,12 @@ _OF_CLASSES = {
 
 def _of_every_class(interp: Interpreter, value: Object, name: str) -> Value:
     """What `type` itself knows of each class."""
-    kind = interp.outside.pin(value)
+    kind = interp.externals.guard_identity(value)
     real = vars(type)[name].__get__(kind)
     if name in ("__name__", "__qualname__"):
         return Constant(interp.tree.class_name(kind, name))
     if name in ("__mro__", "__bases__"):
-        return interp.outside.value(real, interp.tree.fixed(kind, kind.__qualname__).attribute(name))
+        return interp.externals.value(real, interp.tree.fixed(kind, kind.__qualname__).attribute(name))
     interp.tree.class_attribute(kind, name)  # which every class has itself
     if not is_constant(real):
         raise Unsupported("B007", f"{name} of {describe(value)}")
@@ -495,18 +487,18 @@ def _held_by_class(interp: Interpreter, value: Object, found: Any, name: str) ->
     if isinstance(found, classmethod):
         return _of_class_method(interp, found, value, name)
     if isinstance(found, types.ClassMethodDescriptorType):
-        return Method(interp.outside.fixed(found), value)
+        return Method(interp.externals.fixed(found), value)
     if isinstance(found, staticmethod):
-        return interp.outside.value(found.__func__, _class_source(interp, kind, name))
-    unbound = (types.FunctionType, property, types.BuiltinFunctionType, *_C_METHODS)
+        return interp.externals.value(found.__func__, _class_source(interp, kind, name))
+    unbound = (types.FunctionType, property, types.BuiltinFunctionType, *METHODS_OF_C)
     if type(found) is torch.distributions.utils.lazy_property:
-        return interp.outside.fixed(found.__get__(None, kind))  # a new object each time, made of `found` alone
+        return interp.externals.fixed(found.__get__(None, kind))  # a new object each time, made of `found` alone
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
-        return interp.call(own, [interp.outside.fixed(found), Constant(None), value])
+        return interp.call(own, [interp.externals.fixed(found), Constant(None), value])
     if _has_method(interp, found, "__get__") and not isinstance(found, unbound):
         raise Unsupported("B007", f"{name} of class {kind.__qualname__}")
-    return interp.outside.value(found, _class_source(interp, kind, name))
+    return interp.externals.value(found, _class_source(interp, kind, name))
 
 
 def _no(value: Value, name: str) -> Value:
@@ -525,7 +517,7 @@ def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
 
 def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
     """A property. If its getter raises AttributeError, Python asks the class's `__getattr__`; that is left to it."""
-    answer = interp.call(interp.outside.fixed(getter), [value])
+    answer = interp.call(interp.externals.fixed(getter), [value])
     kind = python_type(value)
     hook = interp.tree.class_attribute(kind, "__getattr__") if kind is not None else ABSENT
     if not is_a(hook, types.FunctionType) or hook is torch.nn.Module.__getattr__:
@@ -543,38 +535,38 @@ def _run_descriptor(interp: Interpreter, value: Value, found: Any, name: str) ->
         return _run_getter(interp, value, found.fget, name)
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
-        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(python_type(value))])
+        return interp.call(own, [interp.externals.fixed(found), value, interp.externals.fixed(python_type(value))])
     if name == "__class__":
         kind = python_type(value)
-        return interp.outside.fixed(kind) if kind is not None else _no(value, name)
+        return interp.externals.fixed(kind) if kind is not None else _no(value, name)
     if name == "__dict__" and isinstance(value, Object):
-        return interp.outside.value(value.value.__dict__, _source(value).instance_dict())
+        return interp.externals.value(value.value.__dict__, _source(value).instance_dict())
     if type(found) is _FIELD and isinstance(value, Object) and is_a(value.value, tuple):
         place: Any = found.__reduce__()[1][0]  # of a named tuple with attributes of its own
-        return interp.outside.value(tuple.__getitem__(value.value, place), _source(value).item(place))
+        return interp.externals.value(tuple.__getitem__(value.value, place), _source(value).item(place))
     if _is_slot(found) and isinstance(value, Object):
-        held = interp.outside.slots(value).items.get(name)
+        held = interp.externals.slots(value).items.get(name)
         if held is None:
             raise Unsupported("B007", f"{name} of {describe(value)}, which is empty")
-        return interp.outside.force(held)
+        return interp.externals.force(held)
     if isinstance(found, _DESCRIPTORS_OF_C) and isinstance(value, Object):
         try:
             real = found.__get__(value.value, type(value.value))
         except AttributeError:
             raise Unsupported("B007", f"{name} of {describe(value)}") from None
-        return interp.outside.value(real, _source(value).attribute(name))
+        return interp.externals.value(real, _source(value).attribute(name))
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
 def _is_slot(found: Any) -> bool:
     """Whether an entry of the class is one of its `__slots__`."""
-    return isinstance(found, types.MemberDescriptorType) and may_change(found.__objclass__)
+    return isinstance(found, types.MemberDescriptorType) and is_heap_type(found.__objclass__)
 
 
 def _own_descriptor(interp: Interpreter, found: Any, name: str) -> Value | None:
     """A descriptor's method, if its class is written in Python."""
     method = interp.tree.class_attribute(interp.tree.rely_on_type(found), name)
-    return interp.outside.fixed(method) if isinstance(method, types.FunctionType) else None
+    return interp.externals.fixed(method) if isinstance(method, types.FunctionType) else None
 
 
 def _cached(interp: Interpreter, value: Value, found: "functools.cached_property[Any]") -> Value:
@@ -583,11 +575,11 @@ def _cached(interp: Interpreter, value: Value, found: "functools.cached_property
         raise Unsupported("B007", f"a cached property of {describe(value)}")
     try:
         interp.tree.fixed(found, found.attrname).member("func").check(("is", found.func))
-        answer = interp.now(interp.call(interp.outside.fixed(found.func), [value]))
+        answer = interp.now(interp.call(interp.externals.fixed(found.func), [value]))
     except Raised:  # with a line of functools in its traceback
         raise Unsupported("B007", f"{found.attrname} of {describe(value)}, a cached property that raises") from None
     members = _members(interp, value)
-    interp.touch(members)
+    interp.before_mutation(members)
     members.items[found.attrname] = answer
     return answer
 
@@ -595,35 +587,35 @@ def _cached(interp: Interpreter, value: Value, found: "functools.cached_property
 def _bind(interp: Interpreter, value: Value, found: Any, source: Source, kind: type) -> Value:
     """What an entry of the class means when it is read through an instance."""
     if isinstance(found, types.FunctionType):
-        return Method(interp.outside.fixed(found), value)
-    if isinstance(found, (*_C_METHODS, functools._lru_cache_wrapper)):
-        return Method(interp.outside.fixed(found), value)
+        return Method(interp.externals.fixed(found), value)
+    if isinstance(found, (*METHODS_OF_C, functools._lru_cache_wrapper)):
+        return Method(interp.externals.fixed(found), value)
     if isinstance(found, staticmethod):
-        return interp.outside.value(found.__func__, source)
+        return interp.externals.value(found.__func__, source)
     if isinstance(found, classmethod):
-        return _of_class_method(interp, found, interp.outside.fixed(kind), "")
+        return _of_class_method(interp, found, interp.externals.fixed(kind), "")
     if isinstance(found, property):
         return _run_descriptor(interp, value, found, "")
     if type(found) is functools.cached_property:
         return _cached(interp, value, found)
     own = _own_descriptor(interp, found, "__get__")
     if own is not None:
-        return interp.call(own, [interp.outside.fixed(found), value, interp.outside.fixed(kind)])
+        return interp.call(own, [interp.externals.fixed(found), value, interp.externals.fixed(kind)])
     if _has_method(interp, found, "__get__"):
         raise Unsupported("B007", f"a {type(found).__qualname__} of {describe(value)}")
-    return interp.outside.value(found, source)
+    return interp.externals.value(found, source)
 
 
 def _of_class_method(interp: Interpreter, found: Any, kind: Value, name: str) -> Value:
     """What a class method is when it is read: a method, or before 3.13 whatever a descriptor inside of it says."""
     inner = found.__func__
     if isinstance(inner, types.FunctionType):
-        return Method(interp.outside.fixed(inner), kind)
+        return Method(interp.externals.fixed(inner), kind)
     if type(inner) is property and isinstance(inner.fget, types.FunctionType) and sys.version_info < (3, 13):
-        return interp.call(interp.outside.fixed(inner.fget), [kind])
+        return interp.call(interp.externals.fixed(inner.fget), [kind])
     if hasattr(type(inner), "__get__") or not callable(inner):
         raise Unsupported("B007", f"{name or 'a class method'} of {describe(kind)}")
-    return Method(interp.outside.fixed(inner), kind)
+    return Method(interp.externals.fixed(inner), kind)
 
 
 def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value:
@@ -637,14 +629,14 @@ def _fallback(interp: Interpreter, value: Value, kind: type, name: str) -> Value
         if isinstance(value, Instance):
             return _registered_in_new(interp, value, name)
     if is_a(hook, types.FunctionType):
-        return interp.call(interp.outside.fixed(hook), [value, Constant(name)])
+        return interp.call(interp.externals.fixed(hook), [value, Constant(name)])
     raise Unsupported("B007", f"{name} of {describe(value)}")
 
 
 def _registered(interp: Interpreter, value: Object, name: str) -> Value:
     members, source = value.value.__dict__, _source(value)
-    written = interp.outside.shared(members)
-    for registry in _REGISTRIES:
+    written = interp.externals.shared(members)
+    for registry in REGISTRIES:
         entries = members.get(registry)
         if type(entries) is not dict or (written is not None and not isinstance(written.items.get(registry), LazyItem)):
             raise Unsupported("B007", f"{registry} of {describe(value)} is not a dict")
@@ -655,10 +647,10 @@ def _registered(interp: Interpreter, value: Object, name: str) -> Value:
 
 
 def _registered_in_new(interp: Interpreter, value: Instance, name: str) -> Value:
-    for registry in _REGISTRIES:
+    for registry in REGISTRIES:
         entries = value.attributes.get(registry)
         if isinstance(entries, Mapping) and name in entries.items:
-            return interp.outside.force(entries.items[name])
+            return interp.externals.force(entries.items[name])
     raise Missing(value, name)
 
 
@@ -670,9 +662,14 @@ def attribute_now(interp: Interpreter, value: Value, name: str) -> Value:
 
 def attribute_or_none(interp: Interpreter, value: Value, name: str) -> Value | None:
     """`attribute`, run to its end; None if Python would raise AttributeError."""
+    return _unless_missing(interp, lambda: attribute_now(interp, value, name))
+
+
+def _unless_missing(interp: Interpreter, read: Callable[[], Value]) -> Value | None:
+    """What `read` returns; None, with the frames as they were, if Python would raise AttributeError."""
     depth, stack = len(interp.frames), interp.frames[-1].stack.copy()
     try:
-        return attribute_now(interp, value, name)
+        return read()
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), AttributeError):
             raise
@@ -695,7 +692,7 @@ def store_attribute(interp: Interpreter, target: Value, name: str, value: Value)
         return
     hook = interp.tree.class_attribute(_written_kind(target, name), "__setattr__")
     if is_a(hook, types.FunctionType):
-        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name), value]))
+        interp.now(interp.call(interp.externals.fixed(hook), [target, Constant(name), value]))
     elif hook in _PLAIN_STORES or (isinstance(target, Object) and type(target.value) is types.ModuleType):
         plain_store(interp, target, name, value)
     else:
@@ -717,19 +714,19 @@ def plain_store(interp: Interpreter, target: Value, name: str, value: Value) -> 
     """`object.__setattr__(target, name, value)`."""
     found = interp.tree.class_attribute(_written_kind(target, name), name)
     if isinstance(found, property) and isinstance(found.fset, types.FunctionType):
-        interp.now(interp.call(interp.outside.fixed(found.fset), [target, value]))
+        interp.now(interp.call(interp.externals.fixed(found.fset), [target, value]))
         return
     if isinstance(target, ExceptionValue) and isinstance(found, _DESCRIPTORS_OF_C):
         store_in(interp, target, name, value)
         return
     own = _own_descriptor(interp, found, "__set__") if found is not ABSENT else None
     if own is not None:
-        interp.now(interp.call(own, [interp.outside.fixed(found), target, value]))
+        interp.now(interp.call(own, [interp.externals.fixed(found), target, value]))
         return
     if _is_data_descriptor(interp, found) and not _is_slot(found):
         raise Unsupported("B005", f"{describe(target)}.{name} = … (descriptor)")
     members = _members(interp, target, found)
-    interp.touch_item(members, name)
+    interp.before_setitem(members, name)
     members.items[name] = value
 
 
@@ -738,7 +735,7 @@ def delete_attribute(interp: Interpreter, target: Value, name: str) -> None:
     kind = _written_kind(target, name)
     hook = interp.tree.class_attribute(kind, "__delattr__")
     if is_a(hook, types.FunctionType):
-        interp.now(interp.call(interp.outside.fixed(hook), [target, Constant(name)]))
+        interp.now(interp.call(interp.externals.fixed(hook), [target, Constant(name)]))
     elif hook in _PLAIN_STORES:
         plain_delete(interp, target, name)
     else:
@@ -749,16 +746,16 @@ def plain_delete(interp: Interpreter, target: Value, name: str) -> None:
     """`object.__delattr__(target, name)`."""
     found = interp.tree.class_attribute(_written_kind(target, name), name)
     if isinstance(found, property) and isinstance(found.fdel, types.FunctionType):
-        interp.now(interp.call(interp.outside.fixed(found.fdel), [target]))
+        interp.now(interp.call(interp.externals.fixed(found.fdel), [target]))
         return
     if _is_data_descriptor(interp, found) and not _is_slot(found):
         raise Unsupported("B005", f"del {describe(target)}.{name} (descriptor)")
     members = _members(interp, target, found)
     if _is_slot(found) and name not in members.items:
         raise Unsupported("B005", f"del {describe(target)}.{name}, which is empty")
-    if not interp.outside.removable(members, name):
+    if not interp.externals.removable(members, name):
         raise Missing(target, name)
-    interp.touch(members)
+    interp.before_mutation(members)
     del members.items[name]
 
 
@@ -770,5 +767,5 @@ def _members(interp: Interpreter, target: Value, found: Any = ABSENT) -> Mapping
         return target.members
     assert isinstance(target, Object)
     if _is_slot(found):
-        return interp.outside.slots(target)
-    return interp.outside.members(target)
+        return interp.externals.slots(target)
+    return interp.externals.members(target)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from smelt.capture.interpreter.externals import may_pin
+from smelt.capture.interpreter.externals import may_guard_identity
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Constant, Sequence, Slots, Tensor, Value, describe
-from smelt.capture.polyfills.optimizers import deliver
+from smelt.capture.polyfills.optimizers import accumulate_grads
 from smelt.capture.tape.autograd_history import leaves_of, yields_sparse
 from smelt.ir.nodes.backward_node import accumulable, accumulable_again, gradients, unhooked
 from smelt.meta.autograd_graph import behind
@@ -30,7 +30,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def gradient_of(interp: Interpreter, value: Tensor) -> Value:
     """`value.grad`."""
-    return interp.outside.force(slots_of(interp, value).items["grad"])
+    return interp.externals.force(slots_of(interp, value).items["grad"])
 
 
 def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
@@ -42,7 +42,7 @@ def store_gradient(interp: Interpreter, value: Tensor, gradient: Value) -> None:
             raise Unsupported("B011", "assigning a gradient of another shape or type")
     elif not isinstance(gradient, Constant) or gradient.value is not None:
         raise Unsupported("B011", f"assigning {describe(gradient)} as a gradient")
-    interp.touch(slots)
+    interp.before_mutation(slots)
     slots.items["grad"] = gradient
     if not isinstance(gradient, Tensor) and not interp.tape.computes:
         slots.cleared = True
@@ -67,10 +67,10 @@ def slots_of(interp: Interpreter, value: Tensor) -> Slots:
         return made
     if value.real is None or not value.real.is_leaf:
         raise Unsupported("B015", "Tensor.grad of a tensor that is no leaf, or not from outside")
-    if value.source is None or not may_pin(value):
+    if value.source is None or not may_guard_identity(value):
         raise Unsupported("B015", "Tensor.grad of an argument that is no parameter")
-    interp.outside.single_out(value)
-    return interp.outside.gradient_slots(value)
+    interp.externals.mark_grad_target(value)
+    return interp.externals.gradient_slots(value)
 
 
 def _of_tensor(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -109,11 +109,11 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     if any(hooks):
         return _with_hooks(interp, outputs, given_tangents, wanted, hooks, retain)
     before = interp.tape.ambient
-    interp.tape.become(replace(before, grad=create))
+    interp.tape.set_ambient(replace(before, grad=create))
     found = _engine_call(interp, accumulable_again if create else accumulable, outputs, given_tangents, wanted, retain)
     for slot, gradient in zip(slots, found.items, strict=True):
         _accumulate(interp, slot, gradient, create)
-    interp.tape.become(before)
+    interp.tape.set_ambient(before)
     return Constant(None)
 
 
@@ -152,7 +152,7 @@ def _with_hooks(
             raise Unsupported("B026", "to a tensor with hooks that lies in memory with gaps")
         before, after = hooks[place] or (Constant(None), Constant(None))
         items.append(Sequence(tuple, [leaves[place], found.items[place], before, after]))
-    return interp.call(interp.outside.fixed(deliver), [Sequence(tuple, items)])
+    return interp.call(interp.externals.fixed(accumulate_grads), [Sequence(tuple, items)])
 
 
 def _order(interp: Interpreter, outputs: list[Tensor], leaves: list[Tensor]) -> list[int]:
@@ -190,16 +190,16 @@ def _noting(order: list[int], place: int) -> Callable[[torch.Tensor], None]:
 def _accumulate(interp: Interpreter, slots: Slots, gradient: Value, create: bool) -> None:
     if not isinstance(gradient, Tensor):
         return
-    old = interp.outside.force(slots.items["grad"])
+    old = interp.externals.force(slots.items["grad"])
     if isinstance(old, Tensor) and create:
         gradient = interp.tensor_call("call_function", operator.add, [old, gradient])
     elif isinstance(old, Tensor):
         if old.ghost.requires_grad:
             raise Unsupported("B015", "backward into a gradient that requires grad itself")
-        interp.tape.only_apart = True
+        interp.tape.requires_no_overlap = True
         interp.tensor_call("call_method", "add_", [old, gradient])
         return
-    interp.touch(slots)
+    interp.before_mutation(slots)
     slots.items["grad"] = gradient
 
 
@@ -218,7 +218,7 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
             raise Unsupported("B011", "torch.autograd.grad of a tensor that does not require grad")
         if each.real is not None:
             _refuse_hooks(each)
-            interp.outside.single_out(each)
+            interp.externals.mark_grad_target(each)
     _refuse_two_names(interp, outputs)
     _refuse_leading_out(interp, outputs, inputs)
     tangents = _tangents(interp, outputs, given.get("grad_outputs"))
@@ -253,7 +253,7 @@ def _plain(given: dict[str, Value], name: str) -> Any:
 
 
 def _tensors(interp: Interpreter, value: Value) -> list[Tensor]:
-    found = interp.outside.items(value) if isinstance(value, Sequence) else [value]
+    found = interp.externals.items(value) if isinstance(value, Sequence) else [value]
     for each in found:
         if not isinstance(each, Tensor):
             raise Unsupported("B015", f"a backward of {describe(each)}")
@@ -273,7 +273,7 @@ def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
 def _tangents(interp: Interpreter, outputs: list[Tensor], value: Value | None) -> Sequence:
     items: list[Value] = [Constant(None)] * len(outputs)
     if value is not None and not _is_none(value):
-        items = list(interp.outside.items(value)) if isinstance(value, Sequence) else [value]
+        items = list(interp.externals.items(value)) if isinstance(value, Sequence) else [value]
     if len(items) != len(outputs):
         raise Unsupported("B011", "a backward with another number of gradients than tensors")
     for output, tangent in zip(outputs, items, strict=True):
@@ -314,7 +314,7 @@ def _refuse_leading_out(interp: Interpreter, outputs: list[Tensor], inputs: list
         leaf = interp.tape.value_of(ghost)
         if leaf is None:
             raise Unsupported("B026", "that leads out of the compiled function")
-        if leaf.source is not None and not may_pin(leaf):
+        if leaf.source is not None and not may_guard_identity(leaf):
             leaf.source.check(("predicate", _is_leaf))
 
 
@@ -327,7 +327,7 @@ def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
     gradients through only one of them show other layouts, and results as one that are two."""
     reached = set(behind(each.ghost.grad_fn for each in outputs))
     leaves = {id(leaf) for leaf in leaves_of([each.ghost for each in outputs])}
-    for met in interp.tape.met_again():
+    for met in interp.tape.input_aliases():
         ghosts = {id(value.ghost): value.ghost for _, value in met}.values()
         if sum(ghost.grad_fn in reached or id(ghost) in leaves for ghost in ghosts) > 1:
             raise Unsupported("B026", "of what is computed from one tensor by two names")
@@ -348,7 +348,7 @@ def _hooks(interp: Interpreter, leaf: Tensor) -> tuple[Value, ...]:
         if getattr(hook, "__module__", None) == "torch.autograd.graph":
             raise Unsupported("B026", "to a tensor with a hook that waits for several gradients")
     return tuple(
-        interp.outside.force(interp.outside.value(getattr(leaf.real, name), leaf.source.attribute(name)))
+        interp.externals.force(interp.externals.value(getattr(leaf.real, name), leaf.source.attribute(name)))
         for name in _HOOKS
     )
 

@@ -36,8 +36,8 @@ def item_of_tensor(interp: Interpreter, tensor: Tensor, kind: type | None = None
     if counts(interp, tensor, kind):
         wide = interp.tensor_call("call_method", "to", [tensor, Constant(torch.float64)]) if own is int else tensor
         assert isinstance(wide, Tensor)
-        return interp.tape.item(wide, interp.outside.sizes.world)
-    if interp.outside.sealed or interp.outside.closed or interp.tape.ambient.inference:
+        return interp.tape.item(wide, interp.externals.sizes.shape_env)
+    if interp.externals.no_side_effects or interp.externals.runs_later or interp.tape.ambient.inference:
         raise needed("Tensor.item")  # it runs twice, or later; or its copy would be of another kind than other results
     bare = interp.tensor_call("call_method", "detach", [tensor])
     return DeferredScalar(kind or own, kind or BASE.item, [interp.tensor_call("call_method", "clone", [bare])])

@@ -7,8 +7,9 @@ import types
 from typing import Any
 
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.special_methods import said_index
+from smelt.capture.interpreter.special_methods import checked_index
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
     Constant,
@@ -21,10 +22,6 @@ from smelt.capture.model.values import (
     python_type,
 )
 
-NAMES = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
-}  # fmt: skip
 COMPARISONS = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 _BY_IDENTITY = (object.__eq__, type.__eq__, BaseException.__eq__)
@@ -37,9 +34,9 @@ def overloaded_binary(interp: Interpreter, symbol: str, left: Value, right: Valu
     if kind is None or other is None:
         raise refused
     plain = symbol.removesuffix("=")
-    name, reflected = f"__{NAMES[plain]}__", f"__r{NAMES[plain]}__"
+    name, reflected = f"__{BINARY_METHODS[plain]}__", f"__r{BINARY_METHODS[plain]}__"
     if plain != symbol and _is_python(left):
-        answer = _ask(interp, left, kind, f"__i{NAMES[plain]}__", right, refused)
+        answer = _ask(interp, left, kind, f"__i{BINARY_METHODS[plain]}__", right, refused)
         if answer is not None:
             return answer
     turns = [(left, kind, name, right), (right, other, reflected, left)]
@@ -73,7 +70,7 @@ def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
     found = ABSENT if kind is None or not _is_python(value) else _lookup(interp, kind, method)
     if not isinstance(found, types.FunctionType):
         raise refused
-    return interp.now(interp.call(interp.outside.fixed(found), [value]))
+    return interp.now(interp.call(interp.externals.fixed(found), [value]))
 
 
 def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
@@ -101,7 +98,7 @@ def index_of(interp: Interpreter, value: Value) -> Value:
     if _is_python(value) and kind is not None:
         found = interp.tree.class_attribute(kind, "__index__")
         if isinstance(found, types.FunctionType):
-            return said_index(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+            return checked_index(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
     return value
 
 
@@ -129,7 +126,7 @@ def _ask(
         return None
     if not isinstance(found, types.FunctionType):
         raise refused
-    answer = interp.now(interp.call(interp.outside.fixed(found), [receiver, argument]))
+    answer = interp.now(interp.call(interp.externals.fixed(found), [receiver, argument]))
     return None if isinstance(answer, Constant) and answer.value is NotImplemented else answer
 
 

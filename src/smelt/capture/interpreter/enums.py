@@ -23,18 +23,18 @@ def members_of(interp: Interpreter, value: Value, method: str) -> list[Value]:
     kind = _answered_by_python(interp, value, method)
     names = interp.plain(attribute_now(interp, value, "_member_names_"))
     held = _table(interp, value, "_member_map_")
-    if not all(interp.outside.present(held, name) for name in names):
+    if not all(interp.externals.present(held, name) for name in names):
         raise Unsupported("B008", f"members of {kind.__qualname__}")
-    return [interp.outside.force(held.items[name]) for name in names]
+    return [interp.externals.force(held.items[name]) for name in names]
 
 
 def member_named(interp: Interpreter, value: Value, key: Value) -> Value:
     """`Color["RED"]`."""
     kind = _answered_by_python(interp, value, "__getitem__")
     held = _table(interp, value, "_member_map_")
-    if not isinstance(key, Constant) or type(key.value) is not str or not interp.outside.present(held, key.value):
+    if not isinstance(key, Constant) or type(key.value) is not str or not interp.externals.present(held, key.value):
         raise Unsupported("B008", f"{kind.__qualname__}[…]")
-    return interp.outside.force(held.items[key.value])
+    return interp.externals.force(held.items[key.value])
 
 
 def member_of_value(interp: Interpreter, value: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -47,8 +47,8 @@ def member_of_value(interp: Interpreter, value: Value, args: list[Value], kwargs
         wanted = interp.plain(args[0])
         make = interp.tree.class_attribute(kind, "__new__")
         made_plainly = getattr(make, "__func__", make) is enum.Enum.__new__
-        if made_plainly and _is_key(wanted) and interp.outside.present(held, wanted):
-            return interp.outside.force(held.items[wanted])
+        if made_plainly and _is_key(wanted) and interp.externals.present(held, wanted):
+            return interp.externals.force(held.items[wanted])
     raise Unsupported("B002", f"class {kind.__qualname__}")
 
 
@@ -71,7 +71,7 @@ def _table(interp: Interpreter, value: Value, name: str) -> Mapping:
 def _answered_by_python(interp: Interpreter, value: Value, method: str) -> Any:
     """The class, if Python's own metaclass answers when the method is asked for."""
     assert isinstance(value, Object)
-    kind = interp.outside.pin(value)
+    kind = interp.externals.guard_identity(value)
     if interp.tree.metaclass_attribute(kind, method) is not vars(enum.EnumMeta)[method]:
         raise Unsupported("B008", f"{method} of {describe(value)}")
     return kind

@@ -6,19 +6,18 @@ ValueError("no", 3)     →   Failure(ValueError, args=("no", 3))        str(e) 
 import types
 from typing import Any
 
-from smelt.capture.interpreter.interpreter import PUSHED, SIMPLE_ERRORS, Interpreter
-from smelt.capture.interpreter.special_methods import said_text
+from smelt.capture.interpreter.interpreter import SIMPLE_ERRORS, Interpreter
+from smelt.capture.interpreter.special_methods import checked_str
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.static import is_a, static_lookup
-from smelt.capture.model.values import Constant, ExceptionValue, Sequence, Trace, Value, describe
+from smelt.capture.model.static import is_a, is_heap_type, static_lookup
+from smelt.capture.model.values import Constant, ExceptionValue, Sequence, TracebackValue, Value, describe
 
-_HEAP_TYPE = 1 << 9
 _NONE = Constant(None)
 
 
 def builtin_base(kind: type) -> Any:
     """The builtin exception that a class is made from."""
-    return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return next(base for base in kind.__mro__ if not is_heap_type(base))
 
 
 def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -33,13 +32,7 @@ def make_failure(interp: Interpreter, kind: type, args: list[Value], kwargs: dic
         if kwargs or not isinstance(initialise, types.WrapperDescriptorType):
             raise Unsupported("B002", f"class {kind.__qualname__}")
         return made
-    depth = len(interp.frames)
-    interp.call(interp.outside.fixed(initialise), [made, *args], kwargs)
-    if len(interp.frames) != depth + 1:
-        raise Unsupported("B002", f"class {kind.__qualname__}")
-    interp.frames[-1].discard = True
-    interp.frames[-2].stack.append(made)
-    return PUSHED
+    return interp.push_init(made, initialise, args, kwargs)
 
 
 def stop_iteration(result: Value | None) -> Raised:
@@ -61,7 +54,7 @@ def attribute_of(failure: ExceptionValue, name: str) -> Value:
     if name == "__suppress_context__":
         return Constant(failure.suppresses)
     if name == "__traceback__":
-        return Trace(failure, failure.places) if failure.places else _NONE
+        return TracebackValue(failure, failure.places) if failure.places else _NONE
     if name == "value" and issubclass(failure.kind, StopIteration):
         return failure.args.items[0] if failure.args.items else _NONE
     if name in failure.details or (name in ("name", "obj") and issubclass(failure.kind, NameError | AttributeError)):
@@ -72,18 +65,18 @@ def attribute_of(failure: ExceptionValue, name: str) -> Value:
 def store_in(interp: Interpreter, failure: ExceptionValue, name: str, value: Value) -> None:
     """`failure.name = value` for what its C part holds."""
     none = isinstance(value, Constant) and value.value is None
-    if name == "__traceback__" and (none or isinstance(value, Trace)):
-        interp.touch(failure)
-        failure.places = value.places if isinstance(value, Trace) else ()
+    if name == "__traceback__" and (none or isinstance(value, TracebackValue)):
+        interp.before_mutation(failure)
+        failure.places = value.places if isinstance(value, TracebackValue) else ()
     elif name in ("__cause__", "__context__") and (none or isinstance(value, ExceptionValue)):
-        interp.touch(failure)
+        interp.before_mutation(failure)
         setattr(failure, name.strip("_"), None if none else value)
         failure.suppresses = failure.suppresses or name == "__cause__"
     elif name == "__suppress_context__" and isinstance(value, Constant) and is_a(value.value, bool):
-        interp.touch(failure)
+        interp.before_mutation(failure)
         failure.suppresses = value.value
     elif name == "args" and isinstance(value, Sequence) and value.kind is tuple:
-        interp.touch(failure)
+        interp.before_mutation(failure)
         failure.args = value
     else:
         raise Unsupported("B005", f"{describe(failure)}.{name} = …")
@@ -97,7 +90,7 @@ def method_of(
     if kwargs or method.__objclass__ not in SIMPLE_ERRORS:
         return None
     if name == "__init__":
-        interp.touch(failure)
+        interp.before_mutation(failure)
         failure.args = Sequence(tuple, list(args))
         return _NONE
     if name in ("__str__", "__repr__") and not args:
@@ -106,22 +99,22 @@ def method_of(
         store_in(interp, failure, "__traceback__", args[0])
         return failure
     if name == "add_note" and len(args) == 1 and isinstance(args[0], Constant) and type(args[0].value) is str:
-        interp.touch(failure)
+        interp.before_mutation(failure)
         notes = failure.attributes.setdefault("__notes__", Sequence(list, []))
         if isinstance(notes, Sequence):
-            interp.touch(notes)
+            interp.before_mutation(notes)
             notes.items.append(args[0])
             return _NONE
     return None
 
 
-def worded(interp: Interpreter, failure: ExceptionValue, how: str) -> Value:
+def formatted_exception(interp: Interpreter, failure: ExceptionValue, how: str) -> Value:
     """`str(failure)` or `repr(failure)`: `how` is `__str__` or `__repr__`."""
     found = interp.tree.class_attribute(failure.kind, how)
     if isinstance(found, types.FunctionType):
-        return said_text(failure, interp.now(interp.call(interp.outside.fixed(found), [failure])))
+        return checked_str(failure, interp.now(interp.call(interp.externals.fixed(found), [failure])))
     if how == "__str__" and found is object.__str__:
-        return worded(interp, failure, "__repr__")
+        return formatted_exception(interp, failure, "__repr__")
     return _by_class(interp, failure, found)
 
 

@@ -12,7 +12,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Many
+from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from smelt.capture.guards.dynamic_sizes import Sizes, guarded
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.marks import Entered
-from smelt.capture.model.paused_iterators import PLACE, Paused, PausedJoined
+from smelt.capture.model.paused_iterators import PLACE, PausedIterator, PausedZip
 from smelt.capture.model.source import Source
-from smelt.capture.model.static import is_a, may_change, own_dict, static_lookup
+from smelt.capture.model.static import is_a, is_heap_type, own_dict, static_lookup
 from smelt.capture.model.values import (
-    WORDING,
+    STRING_METHODS,
     Cell,
     Constant,
     Deque,
@@ -46,11 +46,10 @@ from smelt.capture.model.values import (
     is_constant,
     own_operators,
 )
-from smelt.capture.tape.generators import Lent
+from smelt.capture.tape.generators import GeneratorPair
 from smelt.capture.tape.tape import Tape
 from smelt.ir.generators import make_own
 
-_HEAP_TYPE = 1 << 9  # a class that Python code has made
 _IDENTIFIED = (
     type,
     types.ModuleType,
@@ -73,7 +72,7 @@ def is_plain_namedtuple(kind: type) -> bool:
     """Whether objects of a class are a tuple with names for its items, and no more than that."""
     if not issubclass(kind, tuple) or kind.__dictoffset__ or not hasattr(kind, "__match_args__"):
         return False
-    return own_operators(kind) <= WORDING
+    return own_operators(kind) <= STRING_METHODS
 
 
 def slot_names(kind: type) -> list[str]:
@@ -81,7 +80,7 @@ def slot_names(kind: type) -> list[str]:
     return [
         name
         for base in kind.__mro__
-        if base.__flags__ & _HEAP_TYPE
+        if is_heap_type(base)
         for name, found in vars(base).items()
         if isinstance(found, types.MemberDescriptorType)
     ]
@@ -114,8 +113,8 @@ _SHARED = (
     set,
     types.CellType,
 )  # what is one value however it is reached, so that writes are seen
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
-_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, *_IDENTIFIED[3:])  # which have a __qualname__
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, *_IDENTIFIED[3:])  # which have a __qualname__
 
 
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops)
@@ -140,24 +139,24 @@ class Externals:
         self.tree = tree
         self.tape = tape
         self.sizes = sizes
-        self.later: list[tuple[Callable[..., None], list[Value]]] = []  # what is to be called after all writes
+        self.deferred_calls: list[tuple[Callable[..., None], list[Value]]] = []  # what is to be called after all writes
         self.written: dict[int, Any] = {}  # containers from outside that were written to, in order of their first write
         self._shared: dict[int, tuple[Any, Any]] = {}  # id of a container → the container and its value
         self._objects: dict[type, list[Object]] = {}
-        self.sealed = False  # whether code is followed that runs more than once, and so may write nothing
-        self.touched: list[Any] = []  # what it changed all the same, of what the captured code made
-        self.closed = False  # whether code is followed that runs later, when data may be other than it is now
+        self.no_side_effects = False  # whether code is followed that runs more than once, and so may write nothing
+        self.mutated: list[Any] = []  # what it changed all the same, of what the captured code made
+        self.runs_later = False  # whether code is followed that runs later, when data may be other than it is now
         self.follow_loops = True
         self.settings: Hashable = None  # of the function that is compiled
         self.fullgraph = False
-        self.lent: dict[int, Lent] = {}  # by the ids of generators
-        self.singled_out: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
+        self.graph_generators: dict[int, GeneratorPair] = {}  # by the ids of generators
+        self.grad_targets: dict[int, Any] = {}  # tensors whose gradients are taken: objects, not values
 
     def release(self) -> None:
         """Let go of the program's objects now: values may hold each other, and the collector is slow."""
         for _, value in self._shared.values():
             if isinstance(value, Sequence | Deque):
-                value.unseen, value.original = [], None
+                value.raw_items, value.original = [], None
             elif isinstance(value, Mapping | Set):
                 value.items, value.original = type(value.items)(), None
             elif isinstance(value, Cell):
@@ -176,7 +175,7 @@ class Externals:
         """What is known of the object `real` found at `source`; the same source gives the same value."""
         if runs_code(type(real)) or (issubclass(type(real), type) and runs_code(real)):
             raise Unsupported("B007", f"{source.text}, whose metaclass runs code when a class is looked at,")
-        if self.closed:
+        if self.runs_later:
             self._refuse_data(real, source)
         if source.value is None:
             source.value = self._shared_value(real, source) if type(real) in _SHARED else self._wrap(real, source)
@@ -199,9 +198,14 @@ class Externals:
         if found is None:
             found = self._wrap(real, source)
             self._shared[id(real)] = (real, found)
-        elif found.source is not None:
-            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        else:
+            self._guard_same(found, source)
         return found
+
+    def _guard_same(self, known: Value, source: Source) -> None:
+        """That a container which was met before is found at this source, too, is relied on."""
+        if known.source is not None and known.source is not source:
+            self.tree.relations.append((known.source.collect(), source.collect(), True))
 
     def shared(self, real: Any) -> Any:
         """The value of a container if it was met before, by whatever way; else None."""
@@ -228,8 +232,8 @@ class Externals:
             items: dict[Any, Any] = {key: LazyItem(item, source.key(key)) for key, item in base.items(real)}
             found = Mapping(dict(items), base, original=items, inside=True, source=source)
             self._shared[id(real)] = (real, found)
-        elif found.source is not None and found.source is not source:
-            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        else:
+            self._guard_same(found, source)
         return found
 
     def slots(self, value: Object) -> Slots:
@@ -245,13 +249,13 @@ class Externals:
             }
             found = Slots(dict(items), original=items, holder=value, source=source)
             self._shared[id(real)] = (real, found)
-        elif found.source is not None and found.source is not source:
-            self.tree.relations.append((found.source.collect(), source.collect(), True))
+        else:
+            self._guard_same(found, source)
         return found
 
     def write(self, value: Any, undo: list[Callable[[], None]]) -> None:
         """A container from outside is about to be written to."""
-        if self.closed or self.sealed:
+        if self.runs_later or self.no_side_effects:
             raise Unsupported("B005", describe(value))
         is_list = isinstance(value, Sequence) and value.kind is list
         if not isinstance(value, Cell | Deque | Mapping | Set) and not is_list:
@@ -262,7 +266,7 @@ class Externals:
             self.written[id(value)] = value
             undo.append(lambda: self.written.pop(id(value), None))
 
-    def differs(self) -> bool:
+    def has_pending_writes(self) -> bool:
         """Whether the world is by now another than the real objects show, but for gradients."""
         return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
 
@@ -272,12 +276,12 @@ class Externals:
             owner = value.holder if isinstance(value, Slots) else _owner(value.source)
             if owner is not None:
                 for each in self._objects.get(type(owner.value), ()):
-                    self.relate(owner.source, each.source, each.value is owner.value)
+                    self.guard_alias(owner.source, each.source, each.value is owner.value)
             for _, other in self._shared.values():
                 if _alike(value, other):
-                    self.relate(value.source, other.source, False)
+                    self.guard_alias(value.source, other.source, False)
 
-    def relate(self, source: Source | None, other: Source | None, same: bool | None) -> None:
+    def guard_alias(self, source: Source | None, other: Source | None, same: bool | None) -> None:
         """That two things from outside are one object, or are not, or (None) are no views of one, is relied on."""
         if source is None or other is None or source is other:
             return
@@ -296,42 +300,42 @@ class Externals:
         """All items, none pending any more."""
         items = [self.force(item) for item in value.items]
         if any(isinstance(item, LazyItem) for item in value.items):
-            value.unseen[:] = items  # in place: somebody may be about to change it
+            value.raw_items[:] = items  # in place: somebody may be about to change it
         return items
 
-    def pin(self, value: Object) -> Any:
+    def guard_identity(self, value: Object) -> Any:
         """From now on this very object is meant, not one like it."""
-        if not value.pinned:
+        if not value.identity_guarded:
             if value.source is not None:
                 value.source.check(("is", value.value))
-            value.pinned = True
+            value.identity_guarded = True
         return value.value
 
-    def lend(self, value: Object) -> Value:
+    def graph_generator(self, value: Object) -> Value:
         """What a graph draws from in the place of a generator."""
         real, source = value.value, value.source
-        if source is None or self.sealed or self.closed:
+        if source is None or self.no_side_effects or self.runs_later:
             raise Unsupported("B017", "a torch.Generator, in code that runs later or twice")
-        found = self.lent.get(id(real))
+        found = self.graph_generators.get(id(real))
         if found is None:
             source.attribute("device").check(("equals", real.device))
-            for other in self.lent.values():
-                self.relate(source, other.source, False)
-            found = self.lent[id(real)] = Lent(source, real, make_own(real.device))
-            self.tree.transient = "the state of a torch.Generator"
+            for other in self.graph_generators.values():
+                self.guard_alias(source, other.source, False)
+            found = self.graph_generators[id(real)] = GeneratorPair(source, real, make_own(real.device))
+            self.tree.why_not_persist = "the state of a torch.Generator"
             source.collect()
         else:
-            self.relate(source, found.source, True)
-        return Object(found.own, pinned=True)
+            self.guard_alias(source, found.source, True)
+        return Object(found.own, identity_guarded=True)
 
     def fixed(self, real: Any) -> Value:
         """A value for an object that capture itself brings in (a builtin, a class it found): nothing to guard."""
         if is_constant(real):
             self._rely_on_operators(real)
             return Constant(real)
-        source = self.tree.fixed(real, real.__qualname__ if is_a(real, _TITLED) else type(real).__qualname__)
+        source = self.tree.fixed(real, real.__qualname__ if is_a(real, _NAMED) else type(real).__qualname__)
         if not isinstance(source.value, Object):
-            source.value = Object(real, pinned=True, source=source)
+            source.value = Object(real, identity_guarded=True, source=source)
             if is_a(real, types.FunctionType):  # whose attributes may be written by another way to it
                 self._objects.setdefault(types.FunctionType, []).append(source.value)
         return source.value
@@ -353,7 +357,7 @@ class Externals:
                     members.child(("key", name), name).check(("equals" if is_constant(held) else "is", held))
                 else:
                     members.check(("lacks", name))
-        elif is_a(real, type) and may_change(real):
+        elif is_a(real, type) and is_heap_type(real):
             metaclass = self.tree.metaclass(real)
             if metaclass is not type:
                 self.tree.of_class(metaclass, own_operators)
@@ -377,7 +381,7 @@ class Externals:
             return self._builtin_method(real, source)
         if is_a(real, _IDENTIFIED):
             source.check(("is", real))
-            return Object(real, pinned=True, source=source)
+            return Object(real, identity_guarded=True, source=source)
         source.check(("type", kind))
         if kind is tuple or kind is list or (issubclass(kind, tuple) and self.tree.of_class(kind, is_plain_namedtuple)):
             return self._sequence(real, kind, source)
@@ -398,9 +402,9 @@ class Externals:
         if kind in (set, frozenset) and all(is_constant(item) for item in real):
             source.check(("equals", kind(real)))
             return Set.given(real, source)
-        if kind is Paused and self.follow_loops:
+        if kind is PausedIterator and self.follow_loops:
             return self._paused(real, source)
-        if kind is PausedJoined and self.follow_loops:
+        if kind is PausedZip and self.follow_loops:
             return self._paused_joined(real, source)
         if kind is slice:
             parts = [self.value(getattr(real, name), source.attribute(name)) for name in ("start", "stop", "step")]
@@ -440,10 +444,10 @@ class Externals:
         source.check(("tensor", kind, real.dtype, real.device, *sizes, real.requires_grad))
         return self.tape.input(real, source, shape, stride)
 
-    def single_out(self, value: Any) -> None:
+    def mark_grad_target(self, value: Any) -> None:
         """This very tensor is meant, wherever else it is met; of an argument, that it is another than the rest."""
-        self.singled_out[id(value.real)] = value
-        pin_tensor(value)
+        self.grad_targets[id(value.real)] = value
+        guard_tensor_identity(value)
 
     def gradient_slots(self, value: Any) -> Slots:
         """The `.grad` of a leaf from outside, as something that is read and written."""
@@ -451,12 +455,12 @@ class Externals:
         if found is None:
             source = self.tree.fixed(value.real, value.source.text)
             items: dict[Any, Any] = {"grad": LazyItem(value.real.grad, source.attribute("grad"))}
-            holder = Object(value.real, pinned=True, source=source)
+            holder = Object(value.real, identity_guarded=True, source=source)
             found = Slots(dict(items), original=items, holder=holder, source=source)
             self._shared[id(value.real)] = (value.real, found)
         return found
 
-    def _paused(self, real: Paused, source: Source) -> Value:
+    def _paused(self, real: PausedIterator, source: Source) -> Value:
         """An iterator that nobody but the interpreter holds: the captured code goes on with one of its own."""
         for name in ("part", "position", "size"):
             source.child(("attr", name), f"{source.text}, {PLACE}").check(("equals", getattr(real, name)))
@@ -466,7 +470,7 @@ class Externals:
         size = real.size if isinstance(over, Mapping) else None
         return Iterator(over, real.part, real.position, size, looped=True)
 
-    def _paused_joined(self, real: PausedJoined, source: Source) -> Value:
+    def _paused_joined(self, real: PausedZip, source: Source) -> Value:
         source.attribute("kind").check(("is", real.kind))
         source.attribute("strict").check(("is", real.strict))
         source.child(("attr", "position"), f"{source.text}, {PLACE}").check(("equals", real.position))
@@ -523,7 +527,7 @@ class Externals:
 
     def cell_contents(self, cell: Cell) -> Value | None:
         """What a cell holds, or None if it is empty."""
-        if self.closed and cell.real is not None and cell.source is not None:
+        if self.runs_later and cell.real is not None and cell.source is not None:
             self._refuse_data(cell.real.cell_contents, cell.source)
         if cell.contents is None and cell.real is not None and cell.source is not None:
             inside = cell.source.child(("cell",), cell.source.text)
@@ -539,7 +543,7 @@ class Externals:
     def globals_of(self, function: Object) -> Globals:
         """The namespace of a function from outside; that it is this one is guarded, its entries when read."""
         real = function.value
-        if function.source is not None and not function.pinned:
+        if function.source is not None and not function.identity_guarded:
             function.source.child(("globals",), f"{function.source.text}.__globals__").check(("is", real.__globals__))
         name = real.__globals__.get("__name__", "?")
         return Globals(real.__globals__, self.tree.fixed(real.__globals__, f"globals of {name}"))
@@ -561,7 +565,7 @@ class Externals:
         return self.value(table[name], self.tree.fixed(table, "builtins").child(("key", name), name))
 
 
-def may_pin(value: Any) -> bool:
+def may_guard_identity(value: Any) -> bool:
     """Whether a tensor is one that stays: not an argument, which may be another at each call, unless a parameter."""
     return value.source.accessor[0] != "slot" or value.kind is not torch.Tensor
 
@@ -571,9 +575,9 @@ def is_gradient(value: Any) -> bool:
     return bool(value.source.accessor == ("attr", "grad"))
 
 
-def pin_tensor(value: Any) -> bool:
+def guard_tensor_identity(value: Any) -> bool:
     """Rely on this very tensor, if it is one that stays."""
-    if may_pin(value):
+    if may_guard_identity(value):
         value.source.check(("is", value.real))
         return True
     return False
@@ -601,7 +605,7 @@ def _has_keys(kind: Any, keys: tuple[Any, ...], real: Any) -> bool:
     return same_keys(tuple(kind.__iter__(real)), keys)
 
 
-def same_keys(keys: Many[Any], others: Many[Any]) -> bool:
+def same_keys(keys: SequenceABC[Any], others: SequenceABC[Any]) -> bool:
     """Whether keys are equal, of the same types and in the same order; tensors are by being the same, as a dict has
     it."""
     return len(keys) == len(others) and all(map(_same_key, keys, others))
@@ -629,11 +633,11 @@ def _changed(value: Any) -> bool:
         before, after = value.original or {}, value.items
         return not same_keys(list(before), list(after)) or not all(map(_as_real, before.values(), after.values()))
     first: tuple[Any, ...] = value.original
-    return len(first) != len(value.unseen) or not all(map(_as_real, first, value.unseen))
+    return len(first) != len(value.raw_items) or not all(map(_as_real, first, value.raw_items))
 
 
 def _holds_gradient(value: Any) -> bool:
-    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor) and not value.is_other
+    return isinstance(value, Slots) and isinstance(value.holder.value, torch.Tensor) and not value.is_reassigned
 
 
 def _as_real(before: Any, after: Any) -> bool:
@@ -643,7 +647,7 @@ def _as_real(before: Any, after: Any) -> bool:
 
 def _owner(source: Source) -> Object | None:
     """The object whose attributes live in the dict at `source`; they are also read without looking at the dict."""
-    if source.accessor[0] == "key" and source.accessor[1] in _REGISTRIES and source.parent is not None:
+    if source.accessor[0] == "key" and source.accessor[1] in REGISTRIES and source.parent is not None:
         source = source.parent
     if source.accessor == ("dict",) and source.parent is not None and isinstance(source.parent.value, Object):
         return source.parent.value

@@ -28,6 +28,7 @@ from smelt.capture.model.set_order import Call, Items, remade
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
     HANDLED_OUTSIDE,
+    ByIdentity,
     Cell,
     Constant,
     DeferredScalar,
@@ -36,7 +37,6 @@ from smelt.capture.model.values import (
     Function,
     Generator,
     Globals,
-    Held,
     Instance,
     Iterator,
     LazyItem,
@@ -79,8 +79,8 @@ SIMPLE_ERRORS: frozenset[type] = frozenset(
 """Builtin exceptions that are made of their `args` and nothing else (but for `ExceptionValue.details`)."""
 
 _WITHOUT_GENERATORS = ("exponential_", "geometric_", "log_normal_", "cauchy_")
-_MOST_INSTRUCTIONS = 400_000
-_MOST_FRAMES = 100
+_MAX_INSTRUCTIONS = 400_000
+_MAX_FRAMES = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -135,15 +135,15 @@ class Interpreter:
     def __init__(
         self,
         frames: list[Frame],
-        outside: Externals,
+        externals: Externals,
         handlers: dict[str, Handler],
         call: CallService,
         generators: int = sys.maxsize,
     ) -> None:
         self.frames = frames
-        self.outside = outside
-        self.tree: GuardTree = outside.tree
-        self.tape: Tape = outside.tape
+        self.externals = externals
+        self.tree: GuardTree = externals.tree
+        self.tape: Tape = externals.tape
         self._handlers = handlers
         self._call = call
         self._undo: list[Callable[[], None]] = []
@@ -185,8 +185,8 @@ class Interpreter:
         if handler is None:
             raise Unsupported("B012", instruction.name)
         self._steps += 1
-        if self._steps > _MOST_INSTRUCTIONS:
-            raise Unsupported("B016", f"more than {_MOST_INSTRUCTIONS} instructions")
+        if self._steps > _MAX_INSTRUCTIONS:
+            raise Unsupported("B016", f"more than {_MAX_INSTRUCTIONS} instructions")
         frame.index += 1
         self.tape.line = instruction.line
         try:
@@ -227,13 +227,13 @@ class Interpreter:
 
     def _note_place(self, raised: Raised) -> None:
         frame = self.frames[-1]
-        if not raised.again and not is_polyfill(frame.info.code):
+        if not raised.reraised and not is_polyfill(frame.info.code):
             raised.places.append((frame.function, frame.info, frame.info.instructions[frame.index - 1]))
-        raised.again = False
+        raised.reraised = False
 
     def _catch(self, raised: Raised, level: int) -> None:
         """Stand at the handler of frame `level`, as CPython would."""
-        if isinstance(raised.error, Object) and not (raised.again and level == len(self.frames) - 1):
+        if isinstance(raised.error, Object) and not (raised.reraised and level == len(self.frames) - 1):
             raise Unsupported("B019", raised.detail)  # its traceback grows on the way
         self.failure(raised)
         self._leave_by(raised, level + 1)
@@ -254,7 +254,7 @@ class Interpreter:
         error = self.failure(raised)
         if not isinstance(error, ExceptionValue):
             return error
-        self.touch(error)
+        self.before_mutation(error)
         error.places = (*reversed(raised.places), *error.places)
         if raised.cause is not None:
             error.cause, error.suppresses = raised.cause, True
@@ -268,7 +268,7 @@ class Interpreter:
         link = error.context
         while isinstance(link, ExceptionValue):
             if link.context is error:
-                self.touch(link)
+                self.before_mutation(link)
                 link.context = None
             link = link.context
 
@@ -278,8 +278,8 @@ class Interpreter:
             kind = type(raised.error)
             if kind not in SIMPLE_ERRORS:
                 raise Unsupported("B019", raised.detail)
-            if raised.worded_by is not None:
-                self.tree.class_name(raised.worded_by)
+            if raised.named_class is not None:
+                self.tree.class_name(raised.named_class)
             args = Sequence(tuple, [self.wrap_plain(item) for item in raised.error.args])
             raised.error = ExceptionValue(kind, args=args, details=raised.details)
         found: Value = raised.error
@@ -291,9 +291,19 @@ class Interpreter:
 
     def enter(self, frame: Frame) -> Value:
         """Push a frame to interpret; its result will be on the current frame's stack."""
-        if len(self.frames) > _MOST_FRAMES:
-            raise Unsupported("B016", f"more than {_MOST_FRAMES} nested calls")
+        if len(self.frames) > _MAX_FRAMES:
+            raise Unsupported("B016", f"more than {_MAX_FRAMES} nested calls")
         self.frames.append(frame)
+        return PUSHED
+
+    def push_init(self, made: Instance, init: types.FunctionType, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Push the `__init__` of a new object, which will be on the current frame's stack when that returns."""
+        depth = len(self.frames)
+        self.call(self.externals.fixed(init), [made, *args], kwargs)
+        if len(self.frames) != depth + 1:
+            raise Unsupported("B002", f"class {made.kind.__qualname__}")
+        self.frames[-1].discard = True
+        self.frames[-2].stack.append(made)
         return PUSHED
 
     def leave(self, value: Value) -> None:
@@ -358,7 +368,7 @@ class Interpreter:
         outer.handled = outer.cause = inner
         return outer
 
-    def leaves_no_trace(self, action: Callable[[], object]) -> bool:
+    def has_no_side_effects(self, action: Callable[[], object]) -> bool:
         """Whether an action does nothing that anybody could see; whatever it did is undone."""
         self._undo.clear()
         self._changes = 0
@@ -375,50 +385,50 @@ class Interpreter:
             self.tape.rollback_to()
         return not traced and not self._changes
 
-    def touch_end(self, value: Sequence | Deque) -> None:
-        """`touch`, before items are put at the end of a list: it is cut off there again. A copy of the list for each
-        would make a loop that appends to it take time by the square of its length."""
+    def before_append(self, value: Sequence | Deque) -> None:
+        """`before_mutation`, for items added at the end of a list: undone by cutting it there. A copy of the list for
+        each would make a loop that appends to it take quadratic time."""
         if isinstance(value, Deque) and value.maxlen is not None:
-            self.touch(value)  # whose first items may be dropped, too
+            self.before_mutation(value)  # whose first items may be dropped, too
             return
         self._note_write(value)
-        size, changes = len(value.unseen), value.changes if isinstance(value, Deque) else 0
+        size, changes = len(value.raw_items), value.changes if isinstance(value, Deque) else 0
 
         def cut() -> None:
-            del value.unseen[size:]
+            del value.raw_items[size:]
             if isinstance(value, Deque):
                 value.changes = changes
 
         self._undo.append(cut)
 
-    def touch_last(self, value: Sequence | Mapping) -> None:
-        """`touch`, before the last item of a list or dict is taken."""
+    def before_pop(self, value: Sequence | Mapping) -> None:
+        """`before_mutation`, for the last item of a list or dict being removed."""
         self._note_write(value)
         if isinstance(value, Sequence):
-            last = value.unseen[-1]
-            self._undo.append(lambda: value.unseen.append(last))
+            last = value.raw_items[-1]
+            self._undo.append(lambda: value.raw_items.append(last))
             return
         key = next(reversed(value.items))
         item = value.items[key]
         self._undo.append(lambda: value.items.update({key: item}))
 
-    def touch_item(self, value: Sequence | Mapping, key: Any) -> None:
-        """`touch`, before one item of a list or dict is replaced, or put into a dict as its last."""
+    def before_setitem(self, value: Sequence | Mapping, key: Any) -> None:
+        """`before_mutation`, for one item of a list or dict being replaced, or added to a dict as its last."""
         self._note_write(value)
-        items: Any = value.unseen if isinstance(value, Sequence) else value.items
+        items: Any = value.raw_items if isinstance(value, Sequence) else value.items
         if isinstance(value, Mapping) and key not in items:
             self._undo.append(lambda: value.items.pop(key, None))
             return
         before = items[key]
 
         def put_back() -> None:
-            held: Any = value.unseen if isinstance(value, Sequence) else value.items
+            held: Any = value.raw_items if isinstance(value, Sequence) else value.items
             held[key] = before
 
         self._undo.append(put_back)
 
-    def touch_set(self, value: Set) -> None:
-        """`touch`, of a set: what it was can be made again."""
+    def before_set_mutation(self, value: Set) -> None:
+        """`before_mutation`, of a set: the calls that made it can be replayed."""
         self._note_write(value)
         calls, ordered = value.calls, value.ordered
         self._undo.append(lambda: value.restore(calls, ordered))
@@ -427,11 +437,11 @@ class Interpreter:
         """What is about to be changed is to be written, if it is from outside."""
         self._changes += not isinstance(getattr(value, "owner", None) or value, Generator | ExceptionValue)
         if value.source is not None:
-            self.outside.write(value, self._undo)
-        elif self.outside.sealed:
-            self.outside.touched.append(value)
+            self.externals.write(value, self._undo)
+        elif self.externals.no_side_effects:
+            self.externals.mutated.append(value)
 
-    def touch(self, value: Any) -> None:
+    def before_mutation(self, value: Any) -> None:
         """Before changing a container: remember how to undo it, and for one from outside that it is to be written."""
         self._note_write(value)
         if isinstance(value, Generator):
@@ -446,9 +456,9 @@ class Interpreter:
         elif isinstance(value, ExceptionValue):
             before = {name: getattr(value, name) for name in ("args", "cause", "context", "suppresses", "places")}
             self._undo.append(lambda: value.restore(before))
-            self.touch(value.members)
+            self.before_mutation(value.members)
         elif isinstance(value, Instance):
-            self.touch(value.members)
+            self.before_mutation(value.members)
         elif isinstance(value, Function):
             wraps = value.wraps
             self._undo.append(lambda: setattr(value, "wraps", wraps))
@@ -459,12 +469,12 @@ class Interpreter:
             position = value.position
             self._undo.append(lambda: setattr(value, "position", position))
         elif isinstance(value, Deque):
-            items, changes = value.unseen.copy(), value.changes
+            items, changes = value.raw_items.copy(), value.changes
             self._undo.append(lambda: setattr(value, "changes", changes))
-            self._undo.append(lambda: setattr(value, "unseen", items))
+            self._undo.append(lambda: setattr(value, "raw_items", items))
         elif isinstance(value, Sequence):
-            unseen = value.unseen.copy()
-            self._undo.append(lambda: setattr(value, "unseen", unseen))
+            raw_items = value.raw_items.copy()
+            self._undo.append(lambda: setattr(value, "raw_items", raw_items))
         else:
             items = value.items.copy()
             self._undo.append(lambda: setattr(value, "items", items))
@@ -475,17 +485,17 @@ class Interpreter:
         Not `in_order`: what is asked of it does not depend on the order in which sets yield their items.
         """
         if isinstance(value, LazyItem):
-            value = self.outside.force(value)
+            value = self.externals.force(value)
         if isinstance(value, Constant):
             if is_a(value.value, enum.Enum):
-                self.outside.rely_on_contents(value.value)
+                self.externals.rely_on_contents(value.value)
             return value.value
         if isinstance(value, Sequence):
             return make_sequence(value.kind, [self.plain(item, in_order) for item in value.items])
         if isinstance(value, Mapping):
             if value.kind not in (dict, OrderedDict):
                 raise Unsupported("B017", describe(value))
-            self.outside.complete(value)
+            self.externals.complete(value)
             items = {key: self.plain(item, in_order) for key, item in value.items.items()}
             return items if value.kind is dict else OrderedDict(items)
         if isinstance(value, Set) and self.is_plain(value):
@@ -498,8 +508,8 @@ class Interpreter:
         if isinstance(value, Slice):
             return slice(*[self.plain(part, in_order) for part in (value.start, value.stop, value.step)])
         if isinstance(value, Object) and is_plain_type(value.value):
-            self.outside.rely_on_contents(value.value)
-            return self.outside.pin(value)
+            self.externals.rely_on_contents(value.value)
+            return self.externals.guard_identity(value)
         raise Unsupported("B004" if isinstance(value, DeferredScalar) else "B017", describe(value))
 
     def is_plain(self, value: Any) -> bool:
@@ -513,7 +523,7 @@ class Interpreter:
         if isinstance(value, Slice):
             return all(self.is_plain(part) for part in (value.start, value.stop, value.step))
         if isinstance(value, Set):
-            return not any(isinstance(item, Held) for item in value.items)
+            return not any(isinstance(item, ByIdentity) for item in value.items)
         return isinstance(value, Constant) or (isinstance(value, Object) and is_plain_type(value.value))
 
     def wrap_plain(self, real: Any) -> Value:
@@ -529,7 +539,7 @@ class Interpreter:
         if type(real) is slice:
             return Slice(self.wrap_plain(real.start), self.wrap_plain(real.stop), self.wrap_plain(real.step))
         if is_a(real, TYPES):
-            return self.outside.fixed(real)
+            return self.externals.fixed(real)
         raise Unsupported("B017", f"a {type(real).__qualname__}")
 
     def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
@@ -546,22 +556,22 @@ class Interpreter:
         self._force_all(list((kwargs or {}).values()))
         self.tape.place = self._place()
         self.tape.callers = self._callers() if wanted("graph") else ()
-        named = {name: self._lent(target, value) for name, value in (kwargs or {}).items()}
-        return self.tape.call(opcode, target, tuple(self._lent(target, value) for value in args), named)
+        named = {name: self._with_graph_generator(target, value) for name, value in (kwargs or {}).items()}
+        return self.tape.call(opcode, target, tuple(self._with_graph_generator(target, value) for value in args), named)
 
-    def _lent(self, target: Any, value: Value) -> Value:
+    def _with_graph_generator(self, target: Any, value: Value) -> Value:
         if not isinstance(value, Object) or type(value.value) is not torch.Generator:
             return value
         if target in _WITHOUT_GENERATORS:
             raise Unsupported("B017", f"a torch.Generator for {target}, which PyTorch describes only without")
-        return self.outside.lend(value)
+        return self.externals.graph_generator(value)
 
     def _force_all(self, values: list[Any]) -> None:
         for value in values:
             if isinstance(value, Sequence):
-                self._force_all(list(self.outside.items(value)))
+                self._force_all(list(self.externals.items(value)))
             elif isinstance(value, Object) and is_a(value.value, type):
-                self.outside.pin(value)
+                self.externals.guard_identity(value)
 
     def _place(self) -> str:
         frame = self.frames[-1]
@@ -576,7 +586,7 @@ class Interpreter:
     def has_tensor(self, value: Any) -> bool:
         """Whether a tensor is the value or inside it."""
         if isinstance(value, Sequence):
-            return any(self.has_tensor(self.outside.force(item)) for item in value.items)
+            return any(self.has_tensor(self.externals.force(item)) for item in value.items)
         if isinstance(value, Slice):
             return any(self.has_tensor(part) for part in (value.start, value.stop, value.step))
         return isinstance(value, Tensor)

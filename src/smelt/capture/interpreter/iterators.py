@@ -12,15 +12,15 @@ from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.replaced_methods import rely_on_own
 from smelt.capture.interpreter.special_methods import ask, ask_length_hint, refused, special
 from smelt.capture.model.breaks import Raised, Unsupported
-from smelt.capture.model.paused_iterators import CHANGED, Paused, PausedJoined
+from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
 from smelt.capture.model.static import ABSENT, is_a
 from smelt.capture.model.values import (
+    ByIdentity,
     Constant,
     Deque,
     DictView,
     ExceptionValue,
     Generator,
-    Held,
     Instance,
     Iterator,
     Mapping,
@@ -44,16 +44,16 @@ def iterator(interp: Interpreter, value: Value) -> Value:
     if isinstance(value, Deque):
         return Iterator(value, "forward", size=value.changes)
     if isinstance(value, Mapping):
-        interp.outside.complete(value)
+        interp.externals.complete(value)
         return Iterator(value, "keys", size=len(value.items))
     if isinstance(value, DictView):
-        interp.outside.complete(value.mapping)
+        interp.externals.complete(value.mapping)
         return Iterator(value.mapping, value.part, size=len(value.mapping.items))
     if isinstance(value, Constant) and is_a(value.value, range | str | bytes):
         return Iterator(value, "forward")
     if isinstance(value, Set) and (value.ordered or len(value.items) < 2):
         interp.tree.rely_on_order(value.items)
-        items = [item.value if isinstance(item, Held) else interp.outside.fixed(item) for item in value.items]
+        items = [item.value if isinstance(item, ByIdentity) else interp.externals.fixed(item) for item in value.items]
         return Iterator(Sequence(tuple, items), "forward")
     if isinstance(value, Tensor):
         rely_on_own(interp, value, "__iter__")
@@ -73,7 +73,7 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
     own = interp.tree.class_attribute(kind, "__next__"), interp.tree.class_attribute(kind, "__iter__")
     both = all(each is not ABSENT for each in own)
     if isinstance(value, Object) and both and not _is_python(interp, kind, "__iter__"):
-        return value  # an iterator written in C, or `loops.Paused`
+        return value  # an iterator written in C, or `loops.PausedIterator`
     if special(interp, value, "__iter__") is None and special(interp, value, "__getitem__") is not None:
         raise Unsupported("B009", f"{describe(value)}, by its items")
     answer = ask(interp, value, "__iter__")
@@ -87,7 +87,7 @@ def _own_iterator(interp: Interpreter, value: Instance | Object) -> Value:
 
 def _is_python(interp: Interpreter, kind: Any, name: str) -> bool:
     found = interp.tree.class_attribute(kind, name)
-    return isinstance(found, types.FunctionType) and kind not in (Paused, PausedJoined)
+    return isinstance(found, types.FunctionType) and kind not in (PausedIterator, PausedZip)
 
 
 def advance(interp: Interpreter, value: Value) -> Value | None:
@@ -95,7 +95,7 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
     if isinstance(value, Iterator):
         item = _item_at(interp, value, value.position)
         if item is not None:
-            interp.touch(value)
+            interp.before_mutation(value)
             value.position += 1
         return item
     if isinstance(value, ZippedIterator):
@@ -110,13 +110,13 @@ def advance(interp: Interpreter, value: Value) -> Value | None:
 def _advance_own(interp: Interpreter, value: Instance | Object) -> Value | None:
     """The next item of an object whose class defines `__next__`."""
     kind = python_type(value)
-    if kind in (Paused, PausedJoined):
+    if kind in (PausedIterator, PausedZip):
         raise Unsupported("B023")
     found = interp.tree.class_attribute(kind, "__next__") if kind is not None else None
     if not isinstance(found, types.FunctionType):
         raise Unsupported("B009", describe(value))
     try:
-        return interp.now(interp.call(interp.outside.fixed(found), [value]))
+        return interp.now(interp.call(interp.externals.fixed(found), [value]))
     except Raised as raised:
         if not issubclass(interp.failure_kind(raised), StopIteration):
             raise
@@ -132,7 +132,7 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
         if position >= len(over.items):
             return None
         at = position if value.part == "forward" else len(over.items) - 1 - position
-        return interp.outside.force(over.items[at])
+        return interp.externals.force(over.items[at])
     if isinstance(over, Constant):
         if position >= len(over.value):
             return None
@@ -145,7 +145,7 @@ def _item_at(interp: Interpreter, value: Iterator, position: int) -> Value | Non
     key = _key_at(value, over, position)
     if value.part == "keys":
         return key_value(interp, key)
-    item = interp.outside.force(over.items[key])
+    item = interp.externals.force(over.items[key])
     return item if value.part == "values" else Sequence(tuple, [key_value(interp, key), item])
 
 
@@ -161,7 +161,7 @@ def key_value(interp: Interpreter, key: object) -> Value:
     """The value of a dict key."""
     if isinstance(key, tuple):
         return Sequence(tuple, [key_value(interp, item) for item in key])
-    return interp.outside.fixed(key)
+    return interp.externals.fixed(key)
 
 
 def _advance_joined(interp: Interpreter, value: ZippedIterator) -> Value | None:
@@ -176,7 +176,7 @@ def _advance_joined(interp: Interpreter, value: ZippedIterator) -> Value | None:
     if value.kind is zip:
         return Sequence(tuple, list(items))
     if value.kind is enumerate:
-        interp.touch(value)
+        interp.before_mutation(value)
         value.position += 1
         return Sequence(tuple, [Constant(value.position - 1), items[0]])
     assert value.function is not None
@@ -198,7 +198,7 @@ def _check_strict(interp: Interpreter, value: ZippedIterator, ended_at: int) -> 
 def _advance_generator(interp: Interpreter, value: Generator, sent: Value | None = None) -> Value | None:
     if value.done:
         return None
-    interp.touch(value)
+    interp.before_mutation(value)
     if value.frame.index > 0:
         value.frame.stack.append(sent or Constant(None))  # what `next` sends in
     return interp.step_to_yield(value.frame)
@@ -276,18 +276,18 @@ def _delegates(value: Generator) -> bool:
 
 def _throw_here(interp: Interpreter, value: Generator, thrown: Raised) -> Value | None:
     frame = value.frame
-    interp.touch(value)
+    interp.before_mutation(value)
     frame.stack.append(Constant(None))
     return interp.step_to_yield(frame, thrown)
 
 
 def ends_quietly(interp: Interpreter, value: Generator) -> bool:
     """Whether nobody could tell that Python closes a generator when the last reference to it goes."""
-    return value.done or value.frame.index == 0 or interp.leaves_no_trace(lambda: _close(interp, value))
+    return value.done or value.frame.index == 0 or interp.has_no_side_effects(lambda: _close(interp, value))
 
 
 def _close(interp: Interpreter, value: Generator) -> Value:
-    interp.touch(value)
+    interp.before_mutation(value)
     if value.frame.index == 0:
         value.done = True
     if value.done:
@@ -316,7 +316,7 @@ def drain(interp: Interpreter, value: Value, into: list[Any] | None = None, *, h
     Where Python makes a list or tuple of it, it asks how long it will be (`hinted`)."""
     found: list[Value] = [] if into is None else into
     if isinstance(value, Sequence):
-        found.extend(interp.outside.items(value))
+        found.extend(interp.externals.items(value))
         return found
     source = interp.now(iterator(interp, value))
     if hinted:
@@ -329,7 +329,7 @@ def drain(interp: Interpreter, value: Value, into: list[Any] | None = None, *, h
 def taken(interp: Interpreter, value: Value, most: int) -> list[Value]:
     """The first items of an iterable, no more than `most`: whoever takes it apart looks no further."""
     if isinstance(value, Sequence):
-        return interp.outside.items(value)
+        return interp.externals.items(value)
     source = interp.now(iterator(interp, value))
     found: list[Value] = []
     while len(found) < most and (item := advance(interp, source)) is not None:

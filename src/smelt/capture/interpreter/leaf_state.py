@@ -9,7 +9,7 @@ is given it as it is by then; a loop over all parameters of a model is no break.
 from typing import Any
 
 from smelt.capture.interpreter.backward import require_grad, slots_of
-from smelt.capture.interpreter.externals import may_pin
+from smelt.capture.interpreter.externals import may_guard_identity
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Constant, Tensor, Value
@@ -26,7 +26,7 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     if interp.tape.is_data(value, leaf) and changed(leaf, "data") is None:
         return  # `x.data += 1` puts back what it has read
     own, real = leaf.ghost, leaf.real
-    if real is None or not real.is_leaf or not may_pin(leaf) or not isinstance(value, Tensor):
+    if real is None or not real.is_leaf or not may_guard_identity(leaf) or not isinstance(value, Tensor):
         raise Unsupported("B015", "Tensor.data = …")
     given = value.ghost
     alike = (given.shape, given.stride(), given.dtype, given.device) == (own.shape, own.stride(), own.dtype, own.device)
@@ -46,7 +46,7 @@ def store_requires_grad(interp: Interpreter, leaf: Tensor, args: list[Value], kw
         return
     if flag is leaf.ghost.requires_grad and changed(leaf, "requires_grad") is None:
         return
-    if not leaf.ghost.dtype.is_floating_point or not may_pin(leaf):
+    if not leaf.ghost.dtype.is_floating_point or not may_guard_identity(leaf):
         raise Unsupported("B015", "Tensor.requires_grad_ of an argument, or of integers,")
     _store(interp, leaf, "requires_grad", Constant(flag))
 
@@ -54,7 +54,7 @@ def store_requires_grad(interp: Interpreter, leaf: Tensor, args: list[Value], kw
 def _store(interp: Interpreter, leaf: Tensor, name: str, value: Value) -> None:
     slots = slots_of(interp, leaf)
     interp.tape.change(leaf, slots)
-    interp.touch(slots)
+    interp.before_mutation(slots)
     slots.items[name] = value
 
 

@@ -1,11 +1,13 @@
 """The table of instruction semantics: canonical name → what it does to the virtual frame.
 
-`instructions`, `exception_instructions` and `match_instructions` fill it; the interpreter reads it.
+The modules of `capture/opcodes` fill it; the interpreter reads it.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from smelt.capture.interpreter.interpreter import PUSHED, Frame, Handler
+from smelt.capture.model.state import LiveFrame
 from smelt.capture.model.values import Value
 
 HANDLERS: dict[str, Handler] = {}
@@ -27,7 +29,7 @@ def push(frame: Frame, value: Value) -> None:
         frame.stack.append(value)
 
 
-def take(frame: Frame, count: int) -> list[Value]:
+def take(frame: Frame | LiveFrame, count: int) -> list[Any]:
     """Pop `count` values, the deepest first."""
     if count == 0:
         return []

@@ -19,8 +19,8 @@ from smelt.capture.interpreter.interpreter import Interpreter, is_plain_type
 from smelt.capture.interpreter.iterators import advance, drain, iterator
 from smelt.capture.interpreter.replaced_methods import rely_on_own, replaced_binary, replaced_compare
 from smelt.capture.interpreter.sets import change, combined
-from smelt.capture.interpreter.special_methods import ask, refused, said_bool, said_length, special
-from smelt.capture.interpreter.speculate import decided, foretell, foretell_truth
+from smelt.capture.interpreter.special_methods import ask, checked_bool, checked_length, refused, special
+from smelt.capture.interpreter.speculate import decided, speculate, speculate_truth
 from smelt.capture.interpreter.symbolic_index import item_of, set_item
 from smelt.capture.model.breaks import Raised, Unsupported
 from smelt.capture.model.policy import acts_as_in_eager, is_of_libraries
@@ -114,7 +114,7 @@ def binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value
         and type(right.value) is int
         and symbol in ("*", "*=")
     ):
-        return Sequence(_result_kind(left), interp.outside.items(left) * right.value)
+        return Sequence(_result_kind(left), interp.externals.items(left) * right.value)
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|":
         return _merge(interp, left, right)
     if isinstance(left, Mapping | Set) and symbol.endswith("="):
@@ -132,8 +132,8 @@ def _merge(interp: Interpreter, left: Mapping, right: Mapping) -> Value:
     """`left | right`: of the class, and with the factory, of the first of the two that is more than a dict."""
     if not {left.kind, right.kind} <= {dict, OrderedDict, defaultdict}:
         raise Unsupported("B008", f"| of {describe(left)} and {describe(right)}")
-    interp.outside.complete(left)
-    interp.outside.complete(right)
+    interp.externals.complete(left)
+    interp.externals.complete(right)
     leading = right if left.kind is dict else left
     return Mapping({**left.items, **right.items}, leading.kind, factory=leading.factory)
 
@@ -141,8 +141,8 @@ def _merge(interp: Interpreter, left: Mapping, right: Mapping) -> Value:
 def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value:
     """`left |= right` and its kin for a dict or set."""
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|=":
-        interp.outside.complete(right)
-        interp.touch(left)
+        interp.externals.complete(right)
+        interp.before_mutation(left)
         left.items.update(right.items)
         return left
     if isinstance(left, Set) and isinstance(right, Set) and symbol[:-1] in SET_OPERATORS:
@@ -168,7 +168,7 @@ def _are_sets(left: Value, right: Value) -> bool:
 def _as_set(interp: Interpreter, value: Value) -> Any:
     """The keys of a dict for an operator of sets; they are real already."""
     if isinstance(value, DictView) and value.part == "keys":
-        interp.outside.complete(value.mapping)
+        interp.externals.complete(value.mapping)
         keys = set(value.mapping.items)
         if all(is_constant(key) for key in keys):
             return keys
@@ -183,7 +183,7 @@ def _free_number(symbol: str, left: Value, right: Value) -> Number | None:
     if symbol not in ("+", "-", "*") or kind not in (int, float) or kind is not python_type(right):
         return None
     known = [each.known if isinstance(each, Number) else each.value for each in (left, right)]  # type: ignore[attr-defined]
-    if all(each.settled for each in (left, right) if isinstance(each, Number)):
+    if all(each.specialized for each in (left, right) if isinstance(each, Number)):
         return None
     return Number(BINARY[symbol](*known), (BINARY[symbol], left, right))
 
@@ -259,7 +259,7 @@ def _on_shapes(interp: Interpreter, function: Callable[..., Any], left: Value, r
     sequences = isinstance(left, Sequence) and isinstance(right, Sequence)
     if sequences and function is operator.add and (holds_symbols(left) or holds_symbols(right)):
         kind = type(function(left.kind(), right.kind()))  # type: ignore[attr-defined]
-        return Sequence(kind, [*interp.outside.items(left), *interp.outside.items(right)])  # type: ignore[arg-type]
+        return Sequence(kind, [*interp.externals.items(left), *interp.externals.items(right)])  # type: ignore[arg-type]
     return interp.compute(function, interp.plain(left), interp.plain(right))
 
 
@@ -272,7 +272,7 @@ def _concatenate(interp: Interpreter, left: Sequence, right: Sequence) -> Value:
     if kind is not _result_kind(right):
         text = f'can only concatenate {kind.__name__} (not "{right.kind.__name__}") to {kind.__name__}'
         raise Raised.of(TypeError(text))
-    return Sequence(kind, [*interp.outside.items(left), *interp.outside.items(right)])
+    return Sequence(kind, [*interp.externals.items(left), *interp.externals.items(right)])
 
 
 def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, right: Value) -> Value:
@@ -284,10 +284,10 @@ def _on_tensors(interp: Interpreter, function: Callable[..., Any], left: Value, 
 
 def _extend_list(interp: Interpreter, symbol: str, left: Sequence, right: Value) -> Value:
     if symbol == "+=":
-        interp.touch_end(left)
-        drain(interp, right, left.unseen, hinted=True)
+        interp.before_append(left)
+        drain(interp, right, left.raw_items, hinted=True)
     else:
-        interp.touch(left)
+        interp.before_mutation(left)
         times = interp.plain(index_of(interp, right))
         if type(times) not in (int, bool):
             raise Unsupported("B019", f"TypeError: a list *= {describe(right)}")
@@ -322,7 +322,7 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
         return _on_tensors(interp, COMPARE[symbol], left, right) if replaced is None else replaced
     if _in_symbols(left, right):
         if is_computed(left) or is_computed(right):
-            return Constant(foretell(interp, COMPARE[symbol], left, right))
+            return Constant(speculate(interp, COMPARE[symbol], left, right))
         found = decided(interp, COMPARE[symbol], left, right)
         if found is not NotImplemented:
             return Constant(found)
@@ -352,7 +352,7 @@ def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Valu
 def holds_symbols(value: Value) -> bool:
     """Whether a sequence holds numbers that differ from call to call: then it is compared item by item."""
     if isinstance(value, Sequence):
-        return any(holds_symbols(item) for item in value.unseen if isinstance(item, Value))
+        return any(holds_symbols(item) for item in value.raw_items if isinstance(item, Value))
     return isinstance(value, Number) and value.symbolic is not None
 
 
@@ -365,7 +365,7 @@ def _alike(interp: Interpreter, left: Sequence, right: Sequence) -> bool:
 
 
 def _compare_sequences(interp: Interpreter, symbol: str, left: Sequence, right: Sequence) -> Value:
-    ours, theirs = interp.outside.items(left), interp.outside.items(right)
+    ours, theirs = interp.externals.items(left), interp.externals.items(right)
     if symbol in ("==", "!=") and len(ours) != len(theirs):
         return Constant(symbol == "!=")
     for one, other in zip(ours, theirs, strict=False):
@@ -375,12 +375,12 @@ def _compare_sequences(interp: Interpreter, symbol: str, left: Sequence, right: 
 
 
 def _equal_mappings(interp: Interpreter, left: Mapping, right: Mapping) -> bool:
-    interp.outside.complete(left)
-    interp.outside.complete(right)
+    interp.externals.complete(left)
+    interp.externals.complete(right)
     in_order = left.kind is OrderedDict and right.kind is OrderedDict
     if left.items.keys() != right.items.keys() or (in_order and list(left.items) != list(right.items)):
         return False
-    force = interp.outside.force
+    force = interp.externals.force
     return all(is_same(interp, force(item), force(right.items[key])) for key, item in left.items.items())
 
 
@@ -408,7 +408,7 @@ def identical(interp: Interpreter, left: Value, right: Value) -> bool:
     if isinstance(left, Constant) or isinstance(right, Constant):
         return False
     if isinstance(left, Object) and isinstance(right, Object):
-        return bool(interp.outside.pin(left) is interp.outside.pin(right))
+        return bool(interp.externals.guard_identity(left) is interp.externals.guard_identity(right))
     if type(left) is not type(right):
         return False
     if left.source is None and right.source is None and not isinstance(left, Method | Function | Partial):
@@ -433,7 +433,7 @@ def _one_nan(left: Constant, right: Constant) -> bool:
 
 def _rely_on_identity(interp: Interpreter, *values: Value) -> None:
     """That equal values are one object, here and at each call; another process may have two."""
-    interp.tree.transient = "two equal values being one object"
+    interp.tree.why_not_persist = "two equal values being one object"
     for value in values:
         if value.source is not None:
             value.source.check(("is", value.value))  # type: ignore[attr-defined]
@@ -455,7 +455,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
         rely_on_own(interp, value, "__bool__")
         answer = interp.tape.decided(value)
         if answer is None and acts_as_in_eager(interp.frames[-1].info.code):
-            return foretell_truth(interp, value)  # what optimizers decide by is a count of steps
+            return speculate_truth(interp, value)  # what optimizers decide by is a count of steps
         if answer is None:
             raise Unsupported("B003", "a tensor decides which way to go")
         return answer
@@ -474,7 +474,7 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     real = value.value if isinstance(value, Object) else None
     if is_a(real, type) and not is_plain_type(real):
         raise Unsupported("B003", f"{describe(value)}, whose metaclass may tell")
-    interp.outside.rely_on_contents(real)
+    interp.externals.rely_on_contents(real)
     if is_a(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
         return True
     kind = python_type(value)
@@ -482,9 +482,11 @@ def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     for name in ("__bool__", "__len__"):
         found = interp.tree.class_attribute(kind, name)
         if isinstance(found, types.FunctionType):
-            method = Method(interp.outside.fixed(found), value)
-            return said_bool(interp, value, method) if name == "__bool__" else said_length(interp, value, method) > 0
-        contents = value.contents if isinstance(value, Instance) else interp.outside.contents(value)
+            method = Method(interp.externals.fixed(found), value)
+            if name == "__bool__":
+                return checked_bool(interp, value, method)
+            return checked_length(interp, value, method) > 0
+        contents = value.contents if isinstance(value, Instance) else interp.externals.contents(value)
         if contents is not None and found is not ABSENT:
             return length(interp, contents) > 0
         if found is not ABSENT:
@@ -500,7 +502,7 @@ def length(interp: Interpreter, value: Value) -> int:
     if isinstance(value, Sequence | Deque | Set):
         return len(value.items)
     if isinstance(value, Mapping):
-        interp.outside.complete(value)
+        interp.externals.complete(value)
         return len(value.items)
     if isinstance(value, DictView):
         return length(interp, value.mapping)
@@ -517,7 +519,7 @@ def length(interp: Interpreter, value: Value) -> int:
         method = special(interp, value, "__len__")
         if method is None:
             raise refused(value, "__len__")
-        return said_length(interp, value, method)
+        return checked_length(interp, value, method)
     if isinstance(value, Constant):
         return int(interp.plain(interp.compute(len, value.value)))
     raise Unsupported("B008", f"len of {describe(value)}")
@@ -532,10 +534,10 @@ def contains(interp: Interpreter, container: Value, item: Value) -> bool:
         container = container.mapping
     if isinstance(container, Mapping | Set) and holds_symbols(item) and _can_be_compared(container):
         if isinstance(container, Mapping):
-            interp.outside.complete(container)
+            interp.externals.complete(container)
         return any(is_same(interp, item, Constant(key)) for key in container.items if type(key) is int)
     if isinstance(container, Mapping):
-        return interp.outside.present(container, hashable(interp, item))
+        return interp.externals.present(container, hashable(interp, item))
     if isinstance(container, Set):
         return item_key(interp, item) in container.items
     if isinstance(container, Constant) and is_a(container.value, str | range | bytes | enum.Flag):
@@ -584,9 +586,9 @@ def _is_taken_whole(interp: Interpreter, kind: type | None) -> bool:
 def mapped(interp: Interpreter, value: Value) -> dict[Any, Any]:
     """The items that `**value` passes on: those of a dict, or what `keys` and `[]` of another mapping say."""
     if isinstance(value, Object | Instance) and _is_taken_whole(interp, python_type(value)):
-        value = (interp.outside.contents(value) if isinstance(value, Object) else value.contents) or value
+        value = (interp.externals.contents(value) if isinstance(value, Object) else value.contents) or value
     if isinstance(value, Mapping):
-        interp.outside.complete(value)
+        interp.externals.complete(value)
         return dict(value.items)
     if not isinstance(value, Object | Instance):
         raise Unsupported("B008", f"** of {describe(value)}")
@@ -605,16 +607,16 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
     if isinstance(container, Sequence):
         return _item(interp, container, key)
     if isinstance(container, Deque):
-        return interp.outside.force(container.items[_place(interp, container, key)])
+        return interp.externals.force(container.items[_place(interp, container, key)])
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        if not interp.outside.present(container, real):
+        if not interp.externals.present(container, real):
             if container.factory is None:
                 raise Raised.of(KeyError(real))
             made = interp.now(interp.call(container.factory, []))
-            interp.touch_item(container, real)
+            interp.before_setitem(container, real)
             container.items[real] = made
-        return interp.outside.force(container.items[real])
+        return interp.externals.force(container.items[real])
     if isinstance(container, Object) and is_a(container.value, type):
         return _of_class(interp, container, key)
     if interp.is_plain(container) and interp.is_plain(key):
@@ -629,7 +631,7 @@ def subscript(interp: Interpreter, container: Value, key: Value) -> Value:
 
 def _of_class(interp: Interpreter, container: Object, key: Value) -> Value:
     """`Color["RED"]`, `Table[key]` by a metaclass's method, or `list[int]`, which means nothing to what runs."""
-    kind = interp.outside.pin(container)
+    kind = interp.externals.guard_identity(container)
     if is_enum(container):
         return member_named(interp, container, key)
     method = special(interp, container, "__getitem__")
@@ -652,9 +654,9 @@ def _item(interp: Interpreter, container: Sequence, key: Value) -> Value:
     real = interp.plain(index_of(interp, key))
     if is_a(real, slice):
         kind = container.kind if container.kind in (list, tuple, torch.Size) else tuple
-        return Sequence(kind, [interp.outside.force(item) for item in container.items[real]])
+        return Sequence(kind, [interp.externals.force(item) for item in container.items[real]])
     try:
-        return interp.outside.force(container.items[real])
+        return interp.externals.force(container.items[real])
     except (IndexError, TypeError) as error:
         text = str(error) if container.kind is list else str(error).replace("list", "tuple", 1)
         raise Raised.of(type(error)(text)) from error
@@ -678,12 +680,12 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
         return
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        interp.touch_item(container, real)
+        interp.before_setitem(container, real)
         container.items[real] = value
         return
     if isinstance(container, Deque):
         place = _place(interp, container, key)
-        interp.touch(container)
+        interp.before_mutation(container)
         container.items[place] = value
         return
     if isinstance(container, Sequence) and container.kind is list:
@@ -695,7 +697,7 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
             return
         if not isinstance(position, int):
             raise Unsupported("B008", "[]=")
-        interp.touch_item(container, position)
+        interp.before_setitem(container, position)
         container.items[position] = value
         return
     if isinstance(container, Object | Instance):
@@ -705,7 +707,7 @@ def store_subscript(interp: Interpreter, container: Value, key: Value, value: Va
 
 
 def _store_slice(interp: Interpreter, container: Sequence, where: slice, items: list[Value]) -> None:
-    interp.touch(container)
+    interp.before_mutation(container)
     try:
         container.items[where] = items
     except ValueError as error:
@@ -716,13 +718,13 @@ def delete_subscript(interp: Interpreter, container: Value, key: Value) -> None:
     """`del container[key]`."""
     if isinstance(container, Mapping):
         real = hashable(interp, key)
-        if interp.outside.removable(container, real):
-            interp.touch(container)
+        if interp.externals.removable(container, real):
+            interp.before_mutation(container)
             del container.items[real]
             return
         raise Raised.of(KeyError(real))
     if isinstance(container, Sequence) and container.kind is list and isinstance(key, Constant | Slice):
-        interp.touch(container)
+        interp.before_mutation(container)
         try:
             del container.items[interp.plain(key)]
         except (IndexError, TypeError) as error:

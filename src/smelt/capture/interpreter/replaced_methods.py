@@ -7,9 +7,10 @@ import types
 from typing import Any
 
 from smelt.base.torch_originals import is_own
-from smelt.capture.interpreter.dunder_dispatch import COMPARISONS, NAMES, REFLECTED
+from smelt.capture.interpreter.dunder_dispatch import COMPARISONS, REFLECTED
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.model.breaks import Unsupported
+from smelt.capture.model.bytecode import BINARY_METHODS
 from smelt.capture.model.static import ABSENT
 from smelt.capture.model.values import Constant, Tensor, Value
 
@@ -51,8 +52,9 @@ def rely_on_own_in(interp: Interpreter, builtin: Any, args: list[Value]) -> None
 def replaced_binary(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
     """What the program made of an arithmetic operator of tensors; None if that is still PyTorch's."""
     plain = symbol.removesuffix("=")
-    ours = (f"__{NAMES[plain]}__",) if plain == symbol else (f"__i{NAMES[plain]}__", f"__{NAMES[plain]}__")
-    return _ask(interp, left, right, ours, f"__r{NAMES[plain]}__")
+    name = BINARY_METHODS[plain]
+    ours = (f"__{name}__",) if plain == symbol else (f"__i{name}__", f"__{name}__")
+    return _ask(interp, left, right, ours, f"__r{name}__")
 
 
 def replaced_compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
@@ -79,7 +81,7 @@ def _call(interp: Interpreter, receiver: Tensor, other: Value, name: str) -> Val
         return None
     if not isinstance(found, types.FunctionType):
         rely_on_own(interp, receiver, name)
-    answer = interp.now(interp.call(interp.outside.fixed(found), [receiver, other]))
+    answer = interp.now(interp.call(interp.externals.fixed(found), [receiver, other]))
     if isinstance(answer, Constant) and answer.value is NotImplemented:
         raise Unsupported("B008", f"Tensor.{name}, which the program replaced")
     return answer

@@ -84,7 +84,7 @@ _Taken = tuple[Any, Any, bool]
 def _changed(interp: Interpreter, receiver: Set, name: str, taken: list[_Taken]) -> None:
     if receiver.was_read:  # what was made of it is made after the graph, when it would hold something else
         raise Unsupported("B005", describe(receiver))
-    interp.touch_set(receiver)
+    interp.before_set_mutation(receiver)
     try:
         changed(name, receiver.items, *[live for live, _, _ in taken])
     except TypeError as error:

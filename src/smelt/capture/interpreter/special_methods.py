@@ -21,13 +21,13 @@ def special(interp: Interpreter, value: Value, name: str) -> Method | None:
     """The special method of the class of `value`, bound to it; None if the class has none."""
     kind = python_type(value)
     if isinstance(value, Object) and is_a(value.value, type):
-        interp.tree.metaclass(interp.outside.pin(value))
+        interp.tree.metaclass(interp.externals.guard_identity(value))
     found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
     if found is ABSENT:
         return None
     if not isinstance(found, _METHODS):
         raise Unsupported("B007", f"{name} of {describe(value)}")
-    return Method(interp.outside.fixed(found), value)
+    return Method(interp.externals.fixed(found), value)
 
 
 def ask(interp: Interpreter, value: Value, name: str, *args: Value) -> Value:
@@ -43,7 +43,7 @@ def refused(value: Value, name: str) -> Unsupported:
     return Unsupported("B019", f"TypeError: {name} of {describe(value)}")
 
 
-def said_bool(interp: Interpreter, value: Value, method: Value) -> bool:
+def checked_bool(interp: Interpreter, value: Value, method: Value) -> bool:
     """What `__bool__` answers, which must be a bool."""
     answer = interp.plain(interp.now(interp.call(method, [])))
     if type(answer) is not bool:
@@ -51,7 +51,7 @@ def said_bool(interp: Interpreter, value: Value, method: Value) -> bool:
     return answer
 
 
-def said_length(interp: Interpreter, value: Value, method: Value) -> int:
+def checked_length(interp: Interpreter, value: Value, method: Value) -> int:
     """What `__len__` or `__length_hint__` answers, which must be an int that a list could have as its length."""
     answer = interp.plain(interp.now(interp.call(method, [])))
     if type(answer) not in (int, bool) or not 0 <= answer <= sys.maxsize:
@@ -59,14 +59,14 @@ def said_length(interp: Interpreter, value: Value, method: Value) -> int:
     return int(answer)
 
 
-def said_text(value: Value, answer: Value) -> Value:
+def checked_str(value: Value, answer: Value) -> Value:
     """What `__str__`, `__repr__` or `__format__` answered, which must be a string."""
     if not isinstance(answer, DeferredString) and python_type(answer) is not str:
         raise refused(value, "__str__")
     return answer
 
 
-def said_index(value: Value, answer: Value) -> Value:
+def checked_index(value: Value, answer: Value) -> Value:
     """What `__index__` answered, which must be an int: a bool warns, and one too large is worded by its owner."""
     if python_type(answer) is not int:
         raise refused(value, "__index__")
@@ -84,7 +84,7 @@ def ask_length_hint(interp: Interpreter, value: Value) -> None:
         found = interp.tree.class_attribute(kind, name) if kind is not None else ABSENT
         if not isinstance(found, types.FunctionType):
             continue
-        method = Method(interp.outside.fixed(found), value)
+        method = Method(interp.externals.fixed(found), value)
         try:
             answer = interp.now(interp.call(method, []))
         except Raised as raised:

@@ -25,10 +25,10 @@ from smelt.capture.tape.tape import Tape
 from smelt.symbolic.expressions import Expression
 from smelt.symbolic.symnode import Formula, meaning
 
-_MOST_NODES = 24
+_MAX_NODES = 24
 
 
-def foretell(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Value, right: Value) -> bool:
+def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Value, right: Value) -> bool:
     """The answer of a comparison of numbers one of which the graph computes. It is relied on."""
     sides = [_meaning(each) or interp.plain(each) for each in (left, right)]
     leaves = [leaf for side in sides if isinstance(side, Formula) for leaf in side.leaves()]
@@ -42,7 +42,7 @@ def foretell(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Val
     return _asked_again(interp, list(nodes.values()), decide)
 
 
-def foretell_truth(interp: Interpreter, value: Tensor) -> bool:
+def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
     """The truth of a tensor of one element that the graph computes. It is relied on."""
     if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
         raise Unsupported("B003", "a tensor decides which way to go")
@@ -125,7 +125,7 @@ def _steps(tape: Tape, wanted: list[fx.Node]) -> list[fx.Node]:
             needed.add(node)
             needed.update(_operands(node, needed))
             found.append(node)
-            if len(found) > _MOST_NODES:
+            if len(found) > _MAX_NODES:
                 raise Unsupported("B003", "a number that takes many operators to compute")
     return found[::-1]
 

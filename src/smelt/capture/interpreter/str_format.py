@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from smelt.capture.interpreter.exceptions import worded
+from smelt.capture.interpreter.exceptions import formatted_exception
 from smelt.capture.interpreter.interpreter import Interpreter
-from smelt.capture.interpreter.special_methods import said_text
+from smelt.capture.interpreter.special_methods import checked_str
 from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.static import is_a
 from smelt.capture.model.values import (
@@ -50,25 +50,25 @@ def _rely_on_names(interp: Interpreter, value: Any) -> None:
     elif isinstance(value, Sequence):
         if value.kind not in (tuple, list):
             interp.tree.class_name(value.kind)
-        for item in interp.outside.items(value):
+        for item in interp.externals.items(value):
             _rely_on_names(interp, item)
     elif isinstance(value, Mapping):
         for key, item in value.items.items():
-            _rely_on_names(interp, interp.outside.fixed(key) if is_a(key, (type, enum.Enum)) else key)
-            _rely_on_names(interp, interp.outside.force(item))
+            _rely_on_names(interp, interp.externals.fixed(key) if is_a(key, (type, enum.Enum)) else key)
+            _rely_on_names(interp, interp.externals.force(item))
     elif isinstance(value, Set):
         for item in value.items:
             if is_a(item, (type, enum.Enum)):
-                _rely_on_names(interp, interp.outside.fixed(item))
+                _rely_on_names(interp, interp.externals.fixed(item))
 
 
 def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
     """`str(value)`, or `repr` or `ascii` by `how`."""
     if isinstance(value, ExceptionValue) and how != "__ascii__":
-        return worded(interp, value, how)
+        return formatted_exception(interp, value, how)
     if how in _own_wording(value):
         found = interp.tree.class_attribute(python_type(value), how)  # type: ignore[arg-type]
-        return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+        return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
     if interp.is_plain(value):
         _rely_on_names(interp, value)
         return interp.compute(_FUNCTIONS[how], interp.plain(value))
@@ -80,14 +80,14 @@ def text_of(interp: Interpreter, value: Value, how: str = "__str__") -> Value:
         return _later(interp, _FUNCTIONS[how], value)
     if isinstance(value, Object) and type(value.value) is type:
         _rely_on_names(interp, value)
-        return interp.compute(_FUNCTIONS[how], interp.outside.pin(value))
+        return interp.compute(_FUNCTIONS[how], interp.externals.guard_identity(value))
     kind = python_type(value)
     if isinstance(value, Object | Instance) and kind is not None and how != "__ascii__":
         found = interp.tree.class_attribute(kind, how)
         if how == "__str__" and found is object.__str__:
             return text_of(interp, value, "__repr__")
         if isinstance(found, types.FunctionType):
-            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value])))
+            return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value])))
     raise Unsupported("B002", f"{_FUNCTIONS[how].__name__} of {describe(value)}")
 
 
@@ -118,7 +118,7 @@ def formatted(interp: Interpreter, value: Value, spec: str) -> Value:
     if isinstance(value, Object | Instance) and kind is not None:
         found = interp.tree.class_attribute(kind, "__format__")
         if isinstance(found, types.FunctionType):
-            return said_text(value, interp.now(interp.call(interp.outside.fixed(found), [value, Constant(spec)])))
+            return checked_str(value, interp.now(interp.call(interp.externals.fixed(found), [value, Constant(spec)])))
         if found is object.__format__ and not spec:
             return text_of(interp, value)
     raise Unsupported("B002", f"formatting of {describe(value)}")

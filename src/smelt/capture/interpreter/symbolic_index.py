@@ -30,7 +30,7 @@ def set_item(interp: Interpreter, tensor: Tensor, key: Value, value: Value) -> N
 def _selected(interp: Interpreter, tensor: Tensor, key: Value) -> tuple[Value, Value | None]:
     """The part of a tensor that varying indices name, and what is left of the key; None if that is nothing."""
     several = isinstance(key, Sequence) and key.kind is tuple
-    items = [interp.outside.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
+    items = [interp.externals.force(item) for item in key.items] if several else [key]  # type: ignore[attr-defined]
     if not any(map(_varies, items)):
         return tensor, key
     extents = [_extent(item) for item in items]

@@ -89,16 +89,16 @@ class Raised(Unsupported):
     `error` is a value (`Failure`, or an exception from outside) or a real exception that capture met on known values.
     """
 
-    def __init__(self, error: Any, text: str, *, again: bool = False, code: str = "B019") -> None:
+    def __init__(self, error: Any, text: str, *, reraised: bool = False, code: str = "B019") -> None:
         super().__init__(code, text)
         self.error = error
-        self.again = again  # re-raised: the frame is in the traceback already
-        self.chained = again  # and it has its context
+        self.reraised = reraised  # re-raised: the frame is in the traceback already
+        self.chained = reraised  # and it has its context
         self.places: list[Any] = []  # frames left so far, innermost first
         self.handled: Any = None  # what was being handled when it was raised
         self.cause: Any = None  # of `raise … from …`
         self.details: dict[str, Any] = {}  # attributes that C code gives a new exception
-        self.worded_by: type | None = None  # the class whose name is in its message
+        self.named_class: type | None = None  # the class whose name is in its message
 
     def bare(self) -> "Raised":
         if isinstance(self.error, BaseException):
@@ -112,5 +112,5 @@ class Raised(Unsupported):
         return cls(error, f"{type(error).__name__}: {error}")
 
 
-class Abandoned(Exception):
+class SkipFrame(Exception):
     """The state cannot be captured at all; Python runs it from where it stands. Carries the reason."""

@@ -22,6 +22,11 @@ from smelt.base.fast_dataclass import dataclass
 VERSION = sys.version_info[:2]
 CALLABLE_FIRST = VERSION >= (3, 13)
 """Where CALL finds its callable: `[callable, self or NULL, …]` from 3.13, `[NULL, callable, …]` before."""
+BINARY_METHODS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+"""Operators of BINARY_OP, and what their special methods are called between `__` (or `__r`, `__i`) and `__`."""
 
 
 class Instruction(NamedTuple):
@@ -140,7 +145,7 @@ _TWO_SLOTS = {
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _SEES_LOCALS = frozenset({"locals", "eval", "exec", "vars", "dir", "_getframe", "currentframe", "stack"})
 
-_MOST_DECODED = 8192
+_MAX_DECODED = 8192
 _decoded: dict[int, CodeInfo] = {}  # by identity: equal code objects may come from different files
 
 
@@ -148,7 +153,7 @@ def decode(code: CodeType) -> CodeInfo:
     """The decoded form of `code`, kept per code object."""
     info = _decoded.get(id(code))
     if info is None:
-        while len(_decoded) >= _MOST_DECODED:  # a program may make new code all the time
+        while len(_decoded) >= _MAX_DECODED:  # a program may make new code all the time
             del _decoded[next(iter(_decoded))]
         info = _decoded[id(code)] = _decode(code)  # which keeps the code, and so its id, alive
     return info

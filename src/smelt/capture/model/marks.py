@@ -50,7 +50,7 @@ def graph_break() -> None:
     """Ends the captured graph where it is called; does nothing else."""
 
 
-def afterwards(function: Callable[..., None], *args: Any) -> None:
+def defer(function: Callable[..., None], *args: Any) -> None:
     """Calls a function now; captured code calls it when its graph has run and all its writes are done.
 
     For what depends on what the graph computes and nothing captured looks at any more.
@@ -58,8 +58,8 @@ def afterwards(function: Callable[..., None], *args: Any) -> None:
     function(*args)
 
 
-def nothing_waits(for_what: Any) -> bool:
-    """Whether nothing that has been captured is to be called `afterwards` with an object: in Python, always."""
+def nothing_deferred(for_what: Any) -> bool:
+    """Whether nothing that has been captured is to be called `defer` with an object: in Python, always."""
     return True
 
 

@@ -1,7 +1,7 @@
 """Loops that a break leaves in the middle: the iterator as an object that says where it stands.
 
 Python's own iterators keep that to themselves, so what was captured behind a break could not know the next item. Where
-only the interpreter's stack holds the iterator, nobody can tell a `Paused` one from Python's:
+only the interpreter's stack holds the iterator, nobody can tell a `PausedIterator` one from Python's:
 
     for layer in self.layers:      Paused(over=self.layers, part="forward", position=1)  →  the layers left are unrolled
         print(...)
@@ -22,7 +22,7 @@ CHANGED: dict[type, str] = {
 _DICT_PARTS = ("keys", "values", "items")
 
 
-class Paused:
+class PausedIterator:
     """An iterator over a list, tuple, range, string or dict: `position` items have been taken."""
 
     __slots__ = ("over", "part", "position", "size")
@@ -31,7 +31,7 @@ class Paused:
         self.over, self.part, self.position = over, part, position
         self.size = len(over) if size is None else size
 
-    def __iter__(self) -> "Paused":
+    def __iter__(self) -> "PausedIterator":
         return self
 
     def __next__(self) -> Any:
@@ -54,7 +54,7 @@ class Paused:
         return self.over[at]
 
 
-class PausedJoined:
+class PausedZip:
     """`enumerate`, `zip` or `map` over other iterators; `position` is enumerate's counter."""
 
     __slots__ = ("_real", "function", "kind", "parts", "position", "strict")
@@ -63,7 +63,7 @@ class PausedJoined:
         self.kind, self.parts, self.position, self.function, self.strict = kind, parts, position, function, strict
         self._real: Any = zip(*parts, strict=strict) if kind is zip else map(function, *parts) if kind is map else None
 
-    def __iter__(self) -> "PausedJoined":
+    def __iter__(self) -> "PausedZip":
         return self
 
     def __next__(self) -> Any:

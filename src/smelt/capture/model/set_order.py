@@ -50,7 +50,7 @@ ITSELF = Call("itself", ())
 """As an argument: the set that is changed, of which Python asks whether it is the same."""
 
 
-def begun_by(call: Call) -> tuple[Call, list[Call]]:
+def construction_of(call: Call) -> tuple[Call, list[Call]]:
     """The call that made a set, and those that changed it since, in order."""
     changes = []
     while call.before is not None:
@@ -92,7 +92,7 @@ def remade(call: Call, known: "dict[Call, Any] | None" = None) -> Any:
             known[arg] = remade(arg, known)
         return known[arg]
 
-    first, changes = begun_by(call)
+    first, changes = construction_of(call)
     if first.name == "given":
         items = first.args[0].kind(first.args[0].original)
     else:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smelt.capture.model.static import is_heap_type
+
 if TYPE_CHECKING:
     from smelt._native import GuardNode
 
-_HEAP_TYPE = 1 << 9  # a class that Python code has made
 Accessor = tuple[Any, ...]
 Check = tuple[Any, ...]
 
@@ -106,7 +107,7 @@ def _identity(parts: tuple[Any, ...]) -> Any:
 
 def plain_text(value: object) -> str:
     """A value as Python words it, unless its words are the program's: those may do anything, or fail."""
-    if type(value).__flags__ & _HEAP_TYPE:
+    if is_heap_type(type(value)):
         return f"<{type(value).__name__}>"
     try:
         return repr(value)

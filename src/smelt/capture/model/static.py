@@ -7,20 +7,20 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-_HEAP_TYPE = 1 << 9
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 ABSENT = object()
 
 # What a class is, asked of `type` and not of its metaclass, which may have an answer of its own.
-order_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+mro_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
-names_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
-title_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+class_dict_of: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+qualname_of: Callable[[type], str] = type.__dict__["__qualname__"].__get__
 
 
 def static_lookup(kind: type, name: str) -> Any:
     """What the class or its bases hold under `name`, without running descriptors; `ABSENT` if nothing."""
-    for base in order_of(kind):
-        held = names_of(base)
+    for base in mro_of(kind):
+        held = class_dict_of(base)
         if name in held:
             return held[name]
     return ABSENT
@@ -38,6 +38,6 @@ def own_dict(real: object) -> Any:
     return found.__get__(real) if held else None
 
 
-def may_change(kind: type) -> bool:
+def is_heap_type(kind: type) -> bool:
     """Whether Python code has made the class, and may change it: those of C stay what they are."""
     return bool(flags_of(kind) & _HEAP_TYPE)

@@ -16,12 +16,12 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.capture.model.state import LiveFrame
+from smelt.capture.model.static import mro_of, qualname_of
 
-_MOST = 16  # wrappers around each other
+_MAX_WRAPPERS = 16  # wrappers around each other
 _CALLS = frozenset(
     function.__code__ for function in (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 )  # every module is called through them
-_type_name = type.__dict__["__qualname__"].__get__  # a metaclass may have its own idea of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def user_names(frame: LiveFrame) -> UserNames:
     called = forward if is_call and forward is not None else function
     target = _unwrapped(called)
     is_forward = module is not None and (is_call or function is forward)
-    name = f"{_type_name(type(module))}.forward" if is_forward else target.__qualname__
+    name = f"{qualname_of(type(module))}.forward" if is_forward else target.__qualname__
     if target is function:
         return UserNames(name, target.__code__)
     skipped = int(is_bound) if is_call else function.__code__.co_argcount
@@ -82,7 +82,7 @@ def _forward_of(module: torch.nn.Module) -> tuple[types.FunctionType | None, boo
         return held.__func__, True
     if type(held) is types.FunctionType:
         return held, False
-    for cls in type.__dict__["__mro__"].__get__(type(module)):
+    for cls in mro_of(type(module)):
         if "forward" in cls.__dict__:
             found = cls.__dict__["forward"]
             return (found, True) if type(found) is types.FunctionType else (None, False)
@@ -90,7 +90,7 @@ def _forward_of(module: torch.nn.Module) -> tuple[types.FunctionType | None, boo
 
 
 def _unwrapped(function: types.FunctionType) -> types.FunctionType:
-    for _ in range(_MOST):
+    for _ in range(_MAX_WRAPPERS):
         inner: Any = function.__dict__.get("__wrapped__")
         if type(inner) is types.MethodType:
             inner = inner.__func__

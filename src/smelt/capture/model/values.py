@@ -24,7 +24,7 @@ from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.bytecode import CodeInfo, Instruction
 from smelt.capture.model.set_order import NOTHING, Call, remade
 from smelt.capture.model.source import Source
-from smelt.capture.model.static import is_a, names_of, order_of, own_dict, static_lookup
+from smelt.capture.model.static import class_dict_of, is_a, mro_of, own_dict, static_lookup
 from smelt.meta.ghost import GhostTensor
 from smelt.symbolic.expressions import Undecided
 from smelt.symbolic.symnode import example_of, is_symbolic
@@ -73,7 +73,7 @@ class Number(Constant):
     A number that is known to differ from call to call has a `symbolic` form, which graphs compute with.
     """
 
-    __slots__ = ("known", "made", "settled", "symbolic")
+    __slots__ = ("known", "made", "specialized", "symbolic")
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Number(Constant):
         source: Source | None = None,
         symbolic: Any = None,
     ) -> None:
-        self.known, self.made, self.source, self.settled, self.symbolic = known, made, source, False, symbolic
+        self.known, self.made, self.source, self.specialized, self.symbolic = known, made, source, False, symbolic
         if source is not None:
             source.check(("type", type(known)))
 
@@ -97,9 +97,9 @@ class Number(Constant):
         pending = [self]
         while pending:  # a sum may be long
             number = pending.pop()
-            if number.settled:
+            if number.specialized:
                 continue
-            number.settled = True
+            number.specialized = True
             if number.source is not None:
                 number.source.checks.clear()
                 number.source.check(("equals", number.known))
@@ -138,24 +138,22 @@ class Sequence(Value):
     """A tuple, list, torch.Size, namedtuple or torch.return_types tuple, by `kind`.
 
     A list from outside remembers its `original` items. Nothing is assumed of their number until somebody looks at
-    `items`: who only appends works on `unseen`, and the list may be longer every time.
+    `items`: who only appends works on `raw_items`, and the list may be longer every time.
     """
 
     kind: type
-    unseen: list[Any]
+    raw_items: list[Any]
     original: tuple[Any, ...] | None = None
-    counted: bool = False
+    length_guarded: bool = False
 
     @property
     def items(self) -> list[Any]:
-        if self.original is not None and not self.counted and self.source is not None:
-            self.counted = True
-            self.source.check(("length", len(self.original)))
-        return self.unseen
+        _guard_length(self)
+        return self.raw_items
 
     @items.setter
     def items(self, items: list[Any]) -> None:
-        self.unseen = items
+        self.raw_items = items
 
 
 @dataclass(slots=True, eq=False)
@@ -166,20 +164,24 @@ class Deque(Value):
     """
 
     kind: ClassVar[type] = deque
-    unseen: list[Any]
+    raw_items: list[Any]
     maxlen: int | None = None
     original: tuple[Any, ...] | None = None
-    counted: bool = False
+    length_guarded: bool = False
     changes: int = 0
 
     @property
     def items(self) -> list[Any]:
-        if self.original is not None and not self.counted and self.source is not None:
-            self.counted = True
-            self.source.check(("length", len(self.original)))
-        if self.maxlen is not None and len(self.unseen) > self.maxlen:
-            del self.unseen[: len(self.unseen) - self.maxlen]
-        return self.unseen
+        _guard_length(self)
+        if self.maxlen is not None and len(self.raw_items) > self.maxlen:
+            del self.raw_items[: len(self.raw_items) - self.maxlen]
+        return self.raw_items
+
+
+def _guard_length(value: Sequence | Deque) -> None:
+    if value.original is not None and not value.length_guarded and value.source is not None:
+        value.length_guarded = True
+        value.source.check(("length", len(value.original)))
 
 
 @dataclass(slots=True, eq=False)
@@ -210,12 +212,12 @@ class Slots(Mapping):
     """Whether they were emptied before the captured code computed anything."""
 
     @property
-    def is_other(self) -> bool:
+    def is_reassigned(self) -> bool:
         """Of a leaf: whether it is another tensor by now, by its data or by whether it requires grad."""
         return len(self.items) > 1
 
 
-class Held:
+class ByIdentity:
     """An item of a set that is known by identity: a module, a parameter. `real` is the object or stands for it."""
 
     __slots__ = ("real", "value")
@@ -227,12 +229,12 @@ class Held:
         return hash(self.real)  # the object's own, so that the set yields its items in Python's order
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and other.real is self.real
+        return isinstance(other, ByIdentity) and other.real is self.real
 
 
 @dataclass(slots=True, eq=False)
 class Set(Value):
-    """A set or frozenset of plain Python values and `Held` objects; one from outside remembers its `original` items.
+    """A set or frozenset of plain Python values and `ByIdentity` objects; one from outside has its `original` items.
 
     `ordered`: made as Python makes it, so that it yields them in the same order.
     """
@@ -310,10 +312,10 @@ class Generator(Value):
 
 @dataclass(slots=True, eq=False)
 class Object(Value):
-    """A Python object from outside, known by its type (and attributes read), or by identity once `pinned`."""
+    """A Python object from outside, known by its type (and attributes read), or by identity once `identity_guarded`."""
 
     value: Any
-    pinned: bool = False
+    identity_guarded: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -396,7 +398,7 @@ class ExceptionValue(Instance):
 
 
 @dataclass(slots=True, eq=False)
-class Trace(Value):
+class TracebackValue(Value):
     """The traceback that a `ExceptionValue` had at some moment."""
 
     failure: ExceptionValue
@@ -462,8 +464,7 @@ def of_number(number: Any) -> Constant:
 # What Python's operators call; what has nothing to do with operators; and what yields text.
 _OPERATORS = frozenset(name for kind in (int, str, set, dict) for name in vars(kind) if name.startswith("__"))
 _OPERATORS -= {"__new__", "__init__", "__doc__", "__getattribute__", "__class_getitem__", "__sizeof__", "__reduce__"}
-WORDING = frozenset({"__str__", "__repr__", "__format__"})
-_HEAP_TYPE = 1 << 9  # a class that Python code has made
+STRING_METHODS = frozenset({"__str__", "__repr__", "__format__"})
 
 
 def own_operators(kind: type) -> frozenset[str]:
@@ -474,8 +475,8 @@ def own_operators(kind: type) -> frozenset[str]:
             _FOUND_OPERATORS.clear()
         _FOUND_OPERATORS[version] = frozenset(
             name
-            for base in order_of(kind)
-            for name, found in names_of(base).items()
+            for base in mro_of(kind)
+            for name, found in class_dict_of(base).items()
             if name in _OPERATORS and not _is_pythons(found)
         )
     return _FOUND_OPERATORS[version] if version else _FOUND_OPERATORS.pop(0)
@@ -497,7 +498,7 @@ def is_constant(value: object) -> bool:
     """Whether a real value is one that capture treats as a constant."""
     if type(value) in CONSTANT_TYPES:
         return True
-    return is_a(value, enum.Enum) and own_operators(type(value)) <= WORDING and _is_whole(value)
+    return is_a(value, enum.Enum) and own_operators(type(value)) <= STRING_METHODS and _is_whole(value)
 
 
 def _is_whole(member: object) -> bool:
@@ -507,7 +508,7 @@ def _is_whole(member: object) -> bool:
     return "_name_" in held and "_value_" in held and not asks
 
 
-_TITLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def describe(value: Any) -> str:
@@ -521,7 +522,7 @@ def describe(value: Any) -> str:
     if isinstance(value, DeferredScalar):
         return "a number from Tensor.item"
     if isinstance(value, Object):
-        return str(value.value.__qualname__) if is_a(value.value, _TITLED) else f"a {type(value.value).__qualname__}"
+        return str(value.value.__qualname__) if is_a(value.value, _NAMED) else f"a {type(value.value).__qualname__}"
     if isinstance(value, Method):
         return describe(value.function)
     if isinstance(value, Function):
@@ -559,7 +560,7 @@ def python_type(value: Value) -> type | None:
         Function: types.FunctionType,
         Slice: slice,
         Cell: types.CellType,
-        Trace: types.TracebackType,
+        TracebackValue: types.TracebackType,
         Partial: functools.partial,
     }
     return fixed.get(type(value))
@@ -584,8 +585,8 @@ def reachable(roots: Iterable[Any]) -> dict[int, Any]:
 
 
 _PARTS: dict[type, tuple[str, ...]] = {
-    Sequence: ("unseen",),
-    Deque: ("unseen",),
+    Sequence: ("raw_items",),
+    Deque: ("raw_items",),
     Mapping: ("items", "owner"),
     Instance: ("members", "contents"),
     ExceptionValue: ("members", "args"),

@@ -26,7 +26,7 @@ from smelt.capture.model.values import (
     Method,
     Object,
     Sequence,
-    Trace,
+    TracebackValue,
     Value,
     describe,
     python_type,
@@ -59,7 +59,7 @@ def _again(error: Value) -> Unsupported:
     """Raise once more what has been raised before."""
     if isinstance(error, Handled) or not isinstance(error, ExceptionValue | Object):
         return Unsupported("B019", "raise")
-    return Raised(error, describe(error), again=True)
+    return Raised(error, describe(error), reraised=True)
 
 
 @handles("RERAISE")
@@ -91,9 +91,9 @@ def _check_exc_match(interp: Interpreter, frame: Frame, instruction: Instruction
 
 def _classes(interp: Interpreter, value: Value) -> list[type]:
     if isinstance(value, Sequence) and value.kind is tuple:
-        return [kind for item in interp.outside.items(value) for kind in _classes(interp, item)]
+        return [kind for item in interp.externals.items(value) for kind in _classes(interp, item)]
     if isinstance(value, Object) and is_a(value.value, type) and issubclass(value.value, BaseException):
-        return [interp.outside.pin(value)]
+        return [interp.externals.guard_identity(value)]
     raise Unsupported("B019", f"TypeError: except {describe(value)}")
 
 
@@ -137,8 +137,8 @@ def _before_with(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 def _enter_device(interp: Interpreter, frame: Frame, device: Constant) -> None:
     """`with torch.device(…)`: factories inside make their tensors there."""
     ambient = interp.tape.ambient
-    interp.tape.become(replace(ambient, devices=(*ambient.devices, device.value)))
-    frame.stack += [Method(interp.outside.fixed(torch.device.__exit__), device), device]
+    interp.tape.set_ambient(replace(ambient, devices=(*ambient.devices, device.value)))
+    frame.stack += [Method(interp.externals.fixed(torch.device.__exit__), device), device]
 
 
 def _is_python(function: Value) -> bool:
@@ -152,7 +152,7 @@ def _with_except_start(interp: Interpreter, frame: Frame, instruction: Instructi
     if kind is None:
         raise Unsupported("B012", "with")
     if isinstance(error, ExceptionValue):
-        trace: Value = Trace(error, error.places)
+        trace: Value = TracebackValue(error, error.places)
     else:
         trace = attribute(interp, error, "__traceback__")
-    push(frame, interp.call(leave, [interp.outside.fixed(kind), error, trace]))
+    push(frame, interp.call(leave, [interp.externals.fixed(kind), error, trace]))

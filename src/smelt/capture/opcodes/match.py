@@ -37,11 +37,11 @@ def _match_keys(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
     subject, keys = frame.stack[-2], frame.stack[-1]
     if not isinstance(subject, Mapping) or not isinstance(keys, Sequence):
         raise Unsupported("B012", f"match of {describe(subject)}")
-    wanted = [hashable(interp, key) for key in interp.outside.items(keys)]
+    wanted = [hashable(interp, key) for key in interp.externals.items(keys)]
     if len(set(wanted)) != len(wanted):
         raise Unsupported("B019", "ValueError: mapping pattern checks duplicate key")
-    if all(interp.outside.present(subject, key) for key in wanted):
-        frame.stack.append(Sequence(tuple, [interp.outside.force(subject.items[key]) for key in wanted]))
+    if all(interp.externals.present(subject, key) for key in wanted):
+        frame.stack.append(Sequence(tuple, [interp.externals.force(subject.items[key]) for key in wanted]))
     else:
         frame.stack.append(Constant(None))
 

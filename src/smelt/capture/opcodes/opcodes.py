@@ -63,7 +63,7 @@ def _local(interp: Interpreter, frame: Frame, slot: int) -> Value:
     value = frame.slots[slot]
     if value is None:
         raise _unbound(frame, slot)
-    return interp.outside.force(value)
+    return interp.externals.force(value)
 
 
 def _unbound(frame: Frame, slot: int) -> Raised:
@@ -104,14 +104,14 @@ def _load_and_clear(
     interp: Interpreter, frame: Frame, instruction: Instruction
 ) -> None:  # 3.12, inlined comprehensions
     value = frame.slots[instruction.arg]
-    frame.stack.append(NULL if value is None else interp.outside.force(value))
+    frame.stack.append(NULL if value is None else interp.externals.force(value))
     frame.slots[instruction.arg] = None
 
 
 @handles("MAKE_CELL")
 def _make_cell(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = frame.slots[instruction.arg]
-    frame.slots[instruction.arg] = Cell(None if value is None else interp.outside.force(value))
+    frame.slots[instruction.arg] = Cell(None if value is None else interp.externals.force(value))
 
 
 @handles("COPY_FREE_VARS")
@@ -129,7 +129,7 @@ def _cell(frame: Frame, slot: int) -> Cell:
 
 @handles("LOAD_DEREF", "LOAD_CLASSDEREF")
 def _load_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    contents = interp.outside.cell_contents(_cell(frame, instruction.arg))
+    contents = interp.externals.cell_contents(_cell(frame, instruction.arg))
     if contents is None:
         raise _unbound(frame, instruction.arg)
     frame.stack.append(contents)
@@ -140,20 +140,20 @@ def _delete_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -
     cell = _cell(frame, instruction.arg)
     if cell.source is not None or cell.contents is None:
         raise Unsupported("B012", "DELETE_DEREF")
-    interp.touch(cell)
+    interp.before_mutation(cell)
     cell.contents = None
 
 
 @handles("STORE_DEREF")
 def _store_deref(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     cell = _cell(frame, instruction.arg)
-    interp.touch(cell)
+    interp.before_mutation(cell)
     cell.contents = frame.stack.pop()
 
 
 @handles("LOAD_GLOBAL")
 def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    value = interp.outside.global_name(frame.globals, instruction.value)
+    value = interp.externals.global_name(frame.globals, instruction.value)
     if value is None:
         missing = Raised(NameError(f"name '{instruction.value}' is not defined"), instruction.value, code="B018")
         missing.details = {"name": Constant(instruction.value)}
@@ -164,17 +164,17 @@ def _load_global(interp: Interpreter, frame: Frame, instruction: Instruction) ->
 
 @handles("STORE_GLOBAL")
 def _store_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
-    interp.touch_item(names, instruction.value)
+    names: Any = interp.externals.value(frame.globals.names, frame.globals.source)
+    interp.before_setitem(names, instruction.value)
     names.items[instruction.value] = frame.stack.pop()
 
 
 @handles("DELETE_GLOBAL")
 def _delete_global(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    names: Any = interp.outside.value(frame.globals.names, frame.globals.source)
-    if not interp.outside.removable(names, instruction.value):
+    names: Any = interp.externals.value(frame.globals.names, frame.globals.source)
+    if not interp.externals.removable(names, instruction.value):
         raise Unsupported("B018", instruction.value)
-    interp.touch(names)
+    interp.before_mutation(names)
     del names.items[instruction.value]
 
 
@@ -185,7 +185,7 @@ def _load_const(interp: Interpreter, frame: Frame, instruction: Instruction) -> 
 
 @handles("LOAD_ASSERTION_ERROR")
 def _load_assertion_error(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    frame.stack.append(interp.outside.fixed(AssertionError))
+    frame.stack.append(interp.externals.fixed(AssertionError))
 
 
 @handles("LOAD_METHOD")
@@ -218,15 +218,15 @@ def _import_name(interp: Interpreter, frame: Frame, instruction: Instruction) ->
         raise Unsupported("B012", f"import {instruction.value}")
     top = name if interp.plain(wanted) else name.partition(".")[0]
     known = interp.tree.fixed(sys.modules, "sys.modules")
-    interp.outside.value(sys.modules[name], known.key(name))  # else Python imports it
-    frame.stack.append(interp.outside.value(sys.modules[top], known.key(top)))
+    interp.externals.value(sys.modules[name], known.key(name))  # else Python imports it
+    frame.stack.append(interp.externals.value(sys.modules[top], known.key(top)))
 
 
 def _absolute(interp: Interpreter, frame: Frame, name: str, level: int) -> str | None:
     """The full name of a module: `from ..parts import x` counts from the package that the code is in."""
     if level == 0:
         return name
-    found = interp.outside.global_name(frame.globals, "__package__")
+    found = interp.externals.global_name(frame.globals, "__package__")
     package = interp.plain(found) if found is not None else None
     if not isinstance(package, str) or package.count(".") < level - 1:
         return None
@@ -362,7 +362,7 @@ def _build_const_key_map(interp: Interpreter, frame: Frame, instruction: Instruc
 def _list_append(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     value = frame.stack.pop()
     target: Any = frame.stack[-instruction.arg]
-    interp.touch_end(target)
+    interp.before_append(target)
     target.items.append(value)
 
 
@@ -378,7 +378,7 @@ def _map_add(interp: Interpreter, frame: Frame, instruction: Instruction) -> Non
     key, value = take(frame, 2)
     target: Any = frame.stack[-instruction.arg]
     real = hashable(interp, key)
-    interp.touch_item(target, real)
+    interp.before_setitem(target, real)
     target.items[real] = value
 
 
@@ -387,8 +387,8 @@ def _list_extend(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     items = frame.stack.pop()
     _refuse_to_spread(items)
     target: Any = frame.stack[-instruction.arg]
-    interp.touch_end(target)
-    drain(interp, items, target.unseen, hinted=True)
+    interp.before_append(target)
+    drain(interp, items, target.raw_items, hinted=True)
 
 
 def _refuse_to_spread(value: Value) -> None:
@@ -411,7 +411,7 @@ def _dict_update(interp: Interpreter, frame: Frame, instruction: Instruction) ->
     items = mapped(interp, other)
     if instruction.name == "DICT_MERGE" and set(items) & set(target.items):
         raise Unsupported("B019", "TypeError: multiple values for a keyword argument")
-    interp.touch(target)
+    interp.before_mutation(target)
     target.items.update(items)
 
 
@@ -561,7 +561,7 @@ def _call_with(interp: Interpreter, frame: Frame, args: list[Value], names: tupl
 def _call_function_ex(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     keywords: dict[str, Value] = {}
     if instruction.arg & 1:
-        keywords = {key: interp.outside.force(item) for key, item in mapped(interp, frame.stack.pop()).items()}
+        keywords = {key: interp.externals.force(item) for key, item in mapped(interp, frame.stack.pop()).items()}
     spread = frame.stack.pop()
     _refuse_to_spread(spread)
     positional = drain(interp, spread, hinted=True)

@@ -18,7 +18,7 @@ from smelt.capture.model.state import LiveFrame, flat
 from smelt.capture.model.static import ABSENT, static_lookup
 from smelt.capture.persist.object_names import EQUAL, WRAPPERS, NotPersistable, find, forget_classes, is_like
 from smelt.capture.persist.serialize import SerializedCapture, may_be_step, refuse, stamp_of, stamps_of
-from smelt.capture.replay.plan import Computation, Entrance, FrameRecipe, Return, related
+from smelt.capture.replay.plan import Computation, EntryState, FrameRecipe, Return, alias_holds
 from smelt.capture.replay.reconstruct import Recipe
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.graph import Recaller
@@ -27,19 +27,19 @@ from smelt.ir.nodes.ambient import Ambient, without_default_devices
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class LoadedCapture:
     """A capture of an earlier process, with the guards and the plan that it has in this one."""
 
     guards: "_native.Guards"
     plan: Return
-    entrance: Entrance
+    entry_state: EntryState
 
 
 def verify_roundtrip(capture: SerializedCapture, record: dict[str, Any], frame: LiveFrame) -> None:
     """What is read back here and now must be what was written, object by object."""
-    loading = Loading(record, frame)
-    loading.settle()
-    if not _same(loading.roots(), capture.roots):
+    loader = CaptureLoader(record, frame)
+    loader.resolve_objects()
+    if not _same(loader.roots(), capture.roots):
         raise NotPersistable("it is read back as something else")
 
 
@@ -55,7 +55,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) in EQUAL and repr(one) == repr(other)
 
 
-class Loading:
+class CaptureLoader:
     """One record on its way back: objects found by name, or taken from where the guards meet them."""
 
     def __init__(self, record: dict[str, Any], frame: LiveFrame) -> None:
@@ -70,11 +70,11 @@ class Loading:
         self.checks: dict[int, Any] = {}
         self.remembered: list[Remembered] = []
 
-    def recalled(self, recaller: Recaller) -> Recalled | None:
+    def recalled(self, recaller: Recaller) -> LoadedCapture | None:
         """The capture, if all its guards hold of the state."""
         if any(stamp_of(file) != stamp for file, *stamp in (*self.record["files"], *self.record["program"])):
             raise NotPersistable("a file has changed")
-        self.settle()
+        self.resolve_objects()
         if stamps_of(self.reals, self.frame.info.code.co_filename) != self.record["files"]:
             raise NotPersistable("a file has changed, or is another")  # of another copy of the program, say
         for one, other, answer in self.record["asked"]:
@@ -87,23 +87,23 @@ class Loading:
         collected = guards.check(self.state)
         if collected is None:
             raise NotPersistable(guards.explain(self.state) or "a guard fails")
-        entrance = self._entrance()
-        if not entrance.holds(collected):
+        entry_state = self._entry_state()
+        if not entry_state.holds(collected):
             raise NotPersistable("what was one object is two, or the other way round")
-        written, rebased, at_risk, *switches = self.record["care"]
-        care = WritePolicy(tuple(written), tuple(rebased), tuple(at_risk), *switches)
+        written, mutated_with_grad, backed_up, *switches = self.record["write_policy"]
+        write_policy = WritePolicy(tuple(written), tuple(mutated_with_grad), tuple(backed_up), *switches)
         records = Ambient.now().records
         with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
             torch._C._set_grad_enabled(records)
-            found = recaller.recall(self.record["graph"], care.undoing())
+            found = recaller.recall(self.record["graph"], write_policy.undoing())
         if found is None:
             raise NotPersistable("its code is not there")
         run, traced = found
         events.count("graphs")
         events.count("captures_recalled")
-        return Recalled(guards, self._plan(care.around(run, traced), care.writes), entrance)
+        return LoadedCapture(guards, self._plan(write_policy.around(run, traced), write_policy.writes), entry_state)
 
-    def settle(self) -> None:
+    def resolve_objects(self) -> None:
         """Know every object of the table."""
         self.reals = [ABSENT] * len(self.forms)
         unknown = list(range(len(self.forms)))
@@ -150,7 +150,7 @@ class Loading:
             raise NotPersistable("a guard fails")
         collected = dict(zip(places, met, strict=True))
         for one, other, same in self.record["relations"]:
-            if one in collected and other in collected and not related(collected[one], collected[other], same):
+            if one in collected and other in collected and not alias_holds(collected[one], collected[other], same):
                 raise NotPersistable("what was one object is two, or the other way round")
 
     def _known_part(self, node: Any, count: int, places: list[int], lost: bool = False) -> tuple[Any, int]:
@@ -304,11 +304,11 @@ class Loading:
             raise KeyError(form[1])
         return found
 
-    def _entrance(self) -> Entrance:
+    def _entry_state(self) -> EntryState:
         function, slots = self.record["frame"]
         frame = FrameRecipe(self.frame.info, 0, self.frame.discard, function, tuple(slots), ())
         relations = tuple((one, other, same) for one, other, same in self.record["relations"])
-        return Entrance(relations, (), (frame,))
+        return EntryState(relations, (), (frame,))
 
     def _plan(self, run: Callable[..., Any], writes: bool) -> Return:
         record = self.record

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 
 from smelt.base.paths import PACKAGE
-from smelt.capture.model.static import ABSENT
+from smelt.capture.model.static import ABSENT, is_heap_type
 from smelt.ir.json_values import encode
 
 Form = list[Any]
 
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+_IMMUTABLE_TYPE = 1 << 8
 _TOLD_BY_FLAGS = 1 << 20 | 1 << 5 | 1 << 6  # abstract, a sequence or a mapping to patterns
 _SINGLE = (type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format)
 _PLAIN = (int, float, complex, str, bytes, tuple, frozenset, range, slice, torch.Size, torch.device)
@@ -114,8 +114,8 @@ def _form(real: Any, names: Names) -> Form:
         own = [names.number(kind)] if kind is not types.ModuleType else []  # as `torch._VF` has, found nowhere else
         return ["module", real.__name__, *own]
     if kind is types.FunctionType:
-        names_of = names.number(real.__globals__)
-        return ["function", real.__module__, real.__qualname__, *_of_function(real), names_of, _is_there(real)]
+        class_dict_of = names.number(real.__globals__)
+        return ["function", real.__module__, real.__qualname__, *_of_function(real), class_dict_of, _is_there(real)]
     if kind is types.CodeType:
         return ["code", digest(real)]
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -181,7 +181,7 @@ def _is_made_in_python(kind: type) -> bool:
     lists among its bases, nor one that pybind11 made, which looks like one of Python's."""
     if any(type(base).__module__ == "pybind11_builtins" for base in kind.__mro__):
         return False
-    made = [base for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE and not base.__flags__ & _IMMUTABLE_TYPE]
+    made = [base for base in kind.__mro__ if is_heap_type(base) and not base.__flags__ & _IMMUTABLE_TYPE]
     rest = [base for base in kind.__mro__ if base not in made]
     python = all(issubclass(type(base), type) and isinstance(vars(base).get("__module__"), str) for base in made)
     return python and bool(made) and all(base is object or base in _CONTAINERS for base in rest)
@@ -257,7 +257,7 @@ def _print_of(kind: type) -> str:
     if known is None:
         text = f"{kind.__module__}.{kind.__qualname__}"
         file = file_of(sys.modules.get(str(kind.__module__)))
-        if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
+        if is_heap_type(kind) and not kind.__flags__ & _IMMUTABLE_TYPE:
             if is_library(file):  # but for what the program adds to it
                 text += " ".join(sorted(vars(kind)))
             else:

@@ -22,7 +22,7 @@ from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.marks import entered_by
 from smelt.capture.persist.object_names import Names, NotPersistable, file_of, is_library, own_folders
-from smelt.capture.replay.plan import Entrance, Return
+from smelt.capture.replay.plan import EntryState, Return
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.json_values import encode
 
@@ -38,9 +38,9 @@ class SerializedCapture:
 
     roots: tuple[Any, ...]
     plan: Return
-    entrance: Entrance
+    entry_state: EntryState
     history: History
-    care: WritePolicy
+    write_policy: WritePolicy
     tree: GuardTree
 
 
@@ -50,8 +50,8 @@ def record_of(capture: SerializedCapture, graph: Any) -> dict[str, Any]:
     remembered = [_call(each, names) for each in capture.tree.remembered.values()]
     tree = _Tree(names, [each.guard for each in capture.tree.remembered.values()])
     roots = [tree.node(root) for root in capture.roots]
-    computation, entrance = capture.plan.computation, capture.entrance
-    (frame,) = entrance.frames
+    computation, entry_state = capture.plan.computation, capture.entry_state
+    (frame,) = entry_state.frames
     _refuse_compiled(names)
     found = capture.tree.asked.values()
     asked = [[names.itself(kind), names.itself(wanted), answer] for kind, wanted, answer in found]
@@ -66,12 +66,12 @@ def record_of(capture: SerializedCapture, graph: Any) -> dict[str, Any]:
         "roots": roots,
         "arguments": list(computation.arguments),
         "collected": computation.collected,
-        "relations": [list(relation) for relation in entrance.relations],
+        "relations": [list(relation) for relation in entry_state.relations],
         "frame": [frame.function, list(frame.slots)],
         "constants": [_constant(constant, names) for constant in computation.recipe.constants],
         "steps": steps,
         "writes": computation.recipe.writes,
-        "care": [list(each) if isinstance(each, tuple) else each for each in astuple(capture.care)],
+        "write_policy": [list(each) if isinstance(each, tuple) else each for each in astuple(capture.write_policy)],
         "result": capture.plan.result,
         "history": encode(capture.history.seen(), refuse),
         "graph": graph,

@@ -7,9 +7,9 @@ Guards are all that a capture relied on, so where they hold, capturing again wou
 the process: `named` says how those are told to another one. What a guard cannot ask for is taken care of here: code is
 known by its digest, files that classes and functions come from by size and time, and by the key
 (`Recaller.surroundings`) smelt, PyTorch, Python, processor, options and settings. A capture that looked at something
-else (`GuardTree.transient`: addresses, whether there is a GPU), and one whose parts have no form, is not kept, and
-`SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to its end, one graph, sizes as
-they are.
+else (`GuardTree.why_not_persist`: addresses, whether there is a GPU), and one whose parts cannot be serialized, is not
+kept, and `SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to its end, one graph,
+static shapes.
 """
 
 import json
@@ -27,29 +27,29 @@ from smelt.capture.guards.dynamic_sizes import History
 from smelt.capture.guards.tree import GuardTree
 from smelt.capture.model.marks import DYNAMIC
 from smelt.capture.model.state import LiveFrame
-from smelt.capture.persist.deserialize import Loading, Recalled, verify_roundtrip
+from smelt.capture.persist.deserialize import CaptureLoader, LoadedCapture, verify_roundtrip
 from smelt.capture.persist.object_names import NotPersistable, digest, forget_classes
 from smelt.capture.persist.serialize import SerializedCapture, record_of, refuse
-from smelt.capture.replay.plan import Entrance, Plan, Return
+from smelt.capture.replay.plan import EntryState, Plan, Return
 from smelt.capture.replay.rollback import WritePolicy
 from smelt.ir.graph import Recaller, Traced
 from smelt.ir.json_values import decode
 from smelt.runtime.cache import CacheStore, open_store
 
 _WATCHED = ("graph", "guards", "joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
-Keep = Callable[[Any, Plan, Entrance, "tuple[Traced, WritePolicy] | None", GuardTree], None]
+Keep = Callable[[Any, Plan, EntryState, "tuple[Traced, WritePolicy] | None", GuardTree], None]
 """What a capture is handed to: its guards, its plan, the way back, its graph and the care for it, and what else it
 relied on."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureStore:
-    """Where the captures of one compiled function are kept. `manner` is how they are made."""
+    """Where the captures of one compiled function are kept. `options` is how they are made."""
 
     recaller: Recaller
-    manner: tuple[Any, ...]
+    options: tuple[Any, ...]
 
-    def recall(self, frame: LiveFrame, history: History) -> Recalled | None:
+    def recall(self, frame: LiveFrame, history: History) -> LoadedCapture | None:
         """What an earlier process made of this very state, if it did."""
         place = self._place(frame)
         if place is None or events.collecting() or config.check_specs or any(map(events.wanted, _WATCHED)):
@@ -61,7 +61,7 @@ class CaptureStore:
         try:
             with events.timed("recall"):
                 record = json.loads(parts[0])
-                found = Loading(record, frame).recalled(self.recaller)
+                found = CaptureLoader(record, frame).recalled(self.recaller)
                 if found is not None:
                     history.restore(decode(record["history"], refuse))
         except NotPersistable as reason:
@@ -82,11 +82,15 @@ class CaptureStore:
             return None
 
         def keep(
-            roots: Any, plan: Plan, entrance: Entrance, compiled: tuple[Traced, WritePolicy] | None, tree: GuardTree
+            roots: Any,
+            plan: Plan,
+            entry_state: EntryState,
+            compiled: tuple[Traced, WritePolicy] | None,
+            tree: GuardTree,
         ) -> None:
             assert isinstance(plan, Return) and compiled is not None
-            traced, care = compiled
-            self._keep(place, frame, SerializedCapture(roots, plan, entrance, history, care, tree), traced)
+            traced, write_policy = compiled
+            self._keep(place, frame, SerializedCapture(roots, plan, entry_state, history, write_policy, tree), traced)
 
         return keep
 
@@ -122,7 +126,7 @@ class CaptureStore:
             return None
         function = frame.function
         settings = [f"{name}={getattr(config, name)!r}" for name in ("compiled_autograd", "cache_size_limit")]
-        lines = ["capture", surroundings, " ".join(settings), repr(self.manner)]
+        lines = ["capture", surroundings, " ".join(settings), repr(self.options)]
         code = function.__code__
         place = code.co_filename if os.path.isfile(code.co_filename) else ""  # a cell of a notebook has one of its own
         lines += [f"{function.__module__}.{function.__qualname__} {digest(code)} {place}"]

@@ -15,7 +15,7 @@ import torch
 from torch.optim import adagrad, adam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from smelt.capture.model.marks import afterwards, left_to_python, nothing_waits
+from smelt.capture.model.marks import defer, left_to_python, nothing_deferred
 from smelt.ir.nodes.hook_calls import call_hook
 
 _adam: Callable[..., None] = adam._single_tensor_adam
@@ -172,7 +172,7 @@ def averaging_batch_norm(
     return result
 
 
-def deliver(gradients: Any) -> None:
+def accumulate_grads(gradients: Any) -> None:
     """Let gradients arrive at leaves with hooks, as PyTorch's engine does: each is hooked, then added to `.grad`."""
     with torch.no_grad():
         for leaf, gradient, before, after in gradients:
@@ -208,7 +208,7 @@ def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if args or kwargs or hooks:
         left_to_python("scaler.step() with a closure or with hooks, of which nothing can be undone")
-    if not nothing_waits(optimizer.state):
+    if not nothing_deferred(optimizer.state):
         left_to_python("a second scaler.step() of one optimizer, whose state depends on the first one's gradients")
     params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     written = list(params)
@@ -227,7 +227,7 @@ def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **
         for tensor, old in zip(written, before, strict=True):
             tensor.copy_(torch.where(infinite, old, tensor))
     if any(_is_other(optimizer.state, param, old) for param, old in zip(params, kept, strict=True)):
-        afterwards(_put_back, infinite, optimizer.state, params, kept)
+        defer(_put_back, infinite, optimizer.state, params, kept)
     return result
 
 

@@ -33,7 +33,7 @@ class GraphFailed(Exception):
         self.writes = writes
 
 
-class Unwritten(Exception):
+class NothingWritten(Exception):
     """A graph that writes its inputs raised `error` before it had written any."""
 
     def __init__(self, error: Exception) -> None:
@@ -42,7 +42,7 @@ class Unwritten(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Preallocated:
     """A tensor that the program makes, the graph writes and an object from outside keeps, as optimizers keep their
     state: it is made before the graph, which is given it. So is it when the program finds it the next time."""
 
@@ -71,24 +71,24 @@ class Computation:
     entry: Ambient
     final: Ambient | None
     writes: bool
-    given_up: tuple[Any, ...] = ()
+    cleared_grads: tuple[Any, ...] = ()
     """Leaves whose gradients are dropped before the graph runs."""
-    begun: tuple[Begun, ...] = ()
+    preallocated: tuple[Preallocated, ...] = ()
     """What comes behind the collected, which counts them too."""
 
     def outputs(self, collected: tuple[Any, ...]) -> Any:
         """Run the graph on the collected inputs."""
         if self.run is None:
             return ()
-        for leaf in self.given_up:
+        for leaf in self.cleared_grads:
             leaf.grad = None
         try:
-            return _native.settling(self.settle, self.run, *[collected[number] for number in self.arguments])
+            return _native.restoring(self.restore_entry, self.run, *[collected[number] for number in self.arguments])
         except Exception as error:
             failure = self.failed(error)
         raise failure
 
-    def settle(self) -> None:
+    def restore_entry(self) -> None:
         """Put back what the graph may have changed when it raised."""
         self.entry.impose()
         if not self.entry.nesting:
@@ -96,25 +96,25 @@ class Computation:
 
     def failed(self, error: Exception) -> GraphFailed:
         """The graph raised. Who goes on from there leaves the handler first: nothing of this is for the program."""
-        if self.writes and not isinstance(error, Unwritten):
+        if self.writes and not isinstance(error, NothingWritten):
             return GraphFailed(error, True)
-        return GraphFailed((error.error if isinstance(error, Unwritten) else error).with_traceback(None), False)
+        return GraphFailed((error.error if isinstance(error, NothingWritten) else error).with_traceback(None), False)
 
     def rebuilt(self, collected: tuple[Any, ...], then: Callable[[list[Any]], Any]) -> Any:
         """Run the graph and rebuild objects; `then`, given the registers, has the program where it stands after it."""
-        if self.begun:
-            collected = (*collected, *[each.make(collected) for each in self.begun])
+        if self.preallocated:
+            collected = (*collected, *[each.make(collected) for each in self.preallocated])
         outputs = self.outputs(collected)
         if self.final is None:
             return then(self.recipe.registers(collected, outputs))
-        return _native.settling(self._unsettle, self._settled, collected, outputs, then)
+        return _native.restoring(self._restore_final, self._in_final_ambient, collected, outputs, then)
 
-    def _settled(self, collected: tuple[Any, ...], outputs: Any, then: Callable[[list[Any]], Any]) -> Any:
+    def _in_final_ambient(self, collected: tuple[Any, ...], outputs: Any, then: Callable[[list[Any]], Any]) -> Any:
         assert self.final is not None
         self.final.settle(self.entry)
         return then(self.recipe.registers(collected, outputs))
 
-    def _unsettle(self) -> None:
+    def _restore_final(self) -> None:
         """The program did not get to where the state is `final`."""
         assert self.final is not None
         self.entry.settle(self.final)
@@ -185,7 +185,7 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
+class EntryState:
     """The way back to the state a plan starts from, for what guards cannot tell beforehand.
 
     `relations` are pairs of collected tensors that must (or must not) be one object or, if None, no views of one;
@@ -208,19 +208,19 @@ class Entrance:
                 function(*[collected[place] for place in places])
         except Exception:
             return False
-        return all(related(collected[one], collected[other], same) for one, other, same in self.relations)
+        return all(alias_holds(collected[one], collected[other], same) for one, other, same in self.relations)
 
     def state(self, collected: tuple[Any, ...]) -> list[LiveFrame]:
         registers = [*collected, _native.NULL]
         return [frame.materialize(registers) for frame in self.frames]
 
 
-def related(one: Any, other: Any, same: bool | None) -> bool:
-    """Whether a relation holds, see `Entrance`."""
-    return lie_apart(one, other) if same is None else (one is other) == same
+def alias_holds(one: Any, other: Any, same: bool | None) -> bool:
+    """Whether a relation holds, see `EntryState`."""
+    return have_distinct_bases(one, other) if same is None else (one is other) == same
 
 
-def lie_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_distinct_bases(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether neither is a view of the other, nor both of a third: by views autograd tells of writes."""
     return (one if one._base is None else one._base) is not (other if other._base is None else other._base)
 

@@ -13,9 +13,9 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Iterator as Iterating
-from collections.abc import Mapping as Mapped
-from collections.abc import Sequence as Many
+from collections.abc import Iterator as IteratorABC
+from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence as SequenceABC
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.capture.guards.dynamic_sizes import computed_from, read_size
 from smelt.capture.interpreter.exceptions import builtin_base
 from smelt.capture.interpreter.interpreter import make_sequence
-from smelt.capture.model.breaks import Abandoned
-from smelt.capture.model.paused_iterators import CHANGED, Paused, PausedJoined
-from smelt.capture.model.set_order import ITSELF, Call, Items, begun_by, formed
+from smelt.capture.model.breaks import SkipFrame
+from smelt.capture.model.paused_iterators import CHANGED, PausedIterator, PausedZip
+from smelt.capture.model.set_order import ITSELF, Call, Items, construction_of, formed
 from smelt.capture.model.set_order import changed as set_changed
 from smelt.capture.model.set_order import made as set_made
 from smelt.capture.model.source import Source
 from smelt.capture.model.values import (
+    ByIdentity,
     Cell,
     Constant,
     DeferredScalar,
@@ -42,7 +43,6 @@ from smelt.capture.model.values import (
     ExceptionValue,
     Function,
     Handled,
-    Held,
     Instance,
     Iterator,
     LazyItem,
@@ -59,7 +59,7 @@ from smelt.capture.model.values import (
     Slots,
     Super,
     Tensor,
-    Trace,
+    TracebackValue,
     Value,
     ZippedIterator,
     describe,
@@ -71,7 +71,7 @@ _DEEP = 50
 _LOOKING = (Iterator, ZippedIterator, DeferredString, ExceptionValue)  # what is made with a look at what others hold
 
 Operand = tuple[str, Any]
-"""("constant" | "begun" | "output" | "step", number) or ("input", source), until the recipe is sealed."""
+"""("constant" | "preallocated" | "output" | "step", number) or ("input", source), until the recipe is finalized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Recipe:
     writes: bool = False
     """Whether a step changes an object from outside."""
 
-    def registers(self, collected: Many[Any], outputs: Many[Any]) -> list[Any]:
+    def registers(self, collected: SequenceABC[Any], outputs: SequenceABC[Any]) -> list[Any]:
         """Run the recipe."""
         registers = [*self.constants, *collected, *outputs]
         for function, operands in self.steps:
@@ -96,15 +96,15 @@ class Rebuilder:
 
     def __init__(
         self,
-        home: Callable[[Tensor], fx.Node],
-        as_freed: Callable[[Tensor], fx.Node | None],
+        node_of: Callable[[Tensor], fx.Node],
+        detached_if_freed: Callable[[Tensor], fx.Node | None],
         slots: Callable[[Tensor], Slots | None],
-        begun: Callable[[Tensor], int | None] = lambda value: None,
+        preallocated: Callable[[Tensor], int | None] = lambda value: None,
     ) -> None:
-        self.home = home
-        self.spent = as_freed
+        self.node_of = node_of
+        self.detached_if_freed = detached_if_freed
         self.slots = slots
-        self.begun = begun
+        self.preallocated = preallocated
         self.outputs: list[fx.Node] = []
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[Operand]]] = []
@@ -128,7 +128,7 @@ class Rebuilder:
                 while self._depth == 1 and self._unfilled:
                     self._unfilled.pop()()
             except RecursionError:
-                raise Abandoned("what holds others too deep to be rebuilt") from None
+                raise SkipFrame("what holds others too deep to be rebuilt") from None
             finally:
                 self._depth -= 1
             # What a value holds may lead back to it, as the cell of a function that names itself: then it is made.
@@ -144,7 +144,7 @@ class Rebuilder:
             self._unfilled.append(steps)
 
     @contextlib.contextmanager
-    def replaying(self) -> Iterating[None]:
+    def replaying(self) -> IteratorABC[None]:
         """Steps added inside the block write to objects from outside."""
         before = len(self._steps)
         self.is_replaying = True
@@ -152,18 +152,18 @@ class Rebuilder:
         self.is_replaying = False
         self._writes = len(self._steps) > before
 
-    def paused(self, value: Value) -> Operand:
+    def frame_operand(self, value: Value) -> Operand:
         """The operand for a value of the interpreter's own: the iterator of a loop says where it stands.
 
         Not so one that the program holds, or is about to take: that is made before, by `operand`.
         """
         return (
-            self.counted(value)
+            self.loop_operand(value)
             if isinstance(value, Iterator | ZippedIterator) and value.looped
             else self.operand(value)
         )
 
-    def counted(self, value: Value) -> Operand:
+    def loop_operand(self, value: Value) -> Operand:
         """The operand for the iterator of a loop, or for one that it goes through."""
         if id(value) not in self._known and value.source is None:
             if isinstance(value, Iterator) and _can_pause(value.over):
@@ -186,7 +186,7 @@ class Rebuilder:
 
     def items(self, items: Iterable[Any]) -> list[Operand]:
         """The items of a set."""
-        return [self.operand(item.value) if isinstance(item, Held) else self.constant(item) for item in items]
+        return [self.operand(item.value) if isinstance(item, ByIdentity) else self.constant(item) for item in items]
 
     def constant(self, real: Any) -> Operand:
         self._constants.append(real)
@@ -212,19 +212,19 @@ class Rebuilder:
             return self.constant(_native.NULL)
         if isinstance(value, Number) and value.symbolic is not None:
             return self._symbolic(value)
-        if isinstance(value, Number) and not value.settled:
+        if isinstance(value, Number) and not value.specialized:
             return self._number(value)
         if isinstance(value, Constant):
             return self.constant(value.value)
-        if isinstance(value, Object) and value.pinned:
+        if isinstance(value, Object) and value.identity_guarded:
             return self.constant(value.value)
         if value.source is not None:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))
         if self._unfilled and isinstance(value, _LOOKING):
-            raise Abandoned(f"{describe(value)} deep inside of others cannot be rebuilt")
+            raise SkipFrame(f"{describe(value)} deep inside of others cannot be rebuilt")
         if maker is None or (self.is_replaying and isinstance(value, Iterator | ZippedIterator)):
-            raise Abandoned(f"{describe(value)} cannot be rebuilt")
+            raise SkipFrame(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)
 
     def _symbolic(self, value: Number) -> Operand:
@@ -233,7 +233,7 @@ class Rebuilder:
             return self._input(value.source)
         what = meaning(value.symbolic)
         if isinstance(what, Formula) and what.is_computed:
-            raise Abandoned("a number that the graph computes cannot be rebuilt")
+            raise SkipFrame("a number that the graph computes cannot be rebuilt")
         compute, origins = computed_from(what)
         return self.step(compute, *[self.step(read_size(origin), self._input(origin[0])) for origin in origins])
 
@@ -249,19 +249,19 @@ class Rebuilder:
         self._known[id(value)] = operand
         return operand
 
-    def sort_outputs(self, places: Mapped[fx.Node, int]) -> None:
+    def sort_outputs(self, places: MappingABC[fx.Node, int]) -> None:
         """Let the graph hand out its outputs in another order than they were asked for."""
         asked = self.outputs
         self.outputs = sorted(asked, key=places.__getitem__)
         self._moved = {number: self.outputs.index(node) for number, node in enumerate(asked)}
 
-    def seal(self, collected: int, begun: int = 0) -> "tuple[Recipe, Callable[[Operand], int]]":
+    def finalize(self, collected: int, preallocated: int = 0) -> "tuple[Recipe, Callable[[Operand], int]]":
         """Fix the register numbers, now that every source knows its place among the collected."""
-        first_output = len(self._constants) + collected + begun
+        first_output = len(self._constants) + collected + preallocated
         bases = {
             "constant": 0,
             "input": len(self._constants),
-            "begun": len(self._constants) + collected,
+            "preallocated": len(self._constants) + collected,
             "output": first_output,
             "step": first_output + len(self.outputs),
         }
@@ -277,13 +277,13 @@ class Rebuilder:
 
 
 def _tensor(build: Rebuilder, value: Tensor) -> Operand:
-    begun = build.begun(value) if build.is_replaying else None
-    if begun is not None:
-        return ("begun", begun)
-    detached = build.spent(value)
+    preallocated = build.preallocated(value) if build.is_replaying else None
+    if preallocated is not None:
+        return ("preallocated", preallocated)
+    detached = build.detached_if_freed(value)
     if detached is not None:
         return build.step(as_freed, build._output(detached))
-    made = build._output(build.home(value))
+    made = build._output(build.node_of(value))
     slots = build.slots(value)
     gradient = Constant(None) if slots is None else slots.items["grad"]
     return build.step(_with_gradient, made, build.operand(gradient)) if isinstance(gradient, Tensor) else made
@@ -349,7 +349,7 @@ def _set(build: Rebuilder, value: Set) -> Operand:
 
 def set_operand(build: Rebuilder, call: Call) -> Operand:
     """A set made by the calls that made the captured one, so that its items come in the same order."""
-    first, changes = begun_by(call)
+    first, changes = construction_of(call)
     if first.name == "given":
         made = build.operand(first.args[0])
     elif first.name in _SETS and all(isinstance(arg, Items) and arg.form == "tuple" for arg in first.args):
@@ -411,7 +411,7 @@ def _view_of(part: str, real: Any) -> Any:
 
 def _iterator(build: Rebuilder, value: Iterator) -> Operand:
     if isinstance(value.over, Deque) and value.over.changes != value.size:
-        raise Abandoned("an iterator over a deque that has changed cannot be rebuilt")
+        raise SkipFrame("an iterator over a deque that has changed cannot be rebuilt")
     part, position = value.part, value.position
 
     def make(over: Any) -> Any:
@@ -447,14 +447,14 @@ def _can_pause(over: Value) -> bool:
 def _paused(build: Rebuilder, value: Iterator) -> Operand:
     part, position = value.part, value.position
     size = value.size
-    return build.step(lambda over: Paused(over, part, position, size), build.operand(value.over))
+    return build.step(lambda over: PausedIterator(over, part, position, size), build.operand(value.over))
 
 
 def _paused_joined(build: Rebuilder, value: ZippedIterator) -> Operand:
     kind, position, strict = value.kind, value.position, value.strict
-    parts = build.step(_tuple, *map(build.counted, value.parts))
+    parts = build.step(_tuple, *map(build.loop_operand, value.parts))
     function = build.constant(None) if value.function is None else build.operand(value.function)
-    return build.step(lambda parts, real: PausedJoined(kind, parts, position, real, strict), parts, function)
+    return build.step(lambda parts, real: PausedZip(kind, parts, position, real, strict), parts, function)
 
 
 def _method(build: Rebuilder, value: Method) -> Operand:
@@ -574,7 +574,7 @@ def _traceback(build: Rebuilder, places: tuple[Place, ...]) -> Operand:
     return build.step(make, *[build.operand(function) for function, _, _ in places])
 
 
-def _trace(build: Rebuilder, value: Trace) -> Operand:
+def _trace(build: Rebuilder, value: TracebackValue) -> Operand:
     return _traceback(build, value.places)
 
 
@@ -625,6 +625,6 @@ _MAKERS: dict[type, Callable[[Rebuilder, Any], Operand]] = {
     DeferredString: _made_of,
     DeferredScalar: _made_of,
     ExceptionValue: _failure,
-    Trace: _trace,
+    TracebackValue: _trace,
     Handled: _handled,
 }

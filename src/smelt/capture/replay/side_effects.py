@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smelt.capture.interpreter.externals import keys_check, same_keys, unchanged
-from smelt.capture.model.set_order import begun_by
+from smelt.capture.model.set_order import construction_of
 from smelt.capture.model.values import Cell, Deque, LazyItem, Mapping, Sequence, Set, Slots, Value
 from smelt.capture.replay.reconstruct import Rebuilder, changed_set, fill_cell
 
@@ -31,7 +31,7 @@ def replay(
             build.step(function, *map(build.operand, args))
 
 
-def given_up(written: Iterable[Value]) -> list[Any]:
+def cleared_grads(written: Iterable[Value]) -> list[Any]:
     """Leaves whose gradients the program dropped before it computed anything, and whose values nobody asked for: their
     memory is free while the graph runs, as it is in eager. Should the graph fail and Python take over, it finds them
     as the program had made them by then."""
@@ -44,14 +44,14 @@ def given_up(written: Iterable[Value]) -> list[Any]:
 
 
 def _list(build: Rebuilder, value: Sequence | Deque) -> None:
-    original, final = value.original or (), value.unseen
+    original, final = value.original or (), value.raw_items
     real = build.operand(value)
     kept = len(original)
     if len(final) >= kept and all(map(unchanged, original, final)):
         if len(final) > kept:
             build.step(_extend, real, *map(build.operand, final[kept:]))
         return
-    assert value.counted
+    assert value.length_guarded
     build.step(_refill_list if isinstance(value, Sequence) else _refill_deque, real, *map(build.operand, final))
 
 
@@ -111,7 +111,7 @@ def _write_slots(removed: tuple[str, ...], changed: tuple[str, ...], real: Any, 
 
 
 def _set(build: Rebuilder, value: Set) -> None:
-    changed_set(build, build.operand(value), begun_by(value.calls)[1])
+    changed_set(build, build.operand(value), construction_of(value.calls)[1])
 
 
 def _cell(build: Rebuilder, value: Cell) -> None:

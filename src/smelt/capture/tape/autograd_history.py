@@ -26,7 +26,7 @@ class Histories:
                 if _saves(node):
                     self._freed.add(node)
 
-    def is_spent(self, tensor: torch.Tensor) -> bool:
+    def is_freed(self, tensor: torch.Tensor) -> bool:
         """Whether a backward from this tensor would come upon what another has freed."""
         if not self._freed or tensor.grad_fn is None:
             return False

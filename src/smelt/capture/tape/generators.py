@@ -19,7 +19,7 @@ from smelt.capture.model.source import Source
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class GeneratorPair:
     """A generator of the program, and the one that a graph draws from in its place."""
 
     source: Source
@@ -31,7 +31,7 @@ def with_generators(run: Callable[..., Any], owned: tuple[torch.Generator, ...])
     """Run a graph that draws from `owned` for the generators that come behind its inputs."""
     count, lock = len(owned), locks.lock()  # there is one set of them, whatever threads come
 
-    def lending(*inputs: Any) -> Any:
+    def with_own_generators(*inputs: Any) -> Any:
         given = inputs[-count:]
         with _native.Held(lock):
             for own, real in zip(owned, given, strict=True):
@@ -41,4 +41,4 @@ def with_generators(run: Callable[..., Any], owned: tuple[torch.Generator, ...])
                 real.set_state(own.get_state())
         return result
 
-    return lending
+    return with_own_generators

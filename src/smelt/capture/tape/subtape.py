@@ -44,12 +44,14 @@ class Subtape(Tape):
         raise Unsupported("B017", f"{source.text}, a tensor that only it uses")
 
     def _ghost(self, value: Tensor | Number) -> Any:
-        if isinstance(value, Tensor) and self.home(value).graph is not self.graph:
+        if isinstance(value, Tensor) and self.node_of(value).graph is not self.graph:
             self._lift(value)
         return super()._ghost(value)
 
     def _node(self, value: Tensor | Number) -> fx.Node:
-        return value.node if isinstance(value, Tensor) and self.home(value).graph is self.graph else self._lift(value)
+        if isinstance(value, Tensor) and self.node_of(value).graph is self.graph:
+            return value.node
+        return self._lift(value)
 
     def _lift(self, value: Tensor | Number) -> fx.Node:
         key: Any = id(value) if isinstance(value, Tensor) else meaning(value.symbolic)
@@ -74,10 +76,10 @@ class Subtape(Tape):
 class LaterTape(Subtape):
     """For code that runs when the engine calls it: in which grad mode is not known."""
 
-    def become(self, ambient: Ambient) -> None:
+    def set_ambient(self, ambient: Ambient) -> None:
         if ambient.grad != self.ambient.grad:
             raise Unsupported("B013", "a grad mode")
-        super().become(ambient)
+        super().set_ambient(ambient)
 
     def rely_on_grad_mode(self) -> None:
         raise Unsupported("B013", "a grad mode")

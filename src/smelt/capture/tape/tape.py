@@ -4,9 +4,9 @@ tape.call("call_function", torch.relu, (x,), {})   →   Tensor(node relu, ghost
 """
 
 import operator
-from collections.abc import Iterator as Iterating
-from collections.abc import Mapping as Mapped
-from collections.abc import Sequence as Many
+from collections.abc import Iterator as IteratorABC
+from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence as SequenceABC
 from dataclasses import field, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ from smelt.symbolic.shapes import may_overlap
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic
 
 # What makes a tensor of a shape and of numbers that are known before.
-_BEGINNINGS = frozenset(
+_PREALLOCATABLE = frozenset(
     {torch.zeros_like, torch.ones_like, torch.full_like, torch.zeros, torch.ones, torch.full, torch.tensor}
 )
 
@@ -67,18 +67,18 @@ class Tape:
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
-        self.only_apart = False  # whether the graph is right only where inputs lie apart: see `Care`
+        self.requires_no_overlap = False  # whether the graph is right only where inputs lie apart: see `Care`
         self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
-        self.draws = False  # whether an operator draws random numbers
+        self.uses_rng = False  # whether an operator draws random numbers
         self.raises = False  # whether an operator raises for some values
-        self.at_risk: set[fx.Node] = set()  # inputs that are written before such an operator
-        self._quietly: dict[int, Any] = {}  # ghosts that are written without a count
+        self.backed_up: set[fx.Node] = set()  # inputs that are written before such an operator
+        self._untracked_writes: dict[int, Any] = {}  # ghosts that are written without a count
         self._made_leaves: dict[int, tuple[Any, Slots]] = {}  # that require grad, with their `.grad`
         self._data: dict[int, tuple[Any, Tensor]] = {}  # what `.data` yielded, and of which tensor: also without
         self.ambient = ambient or Ambient.now()  # what the captured code has made of it
         self._entry = self.ambient
         self.inferred: set[fx.Node] = set()  # what yields tensors of an inference mode entered on the way
-        self._heeded = self.ambient  # what the nodes so far have made of it
+        self._synced_ambient = self.ambient  # what the nodes so far have made of it
         self._before = (self.ambient, self.ambient)
         self.regions: dict[fx.Graph, Region] = {}
         self.lifted: dict[Any, Tensor | Number] = {}  # of an outer graph: there is none
@@ -89,7 +89,7 @@ class Tape:
         self._items: dict[Any, fx.Node] = {}
         self._written: dict[fx.Node, list[int]] = {}  # the ghosts that a node writes, by their ids
         self._names: dict[int, set[fx.Node]] = {}  # the nodes that yield a ghost which is written
-        self._met: dict[int, list[tuple[fx.Node, Tensor]]] = {}
+        self._inputs_by_id: dict[int, list[tuple[fx.Node, Tensor]]] = {}
         self.histories = Histories()
         self._places: dict[Source, fx.Node] = {}
         self._numbers = NumberWriter(self.graph, self._number, lambda node: self._added.append(node))
@@ -98,10 +98,11 @@ class Tape:
 
     def release(self) -> None:
         """Let go of the program's tensors now: a tape holds on to itself, and the collector is slow."""
-        for met in self._met.values():
+        for met in self._inputs_by_id.values():
             for _, value in met:
                 value.real = value.state = None
-        for table in (self._met, self._by_ghost, self._data, self._made_leaves, self.inputs, self._places, self.lifted):
+        by_id = (self._inputs_by_id, self._by_ghost, self._data, self._made_leaves)
+        for table in (*by_id, self.inputs, self._places, self.lifted):
             table.clear()
 
     def begin(self) -> None:
@@ -109,7 +110,7 @@ class Tape:
         if self._added or self._rewritten:
             self._added.clear()
             self._rewritten.clear()
-        self._before = (self.ambient, self._heeded)
+        self._before = (self.ambient, self._synced_ambient)
 
     @property
     def computes(self) -> bool:
@@ -129,8 +130,8 @@ class Tape:
             self.graph.erase_node(node)
         self._numbers.forget(self._added)
         self._added.clear()
-        ambient, self._heeded = self._before
-        self.become(ambient)
+        ambient, self._synced_ambient = self._before
+        self.set_ambient(ambient)
 
     def _placeholder(self, text: str) -> fx.Node:
         """A new input of the graph, behind those there are."""
@@ -177,14 +178,14 @@ class Tape:
         value = Tensor(node, ghost, type(tensor), tensor, source=source)
         self._by_ghost[id(value.ghost)] = value
         self._histories[node] = (ghost, ghost.grad_fn)
-        met = self._met.setdefault(id(tensor), [])
+        met = self._inputs_by_id.setdefault(id(tensor), [])
         value.state = met[0][1].state if met else None
         met.append((node, value))
         return value
 
     def change(self, leaf: Tensor, slots: Slots) -> None:
         """A leaf from outside becomes another tensor when the graph has run, by whatever name it is known."""
-        for _, each in self._met[id(leaf.real)]:
+        for _, each in self._inputs_by_id[id(leaf.real)]:
             each.state = slots
 
     def leads_to(self, leaf: Any) -> bool:
@@ -195,27 +196,27 @@ class Tape:
     def _refuse_two_kinds(self, tensor: torch.Tensor | None, names: int) -> None:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
         has a ghost of its own until the graph is whole, and the others do not know."""
-        met = self._met.get(id(tensor), ()) if tensor is not None else ()
-        if len(met) >= names and any(is_otherwise(node, value.ghost) for node, value in met):
+        met = self._inputs_by_id.get(id(tensor), ()) if tensor is not None else ()
+        if len(met) >= names and any(metadata_changed(node, value.ghost) for node, value in met):
             raise Unsupported("B015", "A write to a tensor that has another name")
 
     def value_of(self, ghost: Any) -> Tensor | None:
         """The tensor that a ghost stands for."""
         return self._by_ghost.get(id(ghost))
 
-    def spent(self, value: Tensor) -> fx.Node | None:
+    def detached_if_freed(self, value: Tensor) -> fx.Node | None:
         """A tensor without its history, if a backward has freed that; None if it has it still."""
-        if not value.ghost.requires_grad or not self.histories.is_spent(value.ghost):
+        if not value.ghost.requires_grad or not self.histories.is_freed(value.ghost):
             return None
-        node = self._method("detach", self.home(value))
+        node = self._method("detach", self.node_of(value))
         set_spec(node, replace(TensorSpec.of(value.ghost), requires_grad=False))
         return node
 
-    def begin_with(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
+    def preallocate(self, value: Tensor) -> tuple[fx.Node, Any, tuple[Any, ...], dict[str, Any]] | None:
         """Let a tensor that the graph makes and then writes be an input, if it can be made before the graph runs: the
         new input, and the call that makes it, of constants and inputs."""
         written = () if value.ghost.requires_grad else self._names.get(id(value.ghost), ())
-        made = [node for node in written if node.op == "call_function" and node.target in _BEGINNINGS]
+        made = [node for node in written if node.op == "call_function" and node.target in _PREALLOCATABLE]
         if len(made) != 1 or made[0].graph is not self.graph or made[0] in self.inferred:
             return None
         call = (made[0].target, made[0].args, dict(made[0].kwargs))
@@ -229,9 +230,9 @@ class Tape:
         self._histories[node] = (value.ghost, value.ghost.grad_fn)
         return node, *call
 
-    def met_again(self) -> list[list[tuple[fx.Node, Tensor]]]:
+    def input_aliases(self) -> list[list[tuple[fx.Node, Tensor]]]:
         """Tensors from outside, each as often as it was met: the input it was made, and what it was known as."""
-        return list(self._met.values())
+        return list(self._inputs_by_id.values())
 
     def call(self, opcode: str, target: Any, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """Record one call and say what it yields. Raises `Unsupported` if only running it could tell."""
@@ -286,14 +287,14 @@ class Tape:
         self.may_raise()
         self._record("call_function", torch.ops.aten._assert_async.msg, (test, Constant(text)), {}, None)
 
-    def item(self, value: Tensor, world: ShapeEnv) -> Number:
+    def item(self, value: Tensor, shape_env: ShapeEnv) -> Number:
         """The float that a tensor of one element holds when the graph comes to this place."""
         node = self._record("call_method", "item", (value,), {}, None)
         leaf = Formula(None, (), 2.0, f"{value.node.name}.item()", COMPUTED)
         set_spec(node, NumberSpec(leaf))
         self._numbers.given(leaf, node)
         self._items[leaf] = node
-        return Number(leaf.example, symbolic=as_number(world, leaf))
+        return Number(leaf.example, symbolic=as_number(shape_env, leaf))
 
     def item_of(self, leaf: Any) -> fx.Node:
         """The node that yields a number which the graph takes out of a tensor."""
@@ -333,7 +334,7 @@ class Tape:
         self.regions[tape.graph] = Region(self, node, tape.graph)
         self._made_leaves |= tape._made_leaves
 
-    def home(self, value: Tensor) -> fx.Node:
+    def node_of(self, value: Tensor) -> fx.Node:
         """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
         while value.node.graph is not self.graph and value.node.graph in self.regions:
             region = self.regions[value.node.graph]
@@ -359,13 +360,13 @@ class Tape:
         return value.ghost
 
     def _operand(self, value: Tensor | Number) -> fx.Node:
-        if isinstance(value, Tensor) and value.state is not None and value.state.is_other:
+        if isinstance(value, Tensor) and value.state is not None and value.state.is_reassigned:
             raise Unsupported("B015", "Tensor.data = … or requires_grad_(), before a tensor is used again,")
         return self._node(value)
 
     def _node(self, value: Tensor | Number) -> fx.Node:
         """The node of this graph that yields it."""
-        return self.home(value) if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
+        return self.node_of(value) if isinstance(value, Tensor) else self._numbers.write(value.symbolic)
 
     def decided(self, value: Tensor) -> bool | None:
         """The truth of a tensor if it does not depend on what running will yield."""
@@ -378,14 +379,14 @@ class Tape:
         return any(by_views) or bool(self.written())
 
     @property
-    def acts(self) -> bool:
+    def has_effects(self) -> bool:
         """Whether the graph runs even if nobody wants its results."""
-        return self.writes or self.draws or self.raises
+        return self.writes or self.uses_rng or self.raises
 
     def may_raise(self) -> None:
         """The operator that comes now raises for some values: what is written by then may have to be undone."""
         self.raises = True
-        self.at_risk |= self.written()
+        self.backed_up |= self.written()
 
     def require_grad(self, value: Tensor, wanted: bool) -> None:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
@@ -402,7 +403,7 @@ class Tape:
         found = self._made_leaves.get(id(value.ghost))
         return None if found is None else found[1]
 
-    def hands_out_leaves(self, outputs: Many[fx.Node]) -> bool:
+    def returns_new_leaves(self, outputs: SequenceABC[fx.Node]) -> bool:
         """Whether a leaf that the graph makes comes out of it, or something that leads to no other leaves. Where others
         are led to as well, nobody can see whether a gradient reaches one that has gone."""
         nodes = set(outputs) if self._made_leaves else set()
@@ -416,7 +417,7 @@ class Tape:
         found = self._data.get(id(value.ghost)) if isinstance(value, Tensor) else None
         return found is not None and found[1].ghost is of.ghost
 
-    def is_given_twice(self, out: Tensor, args: Many[Value], pointwise: bool) -> bool:
+    def is_given_twice(self, out: Tensor, args: SequenceABC[Value], pointwise: bool) -> bool:
         """Whether memory that a call is to write is among what it reads, or has elements that it shows more than once.
         Element by element, a tensor may be written in its own place."""
         if may_overlap(tuple(out.ghost.shape), out.ghost.stride()):
@@ -438,29 +439,29 @@ class Tape:
         for value in written:
             while (id(whole := _whole(value.ghost))) in self._data:
                 value = self._data[id(whole)][1]
-                self.writes_quietly(value.ghost)
+                self.note_untracked_write(value.ghost)
                 found.append(value)
         return found
 
-    def writes_quietly(self, tensor: Any) -> None:
+    def note_untracked_write(self, tensor: Any) -> None:
         """A tensor is written, of which its version will tell nothing."""
         whole = _whole(tensor)
-        self._quietly[id(whole)] = whole
+        self._untracked_writes[id(whole)] = whole
 
     def written(self) -> set[fx.Node]:
         """Inputs that are written, by themselves or by a view."""
         found = self._histories.items()
-        return {node for node, (ghost, _) in found if ghost._version or id(ghost) in self._quietly}
+        return {node for node, (ghost, _) in found if ghost._version or id(ghost) in self._untracked_writes}
 
-    def rebased(self) -> set[fx.Node]:
+    def mutated_with_grad(self) -> set[fx.Node]:
         """Inputs that are written with gradients: they have another history than they came with."""
         return {node for node, (ghost, history) in self._histories.items() if ghost.grad_fn is not history}
 
-    def is_as_at_first(self) -> bool:
+    def is_entry_ambient(self) -> bool:
         """Whether the state of the process is the one that the captured code was entered in."""
         return self.ambient == self._entry
 
-    def become(self, ambient: Ambient) -> None:
+    def set_ambient(self, ambient: Ambient) -> None:
         """The nodes that follow run under this grad mode and this autocast."""
         if ambient != self.ambient:
             self.ambient = ambient
@@ -489,13 +490,13 @@ class Tape:
         forget_casts()
         self._added.append(self.graph.call_function(forget_casts))
 
-    def heed(self, wanted: Ambient) -> None:
+    def sync_ambient(self, wanted: Ambient) -> None:
         """Nodes that lead from the state the graph is in to `wanted`; only where needed: an empty block is no node."""
-        heeded, self._heeded = self._heeded, wanted
-        if wanted.records != heeded.records:
+        synced, self._synced_ambient = self._synced_ambient, wanted
+        if wanted.records != synced.records:
             self._added.append(self.graph.call_function(torch._C._set_grad_enabled, (wanted.records,)))
-        for cast, before in zip(wanted.casts, heeded.casts, strict=True):
-            if cast != before or wanted.cached != heeded.cached:
+        for cast, before in zip(wanted.casts, synced.casts, strict=True):
+            if cast != before or wanted.cached != synced.cached:
                 self._added.append(self.graph.call_function(set_autocast, (*cast, wanted.cached)))
 
     def _run(self, opcode: str, target: Any, ghosts: list[Any], named: dict[str, Any]) -> Any:
@@ -516,7 +517,7 @@ class Tape:
     ) -> fx.Node:
         nodes = tuple(_convert(value, self._operand) for value in args)
         named = {name: _convert(value, self._operand) for name, value in kwargs.items()}
-        self.heed(self.ambient)
+        self.sync_ambient(self.ambient)
         if opcode == "call_method" and self._is_replaced(target, args[0]):
             opcode, target = "call_function", method(target)
         node = self.graph.create_node(opcode, target, nodes, named)
@@ -597,14 +598,18 @@ class EffectRecorder(GhostMode):  # type: ignore[no-untyped-call]
         self._tape = tape
 
     def __torch_dispatch__(
-        self, func: Any, types: Many[type], args: tuple[Any, ...] = (), kwargs: Mapped[str, Any] | None = None
+        self,
+        func: Any,
+        types: SequenceABC[type],
+        args: tuple[Any, ...] = (),
+        kwargs: MappingABC[str, Any] | None = None,
     ) -> Any:
         if is_random(func):
-            self._tape.draws = True
+            self._tape.uses_rng = True
         if raises(func, args):
             self._tape.may_raise()
         for tensor in quietly_written(func, args):
-            self._tape.writes_quietly(tensor)
+            self._tape.note_untracked_write(tensor)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -617,7 +622,7 @@ def _whole(tensor: Any) -> Any:
     return tensor if tensor._base is None else tensor._base
 
 
-def _ghosts_in(values: tuple[Any, ...]) -> Iterating[GhostTensor]:
+def _ghosts_in(values: tuple[Any, ...]) -> IteratorABC[GhostTensor]:
     for value in values:
         if isinstance(value, GhostTensor):
             yield value
@@ -640,7 +645,7 @@ def _convert(value: Any, of_tensor: Any) -> Any:
         return slice(_convert(value.start, of_tensor), _convert(value.stop, of_tensor), _convert(value.step, of_tensor))
     if isinstance(value, Mapping):
         return {key: _convert(item, of_tensor) for key, item in value.items.items()}
-    if isinstance(value, Object) and isinstance(value.value, type) and value.pinned:
+    if isinstance(value, Object) and isinstance(value.value, type) and value.identity_guarded:
         return value.value
     if isinstance(value, Object) and isinstance(value.value, Own):
         return value.value
@@ -649,7 +654,7 @@ def _convert(value: Any, of_tensor: Any) -> Any:
     raise Unsupported("B017", f"{type(value).__name__.lower()} as an operator's argument")
 
 
-def is_otherwise(node: fx.Node, ghost: Any) -> bool:
+def metadata_changed(node: fx.Node, ghost: Any) -> bool:
     """Whether an input has become another kind of tensor than it came as."""
     spec = tensor_spec(node)
     came = spec.requires_grad, spec.shape, spec.stride

@@ -101,8 +101,8 @@ entry_run(Entry *entry, PyObject **collected, Py_ssize_t count)
     PyObject *found = graph_outputs(entry, collected);
     found = is_one ? one_output(found, around->which) : found;
     if (found == NULL) {
-        if (around->settle != Py_None) {
-            settle_surely(around->settle);
+        if (around->restore != Py_None) {
+            restore_surely(around->restore);
         }
         return PyErr_ExceptionMatches(PyExc_Exception) ? recover(around, collected, count) : NULL;
     }
@@ -117,22 +117,22 @@ drop_around(Around *around)
     if (around) {
         Py_DECREF(around->result);
         Py_DECREF(around->failed);
-        Py_DECREF(around->settle);
+        Py_DECREF(around->restore);
         PyMem_Free(around);
     }
 }
 
 /* NULL with an exception. */
 static Around *
-take_around(PyObject *arguments, PyObject *result, PyObject *failed, PyObject *settle, Py_ssize_t collected)
+take_around(PyObject *arguments, PyObject *result, PyObject *failed, PyObject *restore, Py_ssize_t collected)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(arguments);
     Py_ssize_t which = PyLong_Check(result) ? PyLong_AsSsize_t(result) : 0;
     bool is_result = PyLong_Check(result) || PyCallable_Check(result);
-    bool are_callable = failed && PyCallable_Check(failed) && (settle == Py_None || PyCallable_Check(settle));
+    bool are_callable = failed && PyCallable_Check(failed) && (restore == Py_None || PyCallable_Check(restore));
     if (which < 0 || !is_result || !are_callable) {
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "Entry: result must be a number or callable, and failed and settle callable");
+            PyErr_SetString(PyExc_TypeError, "Entry: result must be a number or callable, and failed and restore callable");
         }
         return NULL;
     }
@@ -141,7 +141,7 @@ take_around(PyObject *arguments, PyObject *result, PyObject *failed, PyObject *s
         PyErr_NoMemory();
         return NULL;
     }
-    *around = (Around){.result = result, .which = which, .failed = failed, .settle = settle, .count = count};
+    *around = (Around){.result = result, .which = which, .failed = failed, .restore = restore, .count = count};
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(arguments, i));
         if (place < 0 || place >= collected) {
@@ -155,17 +155,17 @@ take_around(PyObject *arguments, PyObject *result, PyObject *failed, PyObject *s
     }
     Py_INCREF(result);
     Py_INCREF(failed);
-    Py_INCREF(settle);
+    Py_INCREF(restore);
     return around;
 }
 
 static PyObject *
 entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"guards", "run", "arguments", "result", "failed", "settle", NULL};
-    PyObject *guards, *run, *arguments = NULL, *result = Py_None, *failed = NULL, *settle = Py_None;
+    static char *names[] = {"guards", "run", "arguments", "result", "failed", "restore", NULL};
+    PyObject *guards, *run, *arguments = NULL, *result = Py_None, *failed = NULL, *restore = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|O!OOO:Entry", names, &GuardsType, &guards, &run, &PyTuple_Type,
-                                     &arguments, &result, &failed, &settle)) {
+                                     &arguments, &result, &failed, &restore)) {
         return NULL;
     }
     if (!PyCallable_Check(run)) {
@@ -174,7 +174,7 @@ entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     Around *around = NULL;
     if (arguments) {
-        around = take_around(arguments, result, failed, settle, guards_collected((Guards *)guards));
+        around = take_around(arguments, result, failed, restore, guards_collected((Guards *)guards));
         if (around == NULL) {
             return NULL;
         }
@@ -199,7 +199,7 @@ entry_traverse(Entry *self, visitproc visit, void *arg)
     if (self->around) {
         Py_VISIT(self->around->result);
         Py_VISIT(self->around->failed);
-        Py_VISIT(self->around->settle);
+        Py_VISIT(self->around->restore);
     }
     return 0;
 }

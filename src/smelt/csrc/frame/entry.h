@@ -10,7 +10,7 @@ typedef struct {
     PyObject *result; /* an int: which of the graph's outputs; else a callable that makes it of them all */
     Py_ssize_t which; /* the int */
     PyObject *failed; /* failed(error, *collected) yields the result if the graph raises an Exception */
-    PyObject *settle; /* None, or settle() puts back what a graph may have left changed when it raises */
+    PyObject *restore; /* None, or restore() puts back what a graph may have left changed when it raises */
     Py_ssize_t count;
     Py_ssize_t arguments[]; /* the graph's, among the collected */
 } Around;

@@ -1,4 +1,4 @@
-/* Going through a shortcut: the words of memory that must be as they were, then what only asking can tell.
+/* Going through a fast path: the words of memory that must be as they were, then what only asking can tell.
 
    The first part reads memory and runs no code, so nothing moves meanwhile. Its facts stand in an order in which each
    one vouches for the next: the variable in the slot is the same object, so its dict lies where it lay; the dict's
@@ -6,21 +6,21 @@
    are never given twice, so an object that was freed and another in its place cannot be confused; where a fact is a bare
    pointer, guards/fastpath_build.c relies on nothing that another object in that place would not have to prove as well.
 
-   A fact that does not hold means only that the long way must be taken. If all holds there, the shortcut is made anew,
+   A fact that does not hold means only that the long way must be taken. If all holds there, the fast path is made anew,
    and a node that keeps changing is from then on left to questions and look-ups (`Node.changes`). */
 #include "guards/fastpath.h"
 
 #define ITEMS(facts, type) ((const type *)(facts).items)
 
 static Py_ssize_t
-changed_slot(const Shortcut *shortcut, const GuardSource *source)
+changed_slot(const FastPath *fastpath, const GuardSource *source)
 {
-    for (Py_ssize_t i = 0; i < shortcut->slots.count; i++) {
-        const SlotFact *fact = &ITEMS(shortcut->slots, SlotFact)[i];
+    for (Py_ssize_t i = 0; i < fastpath->slots.count; i++) {
+        const SlotFact *fact = &ITEMS(fastpath->slots, SlotFact)[i];
         PyObject *value = fact->slot < source->count ? source->slots[fact->slot]
                           : fact->slot == source->count ? source->function : NULL;
         if (value != fact->value || value == NULL) {
-            return shortcut->slots.nodes[i];
+            return fastpath->slots.nodes[i];
         }
     }
     return -1;
@@ -46,14 +46,14 @@ is_same(const WordFact *fact)
 }
 
 static Py_ssize_t
-changed_word(const Shortcut *shortcut)
+changed_word(const FastPath *fastpath)
 {
-    const WordFact *facts = shortcut->words.items;
-    for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
+    const WordFact *facts = fastpath->words.items;
+    for (Py_ssize_t i = 0; i < fastpath->words.count; i++) {
         uintptr_t place = facts[i].place;
         bool whole = (place & WORD_KINDS) == WHOLE_WORD;
         if (whole ? *(const uint64_t *)place != facts[i].expected : !is_same(&facts[i])) {
-            return shortcut->words.nodes[i];
+            return fastpath->words.nodes[i];
         }
     }
     return -1;
@@ -61,13 +61,13 @@ changed_word(const Shortcut *shortcut)
 
 /* The first node whose facts do not hold any more, or -1. */
 static Py_ssize_t
-changed_node(const Shortcut *shortcut, const GuardSource *source)
+changed_node(const FastPath *fastpath, const GuardSource *source)
 {
-    Py_ssize_t changed = changed_slot(shortcut, source);
-    changed = changed < 0 ? changed_word(shortcut) : changed;
-    for (Py_ssize_t i = 0; changed < 0 && i < shortcut->tensors.count; i++) {
-        const TensorFact *fact = &ITEMS(shortcut->tensors, TensorFact)[i];
-        changed = tensor_memory_holds(fact->spec, fact->value) ? -1 : shortcut->tensors.nodes[i];
+    Py_ssize_t changed = changed_slot(fastpath, source);
+    changed = changed < 0 ? changed_word(fastpath) : changed;
+    for (Py_ssize_t i = 0; changed < 0 && i < fastpath->tensors.count; i++) {
+        const TensorFact *fact = &ITEMS(fastpath->tensors, TensorFact)[i];
+        changed = tensor_memory_holds(fact->spec, fact->value) ? -1 : fastpath->tensors.nodes[i];
     }
     return changed;
 }
@@ -103,42 +103,42 @@ answers(Guards *guards, const Facts *questions, const GuardSource *source, PyObj
     return true;
 }
 
-static ShortcutAnswer
-follow(Guards *guards, const Shortcut *shortcut, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
+static FastPathAnswer
+follow(Guards *guards, const FastPath *fastpath, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
 {
-    if (!answers(guards, &shortcut->states, source, collected)) {
-        return SHORTCUT_FAILS;
+    if (!answers(guards, &fastpath->states, source, collected)) {
+        return FASTPATH_FAILS;
     }
-    Py_ssize_t changed = changed_node(shortcut, source);
+    Py_ssize_t changed = changed_node(fastpath, source);
     if (changed >= 0) {
         *stale = changed;
-        return SHORTCUT_STALE;
+        return FASTPATH_STALE;
     }
-    for (Py_ssize_t i = 0; i < shortcut->collected.count; i++) {
-        const Collected *fact = &ITEMS(shortcut->collected, Collected)[i];
+    for (Py_ssize_t i = 0; i < fastpath->collected.count; i++) {
+        const Collected *fact = &ITEMS(fastpath->collected, Collected)[i];
         collected[fact->place] = Py_NewRef(fact->value);
     }
-    hold_values(&shortcut->questions); /* the first answer may run code that lets go of the others' values */
-    bool holds = answers(guards, &shortcut->questions, source, collected);
-    release_values(&shortcut->questions);
-    return holds ? SHORTCUT_HOLDS : SHORTCUT_FAILS;
+    hold_values(&fastpath->questions); /* the first answer may run code that lets go of the others' values */
+    bool holds = answers(guards, &fastpath->questions, source, collected);
+    release_values(&fastpath->questions);
+    return holds ? FASTPATH_HOLDS : FASTPATH_FAILS;
 }
 
-ShortcutAnswer
-shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
+FastPathAnswer
+fastpath_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale)
 {
-    Shortcut *shortcut = guards->shortcut;
-    shortcut->users++;
-    ShortcutAnswer answer = follow(guards, shortcut, source, collected, stale);
-    shortcut_drop(shortcut);
+    FastPath *fastpath = guards->fastpath;
+    fastpath->users++;
+    FastPathAnswer answer = follow(guards, fastpath, source, collected, stale);
+    fastpath_drop(fastpath);
     return answer;
 }
 
 PyObject *
-shortcut_size(const Shortcut *shortcut)
+fastpath_size(const FastPath *fastpath)
 {
-    Py_ssize_t facts = shortcut->slots.count + shortcut->words.count + shortcut->tensors.count;
-    return Py_BuildValue("nn", facts, shortcut->states.count + shortcut->questions.count);
+    Py_ssize_t facts = fastpath->slots.count + fastpath->words.count + fastpath->tensors.count;
+    return Py_BuildValue("nn", facts, fastpath->states.count + fastpath->questions.count);
 }
 
 static void
@@ -149,21 +149,21 @@ drop_facts(Facts *facts)
 }
 
 void
-shortcut_drop(Shortcut *shortcut)
+fastpath_drop(FastPath *fastpath)
 {
-    if (shortcut == NULL || --shortcut->users > 0) {
+    if (fastpath == NULL || --fastpath->users > 0) {
         return;
     }
-    for (Py_ssize_t i = 0; i < shortcut->words.count; i++) {
-        uintptr_t place = ITEMS(shortcut->words, WordFact)[i].place;
+    for (Py_ssize_t i = 0; i < fastpath->words.count; i++) {
+        uintptr_t place = ITEMS(fastpath->words, WordFact)[i].place;
         if ((place & WORD_KINDS) == LOOKUP) {
             PyMem_Free((void *)(place - LOOKUP));
         }
     }
-    Facts *all[] = {&shortcut->states,  &shortcut->slots,     &shortcut->words,
-                    &shortcut->tensors, &shortcut->collected, &shortcut->questions};
+    Facts *all[] = {&fastpath->states,  &fastpath->slots,     &fastpath->words,
+                    &fastpath->tensors, &fastpath->collected, &fastpath->questions};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(all); i++) {
         drop_facts(all[i]);
     }
-    PyMem_Free(shortcut);
+    PyMem_Free(fastpath);
 }

@@ -1,6 +1,6 @@
-/* Shortcuts from inside: what guards/fastpath_build.c writes down and guards/fastpath.c goes through. */
-#ifndef SMELT_GUARD_SHORTCUT_H
-#define SMELT_GUARD_SHORTCUT_H
+/* Fast paths from inside: what guards/fastpath_build.c writes down and guards/fastpath.c goes through. */
+#ifndef SMELT_GUARD_FASTPATH_H
+#define SMELT_GUARD_FASTPATH_H
 
 #include "guards/guards.h"
 
@@ -53,7 +53,7 @@ typedef struct {
 } Facts;
 
 /* All pointers to objects are borrowed, and good only as long as the facts before them hold. */
-struct Shortcut {
+struct FastPath {
     Py_ssize_t users; /* a thread may be on it while another replaces it */
     Facts states;     /* Questions that look at no value: before all else, being cheap and often decisive */
     Facts slots, words, tensors, collected, questions;

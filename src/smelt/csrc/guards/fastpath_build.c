@@ -1,12 +1,12 @@
-/* Making a shortcut: which words of memory everything that held depends on.
+/* Making a fast path: which words of memory everything that held depends on.
 
    The tree is gone through once more, by means that run no code of the user's. For each node: where is its value kept,
    so that one comparison tells whether it is still the same; and which of its checks can change their answer without
    the value being another one. What has no such place becomes a question, asked every time.
 
-   A value is `anchored` if the facts written down so far prove that it is the very object seen now: it belongs to the
-   guards, or an unchanged dict or an anchored tuple holds it, or it passed an "is". A bare pointer that is the same
-   proves less, since another object may have come to lie there; of such a value nothing is taken for granted but what a
+   A value is `identity_proved` if the facts written down so far prove that it is the very object seen now: it belongs to
+   the guards, or an unchanged dict or a proved tuple holds it, or it passed an "is". A bare pointer that is the same
+   proves less, since another object may have been allocated there; of such a value nothing is taken for granted but what a
    further fact about it says, its type first. */
 #include "guards/fastpath.h"
 
@@ -14,13 +14,13 @@
 
 #include "frame/unbound.h"
 
-/* A node that made a shortcut stale so often is not relied on again; a dict is first tried key by key. */
+/* A node that made a fast path stale so often is not relied on again; a dict is first tried key by key. */
 enum { TOO_OFTEN = 2 };
 
 typedef struct {
     PyObject *value; /* owned; NULL: unbound */
     Py_ssize_t node;
-    bool anchored;
+    bool identity_proved;
     bool typed;     /* a fact says that its type is the same */
     bool versioned; /* a dict or a class, and a fact says that it is unchanged */
     bool measured;  /* a sequence, and facts say where its items lie and how many */
@@ -29,33 +29,33 @@ typedef struct {
 typedef struct {
     Guards *guards;
     const GuardSource *source;
-    Shortcut *shortcut;
+    FastPath *fastpath;
     Level *levels;
     bool broken; /* out of memory, or the guards do not hold after all */
-} Arm;
+} Builder;
 
 typedef enum { FIXED, ASK } Reach;
 
 /* --- writing facts down ----------------------------------------------------------------------- */
 
 static bool
-grow(Arm *arm, void **array, Py_ssize_t count, size_t item)
+grow(Builder *builder, void **array, Py_ssize_t count, size_t item)
 {
     if (count & (count - 1)) { /* grows when the count is zero or a power of two */
         return true;
     }
     void *larger = PyMem_Realloc(*array, (count ? 2 * (size_t)count : 1) * item);
-    arm->broken |= larger == NULL;
+    builder->broken |= larger == NULL;
     *array = larger ? larger : *array;
     return larger != NULL;
 }
 
 /* Room for one more, for the given node; NULL if there is none. */
 static void *
-add_fact(Arm *arm, Facts *facts, Py_ssize_t node, size_t item)
+add_fact(Builder *builder, Facts *facts, Py_ssize_t node, size_t item)
 {
-    if (!grow(arm, &facts->items, facts->count, item)
-        || !grow(arm, (void **)&facts->nodes, facts->count, sizeof *facts->nodes)) {
+    if (!grow(builder, &facts->items, facts->count, item)
+        || !grow(builder, (void **)&facts->nodes, facts->count, sizeof *facts->nodes)) {
         return NULL;
     }
     facts->nodes[facts->count] = node;
@@ -63,9 +63,9 @@ add_fact(Arm *arm, Facts *facts, Py_ssize_t node, size_t item)
 }
 
 static void
-add_word(Arm *arm, Py_ssize_t node, const void *place, uint64_t expected)
+add_word(Builder *builder, Py_ssize_t node, const void *place, uint64_t expected)
 {
-    WordFact *fact = add_fact(arm, &arm->shortcut->words, node, sizeof *fact);
+    WordFact *fact = add_fact(builder, &builder->fastpath->words, node, sizeof *fact);
     if (fact) {
         *fact = (WordFact){.place = (uintptr_t)place, .expected = expected};
     }
@@ -73,51 +73,51 @@ add_word(Arm *arm, Py_ssize_t node, const void *place, uint64_t expected)
 
 /* The pointer at `place` stays what it is. */
 static void
-add_pointer(Arm *arm, Py_ssize_t node, const void *place)
+add_pointer(Builder *builder, Py_ssize_t node, const void *place)
 {
-    add_word(arm, node, place, (uint64_t)(uintptr_t)*(void *const *)place);
+    add_word(builder, node, place, (uint64_t)(uintptr_t)*(void *const *)place);
 }
 
 static void
-add_question(Arm *arm, Facts *questions, Py_ssize_t node, Question question)
+add_question(Builder *builder, Facts *questions, Py_ssize_t node, Question question)
 {
-    Question *fact = add_fact(arm, questions, node, sizeof *fact);
+    Question *fact = add_fact(builder, questions, node, sizeof *fact);
     if (fact) {
         *fact = question;
     }
 }
 
 static const Node *
-node_at(const Arm *arm, Py_ssize_t node)
+node_at(const Builder *builder, Py_ssize_t node)
 {
-    return &arm->guards->nodes[node];
+    return &builder->guards->nodes[node];
 }
 
 /* Sees to it that the value's type is known to be the same. False: another type in its place could go unnoticed. */
 static bool
-ensure_type(Arm *arm, Level *level)
+ensure_type(Builder *builder, Level *level)
 {
-    if (level->anchored || level->typed) {
+    if (level->identity_proved || level->typed) {
         return true;
     }
     if (Py_TYPE(level->value)->tp_flags & Py_TPFLAGS_HEAPTYPE) { /* may be freed; one that is checked is ours */
         return false;
     }
-    add_pointer(arm, level->node, &level->value->ob_type);
+    add_pointer(builder, level->node, &level->value->ob_type);
     level->typed = true;
     return true;
 }
 
-/* Sees to it that a class, which is anchored, is known to answer every look-up as it does now. */
+/* Sees to it that a class, whose identity is proved, is known to answer every look-up as it does now. */
 static bool
-note_class(Arm *arm, Level *level)
+note_class(Builder *builder, Level *level)
 {
     PyTypeObject *type = (PyTypeObject *)level->value;
     if (type->tp_version_tag == 0) { /* a look-up gives every class one, while they last */
         return false;
     }
     if (!level->versioned) {
-        add_word(arm, level->node, (char *)&type->tp_version_tag + HALF_WORD, type->tp_version_tag);
+        add_word(builder, level->node, (char *)&type->tp_version_tag + HALF_WORD, type->tp_version_tag);
         level->versioned = true;
     }
     return true;
@@ -138,22 +138,22 @@ is_plain_key(PyObject *key)
 /* --- reaching values -------------------------------------------------------------------------- */
 
 static Reach
-fixed(Level *level, PyObject *value, bool anchored)
+fixed(Level *level, PyObject *value, bool identity_proved)
 {
     level->value = Py_XNewRef(value);
-    level->anchored = anchored;
+    level->identity_proved = identity_proved;
     return FIXED;
 }
 
 static Reach
-reach_slot(Arm *arm, const Node *node, Level *level)
+reach_slot(Builder *builder, const Node *node, Level *level)
 {
-    const GuardSource *source = arm->source;
+    const GuardSource *source = builder->source;
     PyObject *value = node->index < source->count ? source->slots[node->index] : source->function;
     if (value == NULL || value == &smelt_null || node->index > source->count || node->end == level->node + 1) {
         return ASK; /* without anything below it, asking is as cheap; and arguments do change */
     }
-    SlotFact *fact = add_fact(arm, &arm->shortcut->slots, level->node, sizeof *fact);
+    SlotFact *fact = add_fact(builder, &builder->fastpath->slots, level->node, sizeof *fact);
     if (fact) {
         *fact = (SlotFact){.value = value, .slot = node->index};
     }
@@ -161,16 +161,16 @@ reach_slot(Arm *arm, const Node *node, Level *level)
 }
 
 static Reach
-reach_instance(Arm *arm, Level *parent, Level *level)
+reach_instance(Builder *builder, Level *parent, Level *level)
 {
-    if (PyType_Check(parent->value) || !ensure_type(arm, parent)) {
+    if (PyType_Check(parent->value) || !ensure_type(builder, parent)) {
         return ASK;
     }
     PyObject **place = _PyObject_GetDictPtr(parent->value);
     if (place == NULL || *place == NULL) {
         return ASK;
     }
-    add_pointer(arm, level->node, place);
+    add_pointer(builder, level->node, place);
     return fixed(level, *place, false);
 }
 
@@ -188,22 +188,22 @@ has_only_names(PyObject *dict)
 }
 
 static void
-add_lookup(Arm *arm, Py_ssize_t node, PyObject *dict, PyObject *key, PyObject *value)
+add_lookup(Builder *builder, Py_ssize_t node, PyObject *dict, PyObject *key, PyObject *value)
 {
     LookupFact *lookup = PyMem_Malloc(sizeof *lookup);
-    arm->broken |= lookup == NULL;
+    builder->broken |= lookup == NULL;
     if (lookup) {
         *lookup = (LookupFact){.dict = dict, .key = key};
-        Py_ssize_t before = arm->shortcut->words.count;
-        add_word(arm, node, (char *)lookup + LOOKUP, (uint64_t)(uintptr_t)value);
-        if (arm->shortcut->words.count == before) {
+        Py_ssize_t before = builder->fastpath->words.count;
+        add_word(builder, node, (char *)lookup + LOOKUP, (uint64_t)(uintptr_t)value);
+        if (builder->fastpath->words.count == before) {
             PyMem_Free(lookup);
         }
     }
 }
 
 static Reach
-reach_key(Arm *arm, const Node *node, const Level *parent, Level *level)
+reach_key(Builder *builder, const Node *node, const Level *parent, Level *level)
 {
     if (!is_plain_dict(parent->value) || !is_plain_key(node->operand)) {
         return ASK;
@@ -214,96 +214,96 @@ reach_key(Arm *arm, const Node *node, const Level *parent, Level *level)
     PyObject *value = PyDict_GetItemWithError(parent->value, node->operand);
     if (value == NULL) {
         PyErr_Clear();
-        arm->broken = true;
+        builder->broken = true;
         return ASK;
     }
     if (!parent->versioned) {
-        add_lookup(arm, level->node, parent->value, node->operand, value);
+        add_lookup(builder, level->node, parent->value, node->operand, value);
     }
     return fixed(level, value, parent->versioned);
 }
 
 static Reach
-reach_item(Arm *arm, const Node *node, Level *parent, Level *level)
+reach_item(Builder *builder, const Node *node, Level *parent, Level *level)
 {
     PyObject *sequence = parent->value;
     bool is_list = PyList_Check(sequence);
-    if ((!is_list && !PyTuple_Check(sequence)) || node->index >= Py_SIZE(sequence) || !ensure_type(arm, parent)) {
+    if ((!is_list && !PyTuple_Check(sequence)) || node->index >= Py_SIZE(sequence) || !ensure_type(builder, parent)) {
         return ASK;
     }
-    if (!is_list && parent->anchored) {
+    if (!is_list && parent->identity_proved) {
         return fixed(level, PyTuple_GET_ITEM(sequence, node->index), true);
     }
     if (!parent->measured) {
-        add_word(arm, parent->node, &((PyVarObject *)sequence)->ob_size, (uint64_t)Py_SIZE(sequence));
+        add_word(builder, parent->node, &((PyVarObject *)sequence)->ob_size, (uint64_t)Py_SIZE(sequence));
         if (is_list) {
-            add_pointer(arm, parent->node, &((PyListObject *)sequence)->ob_item);
+            add_pointer(builder, parent->node, &((PyListObject *)sequence)->ob_item);
         }
         parent->measured = true;
     }
     PyObject **items = is_list ? ((PyListObject *)sequence)->ob_item : ((PyTupleObject *)sequence)->ob_item;
-    add_pointer(arm, level->node, &items[node->index]);
+    add_pointer(builder, level->node, &items[node->index]);
     return fixed(level, items[node->index], false);
 }
 
 static Reach
-reach_cell(Arm *arm, Level *parent, Level *level)
+reach_cell(Builder *builder, Level *parent, Level *level)
 {
-    if (!PyCell_Check(parent->value) || !ensure_type(arm, parent)) {
+    if (!PyCell_Check(parent->value) || !ensure_type(builder, parent)) {
         return ASK;
     }
     PyObject **place = &((PyCellObject *)parent->value)->ob_ref;
-    add_pointer(arm, level->node, place);
+    add_pointer(builder, level->node, place);
     return fixed(level, *place, false);
 }
 
 /* What lies in a field that nobody can write to. */
 static Reach
-reach_constant_field(Arm *arm, PyObject **place, Level *parent, Level *level)
+reach_constant_field(Builder *builder, PyObject **place, Level *parent, Level *level)
 {
-    if (!parent->anchored) {
-        add_pointer(arm, level->node, place);
+    if (!parent->identity_proved) {
+        add_pointer(builder, level->node, place);
     }
-    return fixed(level, *place, parent->anchored);
+    return fixed(level, *place, parent->identity_proved);
 }
 
 static Reach
-reach_closure(Arm *arm, const Node *node, PyFunctionObject *function, const Level *parent, Level *level)
+reach_closure(Builder *builder, const Node *node, PyFunctionObject *function, const Level *parent, Level *level)
 {
     PyTupleObject *closure = (PyTupleObject *)function->func_closure;
     if (closure == NULL || node->index >= PyTuple_GET_SIZE(closure)) {
         return ASK;
     }
-    if (!parent->anchored) {
-        add_pointer(arm, level->node, &function->func_closure);
-        add_word(arm, level->node, &((PyVarObject *)closure)->ob_size, (uint64_t)PyTuple_GET_SIZE(closure));
-        add_pointer(arm, level->node, &closure->ob_item[node->index]);
+    if (!parent->identity_proved) {
+        add_pointer(builder, level->node, &function->func_closure);
+        add_word(builder, level->node, &((PyVarObject *)closure)->ob_size, (uint64_t)PyTuple_GET_SIZE(closure));
+        add_pointer(builder, level->node, &closure->ob_item[node->index]);
     }
-    return fixed(level, closure->ob_item[node->index], parent->anchored);
+    return fixed(level, closure->ob_item[node->index], parent->identity_proved);
 }
 
 static Reach
-reach_of_function(Arm *arm, const Node *node, Level *parent, Level *level)
+reach_of_function(Builder *builder, const Node *node, Level *parent, Level *level)
 {
-    if (!PyFunction_Check(parent->value) || !ensure_type(arm, parent)) {
+    if (!PyFunction_Check(parent->value) || !ensure_type(builder, parent)) {
         return ASK;
     }
     PyFunctionObject *function = (PyFunctionObject *)parent->value;
     switch (node->access->name[0]) {
     case 'g':
-        return reach_constant_field(arm, &function->func_globals, parent, level);
+        return reach_constant_field(builder, &function->func_globals, parent, level);
     case 'b':
-        return reach_constant_field(arm, &function->func_builtins, parent, level);
+        return reach_constant_field(builder, &function->func_builtins, parent, level);
     default:
-        return reach_closure(arm, node, function, parent, level);
+        return reach_closure(builder, node, function, parent, level);
     }
 }
 
 /* A field of a function that can be assigned to; nothing there reads as None. */
 static Reach
-reach_field(Arm *arm, PyObject **place, Level *level)
+reach_field(Builder *builder, PyObject **place, Level *level)
 {
-    add_pointer(arm, level->node, place);
+    add_pointer(builder, level->node, place);
     return *place ? fixed(level, *place, false) : fixed(level, Py_None, true);
 }
 
@@ -329,55 +329,55 @@ name_of_class(const Node *node, PyTypeObject *type)
 
 /* An attribute of a plain class that is no descriptor, or a function, which reads as itself. */
 static Reach
-reach_class_attribute(Arm *arm, const Node *node, Level *parent, Level *level)
+reach_class_attribute(Builder *builder, const Node *node, Level *parent, Level *level)
 {
     PyTypeObject *type = (PyTypeObject *)parent->value;
     PyObject **name = name_of_class(node, type);
     if (name) {
-        add_pointer(arm, level->node, name);
+        add_pointer(builder, level->node, name);
         return fixed(level, *name, false);
     }
     PyObject *found = _PyType_Lookup(type, node->operand);
     bool plain = found && (Py_TYPE(found)->tp_descr_get == NULL || PyFunction_Check(found));
     if (!plain || Py_TYPE(type) != &PyType_Type || _PyType_Lookup(&PyType_Type, node->operand) != NULL
-        || !note_class(arm, parent)) {
+        || !note_class(builder, parent)) {
         return ASK;
     }
     return fixed(level, found, true);
 }
 
 static Reach
-reach_attribute(Arm *arm, const Node *node, Level *parent, Level *level)
+reach_attribute(Builder *builder, const Node *node, Level *parent, Level *level)
 {
-    if (PyType_Check(parent->value) && parent->anchored) {
-        return reach_class_attribute(arm, node, parent, level);
+    if (PyType_Check(parent->value) && parent->identity_proved) {
+        return reach_class_attribute(builder, node, parent, level);
     }
-    if (PyFunction_Check(parent->value) && ensure_type(arm, parent)) {
+    if (PyFunction_Check(parent->value) && ensure_type(builder, parent)) {
         PyFunctionObject *function = (PyFunctionObject *)parent->value;
         if (is_named(node, "__code__")) {
-            return reach_field(arm, &function->func_code, level);
+            return reach_field(builder, &function->func_code, level);
         }
         if (is_named(node, "__defaults__")) {
-            return reach_field(arm, &function->func_defaults, level);
+            return reach_field(builder, &function->func_defaults, level);
         }
         if (is_named(node, "__kwdefaults__")) {
-            return reach_field(arm, &function->func_kwdefaults, level);
+            return reach_field(builder, &function->func_kwdefaults, level);
         }
     }
-    if (PyMethod_Check(parent->value) && ensure_type(arm, parent)) {
+    if (PyMethod_Check(parent->value) && ensure_type(builder, parent)) {
         PyMethodObject *method = (PyMethodObject *)parent->value;
         if (is_named(node, "__func__")) {
-            return reach_constant_field(arm, &method->im_func, parent, level);
+            return reach_constant_field(builder, &method->im_func, parent, level);
         }
         if (is_named(node, "__self__")) {
-            return reach_constant_field(arm, &method->im_self, parent, level);
+            return reach_constant_field(builder, &method->im_self, parent, level);
         }
     }
     return ASK;
 }
 
 static Reach
-reach(Arm *arm, const Node *node, Level *parent, Level *level)
+reach(Builder *builder, const Node *node, Level *parent, Level *level)
 {
     if (node->changes >= (node->access->rule == FROM_NOWHERE ? UCHAR_MAX : 2 * TOO_OFTEN)
         || (node->access->wants_parent && (parent == NULL || parent->value == NULL))) {
@@ -385,40 +385,40 @@ reach(Arm *arm, const Node *node, Level *parent, Level *level)
     }
     switch (node->access->rule) {
     case FROM_SLOT:
-        return node->changes < TOO_OFTEN ? reach_slot(arm, node, level) : ASK;
+        return node->changes < TOO_OFTEN ? reach_slot(builder, node, level) : ASK;
     case FROM_ATTRIBUTE:
-        return reach_attribute(arm, node, parent, level);
+        return reach_attribute(builder, node, parent, level);
     case FROM_INSTANCE:
-        return reach_instance(arm, parent, level);
+        return reach_instance(builder, parent, level);
     case FROM_DICT:
-        return reach_key(arm, node, parent, level);
+        return reach_key(builder, node, parent, level);
     case FROM_SEQUENCE:
-        return reach_item(arm, node, parent, level);
+        return reach_item(builder, node, parent, level);
     case FROM_CELL:
-        return reach_cell(arm, parent, level);
+        return reach_cell(builder, parent, level);
     case FROM_OBJECT:
-        add_pointer(arm, level->node, &parent->value->ob_type);
+        add_pointer(builder, level->node, &parent->value->ob_type);
         return fixed(level, (PyObject *)Py_TYPE(parent->value), false);
     case FROM_FUNCTION:
-        return reach_of_function(arm, node, parent, level);
+        return reach_of_function(builder, node, parent, level);
     default:
         return fixed(level, node->operand, true);
     }
 }
 
-/* --- settling checks -------------------------------------------------------------------------- */
+/* --- checks that facts cover ------------------------------------------------------------------ */
 
 static bool
-looks_inside(const Arm *arm, Py_ssize_t node)
+looks_inside(const Builder *builder, Py_ssize_t node)
 {
-    const Node *nodes = arm->guards->nodes;
+    const Node *nodes = builder->guards->nodes;
     for (Py_ssize_t i = node + 1; i < nodes[node].end; i = nodes[i].end) {
         if (nodes[i].access->rule == FROM_DICT) {
             return true;
         }
     }
     for (Py_ssize_t i = nodes[node].first_check; i < nodes[node].end_check; i++) {
-        CheckRule rule = arm->guards->checks[i].kind->rule;
+        CheckRule rule = builder->guards->checks[i].kind->rule;
         if (rule == BY_ORDER || rule == BY_DICT) {
             return true;
         }
@@ -468,15 +468,15 @@ version_of(PyDictObject *dict)
 
 /* Before anything is read from a dict: its version, by which a change from now on shows. */
 static void
-note_version(Arm *arm, Level *level)
+note_version(Builder *builder, Level *level)
 {
-    if (!is_plain_dict(level->value) || !looks_inside(arm, level->node) || !ensure_type(arm, level)
-        || node_at(arm, level->node)->changes >= TOO_OFTEN) {
+    if (!is_plain_dict(level->value) || !looks_inside(builder, level->node) || !ensure_type(builder, level)
+        || node_at(builder, level->node)->changes >= TOO_OFTEN) {
         return;
     }
     const uint64_t *version = version_of((PyDictObject *)level->value);
     if (version) {
-        add_word(arm, level->node, version, *version);
+        add_word(builder, level->node, version, *version);
         level->versioned = true;
     }
 }
@@ -499,48 +499,48 @@ is_frozen(PyObject *value)
 }
 
 static bool
-settle_type(Arm *arm, Level *level)
+cover_type(Builder *builder, Level *level)
 {
-    bool may_change = Py_TYPE(level->value)->tp_flags & Py_TPFLAGS_HEAPTYPE || PyModule_Check(level->value);
-    if (!level->typed && (may_change || !level->anchored)) { /* of an anchored object too: it has a __class__ */
-        add_pointer(arm, level->node, &level->value->ob_type);
+    bool is_mutable = Py_TYPE(level->value)->tp_flags & Py_TPFLAGS_HEAPTYPE || PyModule_Check(level->value);
+    if (!level->typed && (is_mutable || !level->identity_proved)) { /* even if its identity is proved: __class__ can be assigned */
+        add_pointer(builder, level->node, &level->value->ob_type);
     }
     level->typed = true;
     return true;
 }
 
 static bool
-settle_length(Arm *arm, Level *level)
+cover_length(Builder *builder, Level *level)
 {
     PyObject *value = level->value;
     if (level->versioned) {
         return true;
     }
     if (PyTuple_CheckExact(value) || PyUnicode_CheckExact(value)) {
-        return level->anchored;
+        return level->identity_proved;
     }
-    if ((!PyList_CheckExact(value) && !is_plain_dict(value)) || !ensure_type(arm, level)) {
+    if ((!PyList_CheckExact(value) && !is_plain_dict(value)) || !ensure_type(builder, level)) {
         return false;
     }
     const void *place = PyList_CheckExact(value) ? (void *)&((PyVarObject *)value)->ob_size
                                                  : (void *)&((PyDictObject *)value)->ma_used;
-    add_word(arm, level->node, place, *(const uint64_t *)place);
+    add_word(builder, level->node, place, *(const uint64_t *)place);
     return true;
 }
 
 static bool
-settle_class(Arm *arm, Level *level)
+cover_class(Builder *builder, Level *level)
 {
-    return level->anchored && PyType_Check(level->value) && note_class(arm, level);
+    return level->identity_proved && PyType_Check(level->value) && note_class(builder, level);
 }
 
 static bool
-settle_tensor(Arm *arm, const Check *check, const Level *level)
+cover_tensor(Builder *builder, const Check *check, const Level *level)
 {
     if (!tensor_memory_holds(check->tensor, level->value)) {
         return false;
     }
-    TensorFact *fact = add_fact(arm, &arm->shortcut->tensors, level->node, sizeof *fact);
+    TensorFact *fact = add_fact(builder, &builder->fastpath->tensors, level->node, sizeof *fact);
     if (fact) {
         *fact = (TensorFact){.value = level->value, .spec = check->tensor};
     }
@@ -549,46 +549,46 @@ settle_tensor(Arm *arm, const Check *check, const Level *level)
 
 /* Of an object whose type another check owns: what its __dict__ holds, if there is one. */
 static bool
-settle_members(Arm *arm, Level *level)
+cover_members(Builder *builder, Level *level)
 {
     if (level->versioned) {
         return true;
     }
-    PyObject **place = node_at(arm, level->node)->changes < TOO_OFTEN ? _PyObject_GetDictPtr(level->value) : NULL;
+    PyObject **place = node_at(builder, level->node)->changes < TOO_OFTEN ? _PyObject_GetDictPtr(level->value) : NULL;
     const uint64_t *version = place && *place && PyDict_CheckExact(*place) ? version_of((PyDictObject *)*place) : NULL;
-    if (version == NULL || !settle_type(arm, level)) {
+    if (version == NULL || !cover_type(builder, level)) {
         return false;
     }
-    add_pointer(arm, level->node, place);
-    add_word(arm, level->node, version, *version);
+    add_pointer(builder, level->node, place);
+    add_word(builder, level->node, version, *version);
     level->versioned = true;
     return true;
 }
 
-/* Whether a check that holds now is settled by facts. */
+/* Whether facts prove, from now on, a check that holds now. */
 static bool
-settle(Arm *arm, const Check *check, Level *level)
+cover(Builder *builder, const Check *check, Level *level)
 {
     switch (check->kind->rule) {
     case BY_IDENTITY:
     case BY_ABSENCE:
         return true;
     case BY_TYPE:
-        return settle_type(arm, level);
+        return cover_type(builder, level);
     case BY_VALUE: /* the very object that the check owns, or one that is proved to be the same and cannot change */
-        return level->value == operand(check, 0) || (level->anchored && is_frozen(level->value));
+        return level->value == operand(check, 0) || (level->identity_proved && is_frozen(level->value));
     case BY_LENGTH:
-        return settle_length(arm, level);
+        return cover_length(builder, level);
     case BY_ORDER:
         return level->versioned && PyDict_CheckExact(level->value);
     case BY_DICT:
         return level->versioned && is_plain_key(operand(check, 0));
     case BY_CLASS:
-        return settle_class(arm, level);
+        return cover_class(builder, level);
     case BY_TENSOR:
-        return settle_tensor(arm, check, level);
+        return cover_tensor(builder, check, level);
     case BY_MEMBERS:
-        return settle_members(arm, level);
+        return cover_members(builder, level);
     default:
         return false;
     }
@@ -616,26 +616,26 @@ is_harmless(const Check *check, const Level *level)
 }
 
 static void
-settle_checks(Arm *arm, Level *level)
+cover_checks(Builder *builder, Level *level)
 {
-    const Node *node = node_at(arm, level->node);
-    const Check *checks = arm->guards->checks;
+    const Node *node = node_at(builder, level->node);
+    const Check *checks = builder->guards->checks;
     for (Py_ssize_t i = node->first_check; i < node->end_check; i++) {
-        level->anchored |= checks[i].kind->rule == BY_IDENTITY && level->value == operand(&checks[i], 0);
+        level->identity_proved |= checks[i].kind->rule == BY_IDENTITY && level->value == operand(&checks[i], 0);
     }
-    for (Py_ssize_t i = node->first_check; i < node->end_check && !arm->broken; i++) {
+    for (Py_ssize_t i = node->first_check; i < node->end_check && !builder->broken; i++) {
         const Check *check = &checks[i];
         if (check->kind->rule == BY_PROCESS) {
-            add_question(arm, &arm->shortcut->states, level->node, (Question){.check = check});
+            add_question(builder, &builder->fastpath->states, level->node, (Question){.check = check});
             continue;
         }
         bool unbound = level->value == NULL && check->kind->rule != BY_ABSENCE;
         if (unbound || (is_harmless(check, level) && !check_holds(check, level->value))) {
-            arm->broken = true;
+            builder->broken = true;
         }
-        else if (!settle(arm, check, level)) {
+        else if (!cover(builder, check, level)) {
             Question question = {.check = check, .value = level->value};
-            add_question(arm, &arm->shortcut->questions, level->node, question);
+            add_question(builder, &builder->fastpath->questions, level->node, question);
         }
     }
 }
@@ -644,65 +644,65 @@ settle_checks(Arm *arm, Level *level)
 
 /* Writes down what there is to say of one node; returns the next to look at. */
 static Py_ssize_t
-arm_node(Arm *arm, Py_ssize_t index, Level *parent, Level *level)
+build_node(Builder *builder, Py_ssize_t index, Level *parent, Level *level)
 {
-    const Node *node = node_at(arm, index);
+    const Node *node = node_at(builder, index);
     *level = (Level){.node = index};
-    if (reach(arm, node, parent, level) == ASK) {
+    if (reach(builder, node, parent, level) == ASK) {
         Question question = {.value = parent ? parent->value : NULL, .first = index, .end = node->end};
-        add_question(arm, &arm->shortcut->questions, index, question);
+        add_question(builder, &builder->fastpath->questions, index, question);
         return node->end;
     }
     if (level->value) {
-        note_version(arm, level);
+        note_version(builder, level);
     }
-    settle_checks(arm, level);
+    cover_checks(builder, level);
     if (node->collect && level->value) {
-        Collected *fact = add_fact(arm, &arm->shortcut->collected, index, sizeof *fact);
+        Collected *fact = add_fact(builder, &builder->fastpath->collected, index, sizeof *fact);
         if (fact) {
             *fact = (Collected){.value = level->value, .place = node->place};
         }
     }
-    arm->broken |= node->collect && level->value == NULL;
+    builder->broken |= node->collect && level->value == NULL;
     return index + 1;
 }
 
 static void
-arm_nodes(Arm *arm)
+build_nodes(Builder *builder)
 {
     Py_ssize_t length = 0;
-    for (Py_ssize_t i = 0; i < arm->guards->node_count && !arm->broken;) {
-        while (length > node_at(arm, i)->depth) {
-            Py_XDECREF(arm->levels[--length].value);
+    for (Py_ssize_t i = 0; i < builder->guards->node_count && !builder->broken;) {
+        while (length > node_at(builder, i)->depth) {
+            Py_XDECREF(builder->levels[--length].value);
         }
-        Level *level = &arm->levels[length++];
-        i = arm_node(arm, i, length > 1 ? level - 1 : NULL, level);
+        Level *level = &builder->levels[length++];
+        i = build_node(builder, i, length > 1 ? level - 1 : NULL, level);
     }
     while (length > 0) {
-        Py_XDECREF(arm->levels[--length].value);
+        Py_XDECREF(builder->levels[--length].value);
     }
 }
 
-Shortcut *
-shortcut_arm(Guards *guards, const GuardSource *source)
+FastPath *
+fastpath_build(Guards *guards, const GuardSource *source)
 {
 #if SIZEOF_VOID_P != 8
     return NULL;
 #endif
-    Arm arm = {.guards = guards, .source = source};
-    arm.shortcut = PyMem_Calloc(1, sizeof *arm.shortcut);
-    arm.levels = PyMem_New(Level, guards->depth);
-    if (arm.shortcut == NULL || arm.levels == NULL) {
-        PyMem_Free(arm.shortcut);
-        PyMem_Free(arm.levels);
+    Builder builder = {.guards = guards, .source = source};
+    builder.fastpath = PyMem_Calloc(1, sizeof *builder.fastpath);
+    builder.levels = PyMem_New(Level, guards->depth);
+    if (builder.fastpath == NULL || builder.levels == NULL) {
+        PyMem_Free(builder.fastpath);
+        PyMem_Free(builder.levels);
         return NULL;
     }
-    arm.shortcut->users = 1;
-    arm_nodes(&arm);
-    PyMem_Free(arm.levels);
-    if (arm.broken) {
-        shortcut_drop(arm.shortcut);
+    builder.fastpath->users = 1;
+    build_nodes(&builder);
+    PyMem_Free(builder.levels);
+    if (builder.broken) {
+        fastpath_drop(builder.fastpath);
         return NULL;
     }
-    return arm.shortcut;
+    return builder.fastpath;
 }

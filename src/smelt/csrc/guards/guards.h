@@ -39,7 +39,7 @@ bool guards_hold(Guards *guards, const GuardSource *source, PyObject **collected
 
 typedef struct Node Node;
 typedef struct Check Check;
-typedef struct Shortcut Shortcut;
+typedef struct FastPath FastPath;
 typedef struct SizeFacts SizeFacts;
 
 typedef struct {
@@ -100,7 +100,7 @@ struct Node {
     Py_ssize_t first_check, end_check; /* in Guards.checks */
     PyObject *text;                    /* borrowed from Guards.roots, like all that checks point at */
     bool collect;
-    unsigned char changes; /* how often it made a shortcut stale: see guards/fastpath.c */
+    unsigned char changes; /* how often it made a fast path stale: see guards/fastpath.c */
 };
 
 #define ANY_SIZE INT64_MIN
@@ -148,7 +148,7 @@ struct Guards {
     Py_ssize_t collected;
     bool distinct;
     unsigned char passes; /* how often all held, up to a few */
-    Shortcut *shortcut;   /* NULL: none */
+    FastPath *fastpath;   /* NULL: none */
     SizeFacts *sizes;     /* NULL: none */
 };
 
@@ -214,15 +214,15 @@ bool walk_nodes(Guards *guards, Py_ssize_t first, Py_ssize_t end, const GuardSou
                 PyObject **collected, GuardFailure *failure);
 bool check_holds(const Check *check, PyObject *value);
 
-/* A shortcut (guards/fastpath.c) is what is left to look at once all held: the few words of memory that everything else
+/* A fast path (guards/fastpath.c) is what is left to look at once all held: the few words of memory that everything else
    depends on, and what only asking can tell. */
-typedef enum { SHORTCUT_HOLDS, SHORTCUT_FAILS, SHORTCUT_STALE } ShortcutAnswer;
-/* `stale`: the node that was found changed, for SHORTCUT_STALE. Collects as walk_nodes does. */
-ShortcutAnswer shortcut_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale);
-void shortcut_drop(Shortcut *shortcut); /* NULL is fine */
-PyObject *shortcut_size(const Shortcut *shortcut); /* (facts, questions), a new reference */
-/* Makes a shortcut of the guards for what the source holds now; NULL, without an exception, if that does not work. */
-Shortcut *shortcut_arm(Guards *guards, const GuardSource *source);
+typedef enum { FASTPATH_HOLDS, FASTPATH_FAILS, FASTPATH_STALE } FastPathAnswer;
+/* `stale`: the node that was found changed, for FASTPATH_STALE. Collects as walk_nodes does. */
+FastPathAnswer fastpath_follow(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t *stale);
+void fastpath_drop(FastPath *fastpath); /* NULL is fine */
+PyObject *fastpath_size(const FastPath *fastpath); /* (facts, questions), a new reference */
+/* Makes a fast path of the guards for what the source holds now; NULL, without an exception, if that does not work. */
+FastPath *fastpath_build(Guards *guards, const GuardSource *source);
 
 /* Facts about the sizes of collected values (guards/sizes.c), from (readings, compounds, facts); NULL with an exception. */
 SizeFacts *size_facts_make(PyObject *spec, Py_ssize_t collected);

@@ -92,24 +92,24 @@ give_up(PyObject **collected, Py_ssize_t count)
     }
 }
 
-enum { PASSES_BEFORE_SHORTCUT = 2 };
+enum { PASSES_BEFORE_FASTPATH = 2 };
 
-/* All held: from the second time on it is worth remembering why. `stale` is the node whose change made the shortcut
+/* All held: from the second time on it is worth remembering why. `stale` is the node whose change made the fast path
    there was useless, or -1. */
 static void
 remember(Guards *guards, const GuardSource *source, Py_ssize_t stale)
 {
-    if (guards->passes < PASSES_BEFORE_SHORTCUT) {
+    if (guards->passes < PASSES_BEFORE_FASTPATH) {
         guards->passes++;
     }
     if (stale >= 0 && guards->nodes[stale].changes < UCHAR_MAX) {
         guards->nodes[stale].changes++;
     }
-    if (guards->passes == PASSES_BEFORE_SHORTCUT && (stale >= 0 || guards->shortcut == NULL)) {
-        Shortcut *made = shortcut_arm(guards, source);
-        Shortcut *old = guards->shortcut; /* not before: making one may have run a finalizer that came here too */
-        guards->shortcut = made;
-        shortcut_drop(old);
+    if (guards->passes == PASSES_BEFORE_FASTPATH && (stale >= 0 || guards->fastpath == NULL)) {
+        FastPath *made = fastpath_build(guards, source);
+        FastPath *old = guards->fastpath; /* not before: making one may have run a finalizer that came here too */
+        guards->fastpath = made;
+        fastpath_drop(old);
     }
 }
 
@@ -118,10 +118,10 @@ static bool
 hold(Guards *guards, const GuardSource *source, PyObject **collected, Py_ssize_t count, GuardFailure *failure)
 {
     Py_ssize_t stale = -1;
-    if (guards->shortcut && failure == NULL) {
-        ShortcutAnswer answer = shortcut_follow(guards, source, collected, &stale);
-        if (answer != SHORTCUT_STALE) {
-            return answer == SHORTCUT_HOLDS;
+    if (guards->fastpath && failure == NULL) {
+        FastPathAnswer answer = fastpath_follow(guards, source, collected, &stale);
+        if (answer != FASTPATH_STALE) {
+            return answer == FASTPATH_HOLDS;
         }
         give_up(collected, count);
     }

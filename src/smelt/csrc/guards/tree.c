@@ -220,8 +220,8 @@ guards_clear(Guards *self)
     Py_ssize_t check_count = self->check_count;
     SizeFacts *sizes = self->sizes;
     self->sizes = NULL;
-    shortcut_drop(self->shortcut);
-    self->shortcut = NULL;
+    fastpath_drop(self->fastpath);
+    self->fastpath = NULL;
     self->roots = NULL;
     self->nodes = NULL;
     self->checks = NULL;
@@ -319,13 +319,13 @@ static PyMethodDef guards_methods[] = {
 };
 
 static PyObject *
-guards_shortcut(Guards *self, void *Py_UNUSED(closure))
+guards_fast_path(Guards *self, void *Py_UNUSED(closure))
 {
-    return self->shortcut ? shortcut_size(self->shortcut) : Py_NewRef(Py_None);
+    return self->fastpath ? fastpath_size(self->fastpath) : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef guards_properties[] = {
-    {"shortcut", (getter)guards_shortcut, NULL,
+    {"fast_path", (getter)guards_fast_path, NULL,
      PyDoc_STR("How many facts and how many questions the next check can do with, or None."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

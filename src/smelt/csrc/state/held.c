@@ -1,4 +1,4 @@
-/* Held and Paused: blocks that end when they are left, or, where an exception arrives in between, with their object.
+/* Held and PausedGC: blocks that end when they are left, or, where an exception arrives in between, with their object.
 
    `with` keeps nothing but the manager's `__exit__`. Where an exception comes between the block and that call, Python
    drops it without calling it, and what dies with it ends the block. */
@@ -8,93 +8,7 @@
 
 #include "state/shelter.h"
 
-/* --- Held: a lock ----------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *lock;
-    bool is_held;
-} Held;
-
-static PyObject *
-held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"lock", NULL};
-    PyObject *lock;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Held", names, &lock)) {
-        return NULL;
-    }
-    Held *self = (Held *)type->tp_alloc(type, 0);
-    if (self) {
-        self->lock = Py_NewRef(lock);
-    }
-    return (PyObject *)self;
-}
-
-static PyObject *
-held_enter(Held *self, PyObject *Py_UNUSED(unused))
-{
-    PyObject *done = PyObject_CallMethod(self->lock, "acquire", NULL);
-    if (done == NULL) {
-        return NULL;
-    }
-    Py_DECREF(done);
-    self->is_held = true;
-    Py_RETURN_NONE;
-}
-
-static int
-let_go(Held *self)
-{
-    if (!self->is_held) {
-        return 0;
-    }
-    self->is_held = false;
-    PyObject *done = PyObject_CallMethod(self->lock, "release", NULL);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-
-static PyObject *
-held_exit(Held *self, PyObject *Py_UNUSED(args))
-{
-    if (let_go(self) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static void
-held_dealloc(Held *self)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (let_go(self) < 0) {
-        PyErr_Clear(); /* a lock that this thread no longer has: after a fork, say */
-    }
-    PyErr_Restore(type, value, trace);
-    Py_XDECREF(self->lock);
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-static PyMethodDef held_methods[] = {
-    {"__enter__", (PyCFunction)held_enter, METH_NOARGS, PyDoc_STR("Acquire the lock.")},
-    {"__exit__", (PyCFunction)held_exit, METH_VARARGS, PyDoc_STR("Release the lock.")},
-    {NULL, NULL, 0, NULL},
-};
-
-PyTypeObject HeldType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "smelt._native.Held",
-    .tp_basicsize = sizeof(Held),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = held_new,
-    .tp_dealloc = (destructor)held_dealloc,
-    .tp_methods = held_methods,
-    .tp_doc = PyDoc_STR("A block that has a lock, and gives it back whatever is raised and wherever."),
-};
-
-/* --- Paused: no automatic collections --------------------------------------------------------- */
+/* --- no automatic collections ----------------------------------------------------------------- */
 
 /* Under the GIL. */
 static struct {
@@ -104,11 +18,6 @@ static struct {
 } collector;
 
 static _Thread_local Py_ssize_t blocks_here;
-
-typedef struct {
-    PyObject_HEAD
-    bool is_entered;
-} Paused;
 
 /* Python 3.12 freezes 375 objects as it starts; who freezes later freezes many thousands. */
 enum { OF_THE_INTERPRETER = 1000 };
@@ -136,9 +45,8 @@ grow_old(void)
 }
 
 static void
-pause_collector(Paused *self)
+pause_collector(void)
 {
-    self->is_entered = true;
     blocks_here++;
     if (collector.blocks++ == 0) {
         collector.was_enabled = PyGC_Disable();
@@ -147,12 +55,8 @@ pause_collector(Paused *self)
 }
 
 static void
-resume_collector(Paused *self)
+resume_collector(void)
 {
-    if (!self->is_entered) {
-        return;
-    }
-    self->is_entered = false;
     blocks_here--;
     if (--collector.blocks == 0 && collector.was_enabled) {
         if (loaded_modules() > collector.modules) {
@@ -172,6 +76,29 @@ forget_other_blocks(void)
     collector.blocks = blocks_here;
 }
 
+/* --- the blocks ------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *lock; /* of Held; NULL: the collector is paused */
+    bool is_entered;
+} Block;
+
+static PyObject *
+held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"lock", NULL};
+    PyObject *lock;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Held", names, &lock)) {
+        return NULL;
+    }
+    Block *self = (Block *)type->tp_alloc(type, 0);
+    if (self) {
+        self->lock = Py_NewRef(lock);
+    }
+    return (PyObject *)self;
+}
+
 static PyObject *
 paused_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
@@ -179,45 +106,86 @@ paused_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw
 }
 
 static PyObject *
-paused_enter(Paused *self, PyObject *Py_UNUSED(unused))
+block_enter(Block *self, PyObject *Py_UNUSED(unused))
+{
+    if (self->lock) {
+        PyObject *done = PyObject_CallMethod(self->lock, "acquire", NULL);
+        if (done == NULL) {
+            return NULL;
+        }
+        Py_DECREF(done);
+    }
+    else if (!self->is_entered) {
+        pause_collector();
+    }
+    self->is_entered = true;
+    Py_RETURN_NONE;
+}
+
+/* 0, or -1 with an exception. */
+static int
+end_block(Block *self)
 {
     if (!self->is_entered) {
-        pause_collector(self);
+        return 0;
+    }
+    self->is_entered = false;
+    if (self->lock == NULL) {
+        resume_collector();
+        return 0;
+    }
+    PyObject *done = PyObject_CallMethod(self->lock, "release", NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static PyObject *
+block_exit(Block *self, PyObject *Py_UNUSED(args))
+{
+    if (end_block(self) < 0) {
+        return NULL;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *
-paused_exit(Paused *self, PyObject *Py_UNUSED(args))
-{
-    resume_collector(self);
-    Py_RETURN_NONE;
-}
-
 static void
-paused_dealloc(Paused *self)
+block_dealloc(Block *self)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    resume_collector(self);
+    if (end_block(self) < 0) {
+        PyErr_Clear(); /* a lock that this thread no longer has: after a fork, say */
+    }
     PyErr_Restore(type, value, trace);
+    Py_XDECREF(self->lock);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-static PyMethodDef paused_methods[] = {
-    {"__enter__", (PyCFunction)paused_enter, METH_NOARGS, PyDoc_STR("The block begins.")},
-    {"__exit__", (PyCFunction)paused_exit, METH_VARARGS, PyDoc_STR("The block ends.")},
+static PyMethodDef block_methods[] = {
+    {"__enter__", (PyCFunction)block_enter, METH_NOARGS, PyDoc_STR("The block begins.")},
+    {"__exit__", (PyCFunction)block_exit, METH_VARARGS, PyDoc_STR("The block ends.")},
     {NULL, NULL, 0, NULL},
 };
 
-PyTypeObject PausedType = {
+PyTypeObject HeldType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "smelt._native.Paused",
-    .tp_basicsize = sizeof(Paused),
+    .tp_name = "smelt._native.Held",
+    .tp_basicsize = sizeof(Block),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = held_new,
+    .tp_dealloc = (destructor)block_dealloc,
+    .tp_methods = block_methods,
+    .tp_doc = PyDoc_STR("A block that holds a lock, and releases it whatever is raised and wherever."),
+};
+
+PyTypeObject PausedGCType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.PausedGC",
+    .tp_basicsize = sizeof(Block),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = paused_new,
-    .tp_dealloc = (destructor)paused_dealloc,
-    .tp_methods = paused_methods,
+    .tp_dealloc = (destructor)block_dealloc,
+    .tp_methods = block_methods,
     .tp_doc = PyDoc_STR("A block without automatic collections. Nests, and leaves a collector that was off alone."),
 };
 

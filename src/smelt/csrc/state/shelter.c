@@ -16,7 +16,7 @@ static struct {
     PyObject *counters; /* tuples (increment, decrement) */
     PyObject *hooks;    /* None or a tuple (top, pop, push) */
     PyObject *locals;   /* thread-local objects */
-    PyObject *globals;  /* tuples (dict, names, write): write, if not None, is told the last of them */
+    PyObject *globals;  /* tuples (dict, names, write): write, if not None, is called with the last of them */
     PyObject *guards;   /* tuples (make, read, twice): make(read()) has __enter__ and __exit__ */
 } known;
 
@@ -349,10 +349,10 @@ put_all(Before *before)
 /* --- for Python ------------------------------------------------------------------------------- */
 
 PyObject *
-teach_shelter(PyObject *Py_UNUSED(module), PyObject *args)
+install_shelter(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *given[7];
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:teach_shelter", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1],
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:install_shelter", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1],
                           &PyTuple_Type, &given[2], &given[3], &PyTuple_Type, &given[4], &PyTuple_Type, &given[5],
                           &PyTuple_Type, &given[6])) {
         return NULL;
@@ -438,24 +438,24 @@ undoing(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, Py
 }
 
 void
-settle_surely(PyObject *settle)
+restore_surely(PyObject *restore)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    undo_surely(settle);
+    undo_surely(restore);
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
 }
 
 PyObject *
-settling(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+restoring(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!expect_function(count, 2, "settling")) {
+    if (!expect_function(count, 2, "restoring")) {
         return NULL;
     }
     PyObject *result = PyObject_Vectorcall(args[1], args + 2, (size_t)(count - 2), names);
     if (result == NULL) {
-        settle_surely(args[0]);
+        restore_surely(args[0]);
     }
     return result;
 }
@@ -477,11 +477,11 @@ take_error(void)
 
 /* 1: handled; 0: not, and the exception is set again. */
 static int
-offer_error(PyObject *deliver)
+offer_error(PyObject *offer)
 {
     PyObject *error = take_error();
     for (int i = 0; i < TRIES; i++) {
-        PyObject *answer = PyObject_CallOneArg(deliver, error);
+        PyObject *answer = PyObject_CallOneArg(offer, error);
         if (answer) {
             int handled = PyObject_IsTrue(answer) == 1;
             Py_DECREF(answer);
@@ -499,9 +499,9 @@ offer_error(PyObject *deliver)
 }
 
 PyObject *
-delivering(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+offering_errors(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (!expect_function(count, 2, "delivering")) {
+    if (!expect_function(count, 2, "offering_errors")) {
         return NULL;
     }
     for (;;) {

@@ -5,20 +5,20 @@
 #include <Python.h>
 
 extern PyTypeObject HeldType;
-extern PyTypeObject PausedType;
+extern PyTypeObject PausedGCType;
 
 int shelter_init(void);
 
-/* Calls settle() with the exception that is set put aside, again if it is interrupted. */
-void settle_surely(PyObject *settle);
+/* Calls restore() with the exception that is set put aside, again if it is interrupted. */
+void restore_surely(PyObject *restore);
 
-PyObject *teach_shelter(PyObject *module, PyObject *args);
+PyObject *install_shelter(PyObject *module, PyObject *args);
 PyObject *sheltered(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *undoing(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *settling(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *restoring(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *recorded(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *unrecorded(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *delivering(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *offering_errors(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *within(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 #endif

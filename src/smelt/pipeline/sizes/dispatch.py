@@ -186,7 +186,8 @@ class SizedGraph:
         if not self._fits_symbols(values) and len(self._versions) - len(self._cheap) >= LIMIT:
             return None
         grad = torch.is_grad_enabled()
-        with _native.Paused(), timed("compile for new sizes", "a graph for new sizes"), torch._C._InferenceMode(False):
+        timing = timed("compile for new sizes", "a graph for new sizes")
+        with _native.PausedGC(), timing, torch._C._InferenceMode(False):
             torch._C._set_grad_enabled(grad)
             run = self._versions[key] = self._bound(values) or self._compiled(values)
         if not self._fits_symbols(values):

@@ -1,6 +1,6 @@
 """Shortcuts: guards that held twice look at little, and still notice whatever a first look would notice.
 
-Every test holds guards that took the shortcut against new ones made from the same tree, after each change.
+Every test holds guards that took the fast path against new ones made from the same tree, after each change.
 """
 
 import collections
@@ -43,7 +43,7 @@ def armed(root: Node, *slots: Any) -> Guards:
     guards = Guards((root,))
     for _ in range(3):
         assert guards.check(slots) is not None
-    assert guards.shortcut is not None
+    assert guards.fast_path is not None
     return guards
 
 
@@ -97,7 +97,7 @@ def test_attributes_kept_in_the_object_itself() -> None:
             write(thing, first)
         seen = node(("dict",), node(("key", "a"), checks=(("is", first),)), checks=checks)
         guards = armed(node(("slot", 0), seen, checks=(("type", Plain),)), thing)
-        facts, questions = guards.shortcut or (0, 0)
+        facts, questions = guards.fast_path or (0, 0)
         assert facts > 0 and questions == 0
         for value in (second, first) * 10:
             write(thing, value)
@@ -135,7 +135,7 @@ def test_a_counter_beside_what_is_read() -> None:
     for step in range(10):
         thing.count += 1
         assert same_answer(guards, thing)
-        assert guards.shortcut is not None, step
+        assert guards.fast_path is not None, step
     inner.x = 6
     assert not same_answer(guards, thing)
     inner.x = 5
@@ -392,7 +392,7 @@ def test_attributes_read_through_the_class() -> None:
     assert same_answer(guards)
     method.__code__ = (lambda self: 2).__code__
     assert not same_answer(guards)
-    assert guards.shortcut == (2, 1)  # the class, the field of the function; the property is asked for
+    assert guards.fast_path == (2, 1)  # the class, the field of the function; the property is asked for
 
 
 def test_class_checks_say_what_they_found() -> None:
@@ -401,7 +401,7 @@ def test_class_checks_say_what_they_found() -> None:
     assert guards.check(()) is None
     assert (
         guards.explain(())
-        == "('value', <class 'tests.native.test_native_shortcut.Thing'>): expected 2 under 'shared', got 1"
+        == "('value', <class 'tests.native.test_native_fast_path.Thing'>): expected 2 under 'shared', got 1"
     )
     guards = Guards((node(("value", Thing), checks=(("class has", "nowhere", 2),)),))
     assert str(guards.explain(())).endswith("expected 2 under 'nowhere', got nothing")
@@ -503,7 +503,7 @@ def test_guards_in_use_by_code_that_changes_them() -> None:
         if depth[0] < 3:
             depth[0] += 1
             thing.noise = depth[0]
-            guards.check((thing,))  # replaces the shortcut that is being followed
+            guards.check((thing,))  # replaces the fast path that is being followed
             depth[0] -= 1
         return True
 
@@ -515,7 +515,7 @@ def test_guards_in_use_by_code_that_changes_them() -> None:
     assert guards.check((thing,)) is None
 
 
-def test_shortcuts_keep_nothing_alive() -> None:
+def test_fast_paths_keep_nothing_alive() -> None:
     import weakref
 
     inner = Thing(b=1)
