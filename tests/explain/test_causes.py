@@ -143,4 +143,4 @@ def test_the_hints_are_for_the_reasons_guards_give() -> None:
         explaining = smelt.explain(f, backend="eager")
         explaining(*calls[0])
         (record,) = explaining(*call).recompile_reasons
-        assert record.hint != "keep what it depends on as it is", record
+        assert record.hint != "keep what it depends on unchanged", record

@@ -1,4 +1,4 @@
-"""Living beside `torch.compile` in one process: what it is told to leave alone.
+"""Coexisting with `torch.compile` in one process: what it must not trace.
 
     @opaque
     def compiled(*args, **kwargs): …

@@ -1,4 +1,4 @@
-"""What the compiler tells the world: counters, log channels, and records that `smelt.explain` collects.
+"""What the compiler reports: counters, log channels, and records that `smelt.explain` collects.
 
 A stage calls `emit("guards", text)` or `count("graphs")` and never prints by itself. `SMELT_LOGS=graph,kernels` sends
 the named channels to stderr; `collect()` gathers every event of the calling thread into a list, whatever is printed.
@@ -48,7 +48,7 @@ COUNTERS: dict[str, str] = {
     "graph_breaks": "places where a graph ended early",
     "recompiles": "versions made because no guard of an earlier one held",
     "calls": "calls of compiled functions and modules",
-    "calls_under_modes": "calls left to Python: a mode or a transform of PyTorch was active",
+    "calls_under_modes": "calls run eagerly: a PyTorch mode or function transform was active",
     "frames_skipped": "functions that run in Python from now on: too many versions, or they could not be compiled",
     "joint_graphs": "graphs traced forward and backward",
     "eager_graphs": "graphs that PyTorch runs operator by operator, because they could not be traced",
@@ -59,9 +59,9 @@ COUNTERS: dict[str, str] = {
     "sizes_traced": "versions of graphs in symbols, for sizes that vary",
     "sizes_bound": "combinations of sizes that numbers were filled in for",
     "sizes_compiled": "combinations of sizes that were compiled alone",
-    "sizes_refused": "combinations of sizes left to PyTorch",
+    "sizes_refused": "combinations of sizes that fall back to eager",
     "compiled_autograd_captures": "backwards captured as the engine runs them",
-    "engine_backwards": "backwards that compiled autograd left to the engine",
+    "engine_backwards": "backwards that compiled autograd falls back to eager for",
     "captures_recalled": "functions whose capture by an earlier process was used, so that none was needed",
     "cache_hits": "graphs and backwards found in the disk cache",
     "cache_misses": "those not found there",
@@ -127,7 +127,7 @@ def collecting() -> bool:
 
 
 def _listening() -> Sequence[list[Event]]:
-    """Who is told what this thread emits."""
+    """Who receives what this thread emits."""
     if _sinks.lists or torch._C._current_autograd_node() is None:
         return _sinks.lists
     return tuple(_open)  # one of autograd's threads, or a thread that collects nothing, in a backward

@@ -38,7 +38,7 @@ def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
 MODES = {
     "default": "as suits the processor; nothing is ever timed",
     "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, without "
-    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` settles. They run by "
+    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They run by "
     "turns on numbers drawn for the purpose; what is clearly faster is kept, and remembered on disk with the graph. "
     "Graphs whose sizes vary are compiled as by default",
 }
@@ -133,7 +133,7 @@ class Config:
             tell(before, value)
 
 
-# Who is told of a change of a setting: functions of what it was and what it is.
+# Called when a setting changes, with what it was and what it is.
 _told: dict[str, list[Callable[[object, object], None]]] = {}
 
 

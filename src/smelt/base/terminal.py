@@ -105,7 +105,7 @@ _current = _Current()
 
 
 def begin(stage: str, what: str) -> bool:
-    """A stage begins on this thread; whether it is the first of a compilation, which `end` is then told."""
+    """A stage begins on this thread; whether it is the first of a compilation, which is passed to `end`."""
     line = _current.line
     if line is None:
         _current.line = _Line(what or stage)

@@ -1,4 +1,4 @@
-"""What PyTorch itself defines, told by whose code it is: names say nothing, `functools.wraps` copies them.
+"""What PyTorch itself defines, recognized by whose code it is: names prove nothing, `functools.wraps` copies them.
 
 own_name(torch.relu)                      →  "torch.relu"
 own_name(functools.wraps(F.relu)(mine))   →  ""               though it says it is torch.nn.functional.relu
@@ -199,7 +199,7 @@ def originals_of_tensors() -> dict[str, Any]:
 
 
 def meant(function: Any) -> Any:
-    """The function that a torch function mode is told of. Methods of C say what `torch.Tensor` has under their names,
+    """The function that a torch function mode receives. Methods of C say what `torch.Tensor` has under their names,
     functions what their module has, which may be a wrapper of the program's: then the original itself."""
     if not isinstance(function, types.FunctionType) or _is_own_function(function):
         return function
@@ -226,7 +226,7 @@ def call_method(target: Any, receiver: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(receiver, name)(*args, **kwargs)
     if original is None:
         return target(receiver, *args, **kwargs)
-    mode: Any = _get_current_function_mode()  # type: ignore[no-untyped-call]  # which would be told what `torch.Tensor` has under the method's name
+    mode: Any = _get_current_function_mode()  # type: ignore[no-untyped-call]  # which would receive what `torch.Tensor` has under the method's name
     with torch._C.DisableTorchFunction():
         if mode is None:
             return original(receiver, *args, **kwargs)

@@ -1,8 +1,8 @@
 """smelt behind somebody else's capture: `torch.compile(model, backend="smelt")`.
 
 A backend there is a callable of a `GraphModule` and example inputs. Its graph is what ours is after capture, so it goes
-the same way from there; nothing of the peer is imported. Each combination of sizes and numbers that comes is compiled
-when it comes.
+the same way from there; nothing of torch.compile is imported. Each combination of sizes and numbers is compiled when it
+comes.
 
     backend(gm, examples)  →  a callable of the same inputs, differentiable like the module
 """

@@ -1,7 +1,7 @@
 """Sizes of tensors and loops.
 
 Every extent, stride and offset in the compiler is a `Size`: a plain `int`, or where sizes differ from call to call a
-`Varying` (`symbolic.symsize`), which adds, multiplies and compares like one and keeps in mind what it was asked.
+`SymSize` (`symbolic.symsize`), which adds, multiplies and compares like one and keeps in mind what it was asked.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """`SymSize`: a size that differs from call to call, for stages that compute with sizes as if they were integers.
 
     rows = varying(world, s0)                  s0 is 7 in the example
-    rows * 4 + 1                               Varying 4*s0 + 1
+    rows * 4 + 1                               SymSize 4*s0 + 1
     rows * 4 > rows                            True, always: nothing is relied on
     rows > 5                                   True as in the example, and the world keeps the fact s0 - 5 > 0
     range(rows)                                range(0, 7), and the fact s0 - 7 == 0

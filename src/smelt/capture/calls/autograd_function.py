@@ -81,7 +81,7 @@ def _forward(interp: Interpreter, kind: type, context: FunctionContext, given: l
 
 
 def _check_outputs(kind: type, given: list[Value], outputs: list[Value]) -> None:
-    """What autograd refuses is left to it."""
+    """What autograd refuses falls back to eager, which raises."""
     tensors = [value for value in outputs if isinstance(value, Tensor)]
     if len({id(each) for each in tensors}) < len(tensors):
         raise Unsupported("B022", f"{kind.__qualname__} returns one tensor twice")
@@ -111,7 +111,7 @@ def _tie(
         raise Unsupported("B022", f"{kind.__qualname__} marks an argument as written")
     materializes = marks.get("materialize_grads", Constant(True))
     if not isinstance(materializes, Constant) or materializes.value is not True:
-        raise Unsupported("B022", f"{kind.__qualname__} wants to know which gradients are None")
+        raise Unsupported("B022", f"{kind.__qualname__} sets set_materialize_grads(False)")
     constant = tuple(outputs.index(value) for value in _tensors(marks.get("non_differentiable")) if value in outputs)
     if "to_save" in marks:
         marks["saved_tensors"] = marks["to_save"]
@@ -170,10 +170,10 @@ def _backward(
     items = list(returned.items) if isinstance(returned, Sequence) and returned.kind is tuple else [returned]
     none = [isinstance(value, Constant) and value.value is None for value in items]
     if len(items) < wanted or not all(none[wanted:]):
-        raise Unsupported("B022", f"{kind.__qualname__}.backward yields {len(items)} gradients for {wanted} arguments")
+        raise Unsupported("B022", f"{kind.__qualname__}.backward returns {len(items)} gradients for {wanted} arguments")
     for value, nothing in zip(items, none, strict=True):
         if not nothing and not isinstance(value, Tensor):
-            raise Unsupported("B022", f"{kind.__qualname__}.backward yields {describe(value)}")
+            raise Unsupported("B022", f"{kind.__qualname__}.backward returns {describe(value)}")
     return items[:wanted]
 
 

@@ -158,7 +158,7 @@ def _name(interp: Interpreter, value: Value) -> str:
 
 
 def _changes(change: Callable[..., object]) -> Builtin:
-    """`setattr`, `delattr` and their kin."""
+    """`setattr`, `delattr` and the like."""
 
     def rule(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
         change(interp, args[0], _name(interp, args[1]), *args[2:])
@@ -467,9 +467,9 @@ def in_order(interp: Interpreter, items: list[Value], kwargs: dict[str, Value]) 
 
 
 def _id(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """Where an object lies, which is known of one that is meant itself: a module, a class, a parameter."""
+    """The address of an object, which is known if the object itself is guarded: a module, a class, a parameter."""
     (value,) = args
-    interp.tree.why_not_persist = "where an object lies"
+    interp.tree.why_not_persist = "an object's address"
     if isinstance(value, Object):
         return Constant(id(interp.externals.guard_identity(value)))
     if isinstance(value, Tensor) and value.source is not None and value.source.accessor[0] != "slot":

@@ -3,7 +3,7 @@
     checkpoint(block, x, use_reentrant=False)    →    checkpoint = Checkpoint(x, weight), a body of block's operators
 
 PyTorch runs the function again in the backward, effects and all. Here it is followed once, so a function that has
-effects is left to PyTorch, and breaks.
+side effects falls back to eager: a break.
 """
 
 import dis
@@ -49,7 +49,7 @@ def _checkpoint(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]
     options = {name: _DEFAULTS[name] if name not in given else _option(interp, given[name]) for name in _DEFAULTS}
     function, operands = args[0], args[1:]
     if type(options["use_reentrant"]) is not bool or options["debug"] or (options["use_reentrant"] and kwargs):
-        raise Unsupported("B024", "its options are for PyTorch to judge")
+        raise Unsupported("B024", "options that cannot be captured")
     if not interp.tape.ambient.records:
         return interp.call(function, operands, kwargs)
     reentrant = options["use_reentrant"]
@@ -102,9 +102,9 @@ def _follow(
         frames = [value for frame in interp.frames for value in (*frame.slots, *frame.stack, *frame.closure)]
         held = reachable([*frames, function, *args, *kwargs.values()])
         if any(id(value) in held for value in mutated):
-            raise Unsupported("B005", "something that was there before, which PyTorch would write once more")
+            raise Unsupported("B005", "an object from outside, which the recomputation would write again")
     if written:
-        raise Unsupported("B005", "a tensor that was there before, which PyTorch would write once more")
+        raise Unsupported("B005", "a tensor from outside, which the recomputation would write again")
     if tape.ambient != outer.ambient:
         raise Unsupported("B013", "a mode that it does not leave")
     return result

@@ -134,7 +134,7 @@ def _class_of(interp: Interpreter, value: Value) -> type:
 
 
 def registered(interp: Interpreter, kind: type, wanted: Object) -> bool:
-    """What an abstract class says of another. What it would run of the program's is left to Python."""
+    """What an abstract class says of another. Where it would run code of the program, Python does."""
     real = wanted.value
     said = interp.tree.class_attribute(real, _SUBCLASS)  # which is asked before the metaclass's
     hook = interp.tree.class_attribute(real, "__subclasshook__")

@@ -70,9 +70,9 @@ def make_object(interp: Interpreter, kind: type, args: list[Value], kwargs: dict
         return interp.compute(kind, *[interp.plain(value) for value in args], **named)
     if kind in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return item_of_tensor(interp, args[0], kind)
-    awaited = converted(kind, args)
-    if awaited is not None:
-        return awaited
+    deferred = converted(kind, args)
+    if deferred is not None:
+        return deferred
     if kind in GETTERS and not (kind is operator.methodcaller and not all(map(interp.is_plain, args[1:]))):
         named = {name: interp.plain(value) for name, value in kwargs.items()}
         try:
@@ -140,7 +140,7 @@ def layout(interp: Interpreter, kind: type) -> type | None:
 def _layout_of_slots(interp: Interpreter, kind: type) -> type | None:
     """`object` if an instance is nothing but its slots, each with a name of its own."""
     names = slot_names(kind)
-    weak = kind.__weakrefoffset__ > 0  # from 3.12 on it lies before the object
+    weak = kind.__weakrefoffset__ > 0  # from 3.12 on it is stored before the object
     room = object.__basicsize__ + (len(names) + weak) * struct.calcsize("P")
     plainly_made = interp.tree.class_attribute(kind, "__new__") is object.__new__
     return object if plainly_made and len(set(names)) == len(names) and kind.__basicsize__ == room else None

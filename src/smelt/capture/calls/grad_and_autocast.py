@@ -1,4 +1,4 @@
-"""Calls that read or set the state operators heed: grad mode, autocast, inference mode, default device.
+"""Calls that read or set the state operators depend on: grad mode, autocast, inference mode, default device.
 
 torch.set_autocast_enabled("cpu", True)   →   the tape's `Ambient` changes; nodes say so where the next operator is
 

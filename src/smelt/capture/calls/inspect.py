@@ -65,7 +65,7 @@ def _checked_names(source: Source, real: Any) -> tuple[str, ...]:
 
 
 def _of_new(interp: Interpreter, function: Function) -> inspect.Signature:
-    """The signature of a function that the captured code made, if it can be told from its code and plain defaults."""
+    """The signature of a function that the captured code made, if it follows from its code and plain defaults."""
     defaults = () if function.defaults is None else interp.plain(function.defaults)
     named = {} if function.keyword_defaults is None else interp.plain(function.keyword_defaults)
     if function.annotations is not None or not all(map(is_constant, (*defaults, *named.values()))):

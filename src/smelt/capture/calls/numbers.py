@@ -22,7 +22,7 @@ _OF_ONE = frozenset({math.sqrt, math.exp, math.log, math.log2, math.log10, math.
 
 
 def number_call(interp: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
-    """What a function yields in terms of symbols; None if it has to be told the numbers, or there are no symbols."""
+    """What a function returns in terms of symbols; None if it needs the numbers, or there are no symbols."""
     if kwargs or not any(map(holds_symbols, args)):
         return None
     rule = _RULES.get(function)

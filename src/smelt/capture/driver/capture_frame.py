@@ -100,10 +100,10 @@ def capture(
     settings: Hashable = None,
     keep: Keep | None = None,
 ) -> Captured:
-    """Interpret from `frames` as far as it goes. Raises `SkipFrame` if the state has to be left to CPython.
+    """Interpret from `frames` as far as it goes. Raises `SkipFrame` if CPython has to run the state.
 
     `follow_loops`: whether loops that a break left in the middle are unrolled from there. `settings`: functions that
-    are compiled with the same are followed. `keep` is told what can be used by later processes.
+    are compiled with the same are followed. `keep` receives what later processes can use.
     """
     options = follow_loops, settings, keep
     history = history or History()
@@ -338,11 +338,11 @@ class _Closing:
         if isinstance(plan, Stop) or len(self.frames) > 1 or self.frames[0].index:
             return "it does not go from the start of a function to its end"
         if facts is not None or entry_state.computed:
-            return "sizes or numbers in it are symbols"
+            return "it has dynamic sizes or scalars"
         if self.compiled is None:
             return "PyTorch runs its graph, or there is none"
         if computation.final is not None or computation.preallocated or computation.cleared_grads:
-            return "it leaves the state of the process, or of an optimizer, another"
+            return "it changes process-wide state, or optimizer state"
         return f"it relies on {self.interp.tree.why_not_persist}" if self.interp.tree.why_not_persist else None
 
     def _entry_slots(self) -> list[tuple[LiveFrame, Any, list[Any], list[Any], Any]]:
@@ -393,7 +393,7 @@ class _Closing:
         with torch._C._InferenceMode(self.interp.tree.inference_mode):
             torch._C._set_grad_enabled(self.entry.grad)
             if guards.check(state) is None:
-                raise SkipFrame(f"a guard does not hold of the state it was made from: {guards.explain(state)}")
+                raise SkipFrame(f"a guard fails on the state it was made from: {guards.explain(state)}")
 
     def _record(self, stop: Unsupported) -> BreakRecord:
         stack: list[str] = []
@@ -465,7 +465,7 @@ class _Closing:
 
     def _join_inputs(self) -> None:
         """One input for a tensor that was met in several places, where it matters that it is one: it is written, or its
-        gradient is taken. Inputs that gradients may flow to are told apart from those."""
+        gradient is taken. Other inputs that gradients may flow to are guarded to be distinct."""
         grad_targets = self.interp.externals.grad_targets
         for places in self.tape.input_aliases():
             (first, value), *others = places
@@ -491,7 +491,7 @@ class _Closing:
                 if other.real is None or other.real is value.real:
                     continue
                 if not have_distinct_bases(value.real, other.real):
-                    raise SkipFrame("an input comes to require grad that another is a view of")
+                    raise SkipFrame("an input that comes to require grad shares memory with another input")
                 self.interp.externals.guard_alias(value.source, other.source, None)
 
     def _join(self, first: fx.Node, value: Tensor, others: list[tuple[fx.Node, Tensor]]) -> None:

@@ -265,7 +265,7 @@ class Engine:
         except SkipFrame as reason:
             self._skipped.add(key)
             count("frames_skipped")
-            emit("breaks", f"{name} is left to Python: {reason}", reason)
+            emit("breaks", f"{name} runs eagerly: {reason}", reason)
             return None
         except GraphBreakError:
             raise

@@ -60,7 +60,7 @@ class History:
 
 
 class Sizes:
-    """The symbols of one capture. `dynamic` is what `smelt.compile` was told; `history` what is known of the code."""
+    """The symbols of one capture. `dynamic` is the option of `smelt.compile`; `history` what is known of the code."""
 
     def __init__(self, dynamic: bool | None, history: History) -> None:
         self.shape_env = ShapeEnv()

@@ -40,7 +40,7 @@ class RecompileRecord:
 def hint_for(reason: str) -> str:
     """What to change so that this guard does not fail again."""
     if reason.startswith("stack["):
-        return "it is what the break at this line yields: mend that"
+        return "it is the result of the graph break at this line: fix that"
     shapes = _SHAPES.match(reason)
     if shapes is not None:
         return _sizes(shapes["name"], _numbers(shapes["before"]), _numbers(shapes["now"]))
@@ -48,7 +48,7 @@ def hint_for(reason: str) -> str:
         found = re.search(pattern, reason)
         if found is not None:
             return hint(found)
-    return "keep what it depends on as it is"
+    return "keep what it depends on unchanged"
 
 
 def _numbers(text: str) -> list[str]:
@@ -65,13 +65,14 @@ def _sizes(name: str, before: list[str], now: list[str]) -> str:
 
 # The first that matches says what to do.
 _HINTS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"^expected .*\bshape\b", lambda found: "which way the program takes depends on these sizes: decide it outside"),
+    (r"^expected .*\bshape\b",
+     lambda found: "control flow depends on these sizes: decide it outside the compiled function"),
     (r"expected no key .*, found one|expected nothing under|expected it unbound",
-     lambda found: "it came to be after the first call, as an optimizer's state does: once it is there, this is over"),
+     lambda found: "it was created after the first call, as optimizer state is: expect one recompile"),
     (r"^grad mode: ", lambda found: "call it in one grad mode, or compile one function to train and one for the rest"),
     (r"^(.*): expected dtype (\S+), got", lambda found: f"convert it before the call: {found[1]}.to({found[2]})"),
     (r"^(.*): expected device (\S+), got", lambda found: f"move it before the call: {found[1]}.to({found[2]!r})"),
-    (r"^(.*): expected stride ", lambda found: f"lay it out alike before each call: {found[1]}.contiguous()"),
+    (r"^(.*): expected stride ", lambda found: f"use one memory layout for every call: {found[1]}.contiguous()"),
     (r"^(.*): expected requires_grad (\w+)",
      lambda found: f"set requires_grad before the first call, or pass {found[1]}.detach() where none is needed"),
     (r"\.training: expected ",

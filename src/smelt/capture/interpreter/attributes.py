@@ -152,7 +152,7 @@ def _of_builtin(interp: Interpreter, value: Value, name: str) -> Value:
         if not hasattr(value.value, name):
             raise Missing(value, name)
         if is_a(value.value, types.CodeType) and name in _OF_ITS_PLACE:
-            interp.tree.why_not_persist = f"{name} of code, which may stand elsewhere"
+            interp.tree.why_not_persist = f"{name} of code, whose file may move"
         return interp.compute(getattr, value.value, name)
     found = interp.tree.class_attribute(kind, name)
     if found is ABSENT:
@@ -516,7 +516,7 @@ def _is_data_descriptor(interp: Interpreter, found: Any) -> bool:
 
 
 def _run_getter(interp: Interpreter, value: Value, getter: types.FunctionType, name: str) -> Value:
-    """A property. If its getter raises AttributeError, Python asks the class's `__getattr__`; that is left to it."""
+    """A property. If its getter raises AttributeError, Python asks the class's `__getattr__`: a break."""
     answer = interp.call(interp.externals.fixed(getter), [value])
     kind = python_type(value)
     hook = interp.tree.class_attribute(kind, "__getattr__") if kind is not None else ABSENT

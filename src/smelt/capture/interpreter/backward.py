@@ -3,8 +3,8 @@
 loss.backward()    →    one node for the gradients of all leaves that `loss` leads to; each leaf's `.grad` becomes its
                         gradient, or has it added in place; after the graph has run the real leaves' are set so
 
-A leaf whose `.grad` is touched is relied on to be that very tensor: gradients belong to objects, not to values. What a
-hook would do is left to Python.
+A leaf whose `.grad` is touched is relied on to be that very tensor: gradients belong to objects, not to values. Hooks
+that cannot be captured break the graph.
 """
 
 import inspect
@@ -149,7 +149,7 @@ def _with_hooks(
     items: list[Value] = []
     for place in order:
         if not is_dense(leaves[place].ghost.shape, leaves[place].ghost.stride()):
-            raise Unsupported("B026", "to a tensor with hooks that lies in memory with gaps")
+            raise Unsupported("B026", "to a tensor with hooks whose memory is not dense")
         before, after = hooks[place] or (Constant(None), Constant(None))
         items.append(Sequence(tuple, [leaves[place], found.items[place], before, after]))
     return interp.call(interp.externals.fixed(accumulate_grads), [Sequence(tuple, items)])
@@ -266,7 +266,7 @@ def _outputs(interp: Interpreter, value: Value) -> list[Tensor]:
         if not each.ghost.requires_grad:
             raise Unsupported("B011", "a backward of a tensor that does not require grad")
     if yields_sparse(each.ghost for each in found):
-        raise Unsupported("B026", "that yields sparse gradients")
+        raise Unsupported("B026", "that returns sparse gradients")
     return found
 
 
@@ -330,7 +330,7 @@ def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
     for met in interp.tape.input_aliases():
         ghosts = {id(value.ghost): value.ghost for _, value in met}.values()
         if sum(ghost.grad_fn in reached or id(ghost) in leaves for ghost in ghosts) > 1:
-            raise Unsupported("B026", "of what is computed from one tensor by two names")
+            raise Unsupported("B026", "through one tensor that was reached by two names")
 
 
 def _hooks(interp: Interpreter, leaf: Tensor) -> tuple[Value, ...]:

@@ -1,6 +1,6 @@
 """Numbers that tensors hold, taken out once the graph has run: what is only kept of them breaks no graph.
 
-    total += loss.item()    →    total = Awaited(add, total, Awaited(item, copy of loss)): Python adds, after the graph
+    total += loss.item()    →    total = DeferredScalar(add, total, DeferredScalar(item, copy of loss)), computed after
     if loss.item() > 3:     →    B004, as `x * loss.item()` is: here somebody needs the number
 
 A number is that of the moment: what it is taken from is copied in the graph, where the program takes it. Arithmetic is
@@ -58,7 +58,7 @@ def needed(what: str = "Tensor.item") -> Unsupported:
 
 
 def arithmetic(function: Any, *values: Value) -> Value:
-    """A function of numbers some of which are awaited."""
+    """A function of numbers some of which are deferred."""
     kinds = [python_type(value) for value in values]
     if not all(kind in _NUMBERS for kind in kinds):
         raise needed()
@@ -71,7 +71,7 @@ def arithmetic(function: Any, *values: Value) -> Value:
 
 
 def converted(kind: Any, args: list[Value]) -> Value | None:
-    """`float(…)` and `int(…)` of an awaited number; None of anything else."""
+    """`float(…)` and `int(…)` of a deferred number; None of anything else."""
     value = args[0] if len(args) == 1 else None
     if not isinstance(value, DeferredScalar) or kind not in (int, float):
         return None

@@ -63,7 +63,7 @@ def hashable(interp: Interpreter, key: Value) -> Any:
     """A real dict key."""
     if isinstance(key, Object):
         if is_a(key.value, type) and not is_plain_type(key.value):
-            raise Unsupported("B017", f"{describe(key)}, whose metaclass may tell")
+            raise Unsupported("B017", f"{describe(key)}, whose metaclass can redefine it")
         if is_a(key.value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
             interp.externals.rely_on_contents(key.value)
             return interp.externals.guard_identity(key)

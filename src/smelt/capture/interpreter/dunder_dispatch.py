@@ -63,7 +63,7 @@ def _comes_first(interp: Interpreter, other: type, kind: type, reflected: str) -
 
 
 def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
-    """`-value` and its kin for a class of the program."""
+    """`-value` and the like for a class of the program."""
     method = {"UNARY_NEGATIVE": "__neg__", "UNARY_POSITIVE": "__pos__", "UNARY_INVERT": "__invert__"}[name]
     refused = Unsupported("B008", f"{method} of {describe(value)}")
     kind = python_type(value)
@@ -74,7 +74,7 @@ def overloaded_unary(interp: Interpreter, name: str, value: Value) -> Value:
 
 
 def overloaded_compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value | None:
-    """`left symbol right` by the classes' own methods; None if both sides leave it to identity."""
+    """`left symbol right` by the classes' own methods; None if both sides compare by identity."""
     kind, other = python_type(left), python_type(right)
     refused = Unsupported("B008", f"{symbol} of {describe(left)} and {describe(right)}")
     if kind is None or other is None:

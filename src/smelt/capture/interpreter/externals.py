@@ -1,7 +1,7 @@
 """Objects from outside become values, with the guards that make them safe to rely on.
 
-outside.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
-outside.value(3, source of "n")          →   Constant(3), guarded by equality
+externals.value(model, source of "self")   →   Object(model), guarded by its exact type; its attributes when read
+externals.value(3, source of "n")          →   Constant(3), guarded by equality
 """
 
 import contextlib
@@ -121,7 +121,7 @@ _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._Op
 
 
 def _of_library(source: Source) -> bool:
-    """Whether what lies below is a part of torch or of the standard library: it is what it is."""
+    """Whether what is reached through it is part of torch or of the standard library, and constant."""
     real: Any = source.accessor[1] if source.accessor[0] == "value" else getattr(source.value, "value", None)
     if is_a(real, torch.finfo | torch.iinfo):
         return True
@@ -133,7 +133,7 @@ def _of_library(source: Source) -> bool:
 
 
 class Externals:
-    """Reads the world on behalf of one capture, and keeps what the captured code writes to it."""
+    """Reads the program's objects for one capture, and records what the captured code writes to them."""
 
     def __init__(self, tree: GuardTree, tape: Tape, sizes: Sizes) -> None:
         self.tree = tree
@@ -191,7 +191,7 @@ class Externals:
             if place.accessor == ("attr", "__defaults__") or _of_library(place):
                 return
             place = place.parent
-        raise Unsupported("B017", f"{source.text}, which may be another when the backward runs")
+        raise Unsupported("B017", f"{source.text}, which may have changed when the backward runs")
 
     def _shared_value(self, real: Any, source: Source) -> Value:
         found: Value | None = self.shared(real)
@@ -267,7 +267,7 @@ class Externals:
             undo.append(lambda: self.written.pop(id(value), None))
 
     def has_pending_writes(self) -> bool:
-        """Whether the world is by now another than the real objects show, but for gradients."""
+        """Whether captured writes, those of gradients aside, are still to be made to the real objects."""
         return any(_changed(value) for value in self.written.values() if not _holds_gradient(value))
 
     def guard_distinct(self) -> None:

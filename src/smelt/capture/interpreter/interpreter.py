@@ -563,7 +563,7 @@ class Interpreter:
         if not isinstance(value, Object) or type(value.value) is not torch.Generator:
             return value
         if target in _WITHOUT_GENERATORS:
-            raise Unsupported("B017", f"a torch.Generator for {target}, which PyTorch describes only without")
+            raise Unsupported("B017", f"a torch.Generator for {target}, which has no meta kernel with a generator")
         return self.externals.graph_generator(value)
 
     def _force_all(self, values: list[Any]) -> None:

@@ -33,7 +33,7 @@ def store_data(interp: Interpreter, leaf: Tensor, value: Value) -> None:
     if not alike or value.real is not None or interp.tape.ambient.inference:
         raise Unsupported("B015", "Tensor.data = … of another kind, or of a tensor from outside")
     if own.requires_grad and interp.tape.leads_to(own):
-        raise Unsupported("B015", "Tensor.data = …, of what a backward may still come to,")
+        raise Unsupported("B015", "Tensor.data = …, of a tensor that a later backward may reach,")
     _store(interp, leaf, "data", value)
 
 

@@ -139,7 +139,7 @@ def _merge(interp: Interpreter, left: Mapping, right: Mapping) -> Value:
 
 
 def _change_in_place(interp: Interpreter, symbol: str, left: Mapping | Set, right: Value) -> Value:
-    """`left |= right` and its kin for a dict or set."""
+    """`left |= right` and the like for a dict or set."""
     if isinstance(left, Mapping) and isinstance(right, Mapping) and symbol == "|=":
         interp.externals.complete(right)
         interp.before_mutation(left)
@@ -216,7 +216,7 @@ def _on_numbers(interp: Interpreter, function: Callable[..., Any], *values: Valu
 
 
 def float_of(interp: Interpreter, function: Callable[..., Any], *values: Value) -> Value:
-    """A function that yields a float, computed at each call. One that raises is told the numbers: others may do."""
+    """A function that returns a float, computed at each call. One that raises is specialized on the numbers."""
     given = [value.symbolic if holds_symbols(value) else interp.plain(value) for value in values]  # type: ignore[attr-defined]
     try:
         return of_number(apply(function, *given))
@@ -312,7 +312,7 @@ def unary(interp: Interpreter, name: str, value: Value) -> Value:
 
 
 def compare(interp: Interpreter, symbol: str, left: Value, right: Value) -> Value:
-    """`left < right` and its kin."""
+    """`left < right` and the like."""
     if isinstance(left, DeferredScalar) or isinstance(right, DeferredScalar):
         raise needed()
     if isinstance(left, Tensor) or isinstance(right, Tensor):
@@ -457,7 +457,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
         if answer is None and acts_as_in_eager(interp.frames[-1].info.code):
             return speculate_truth(interp, value)  # what optimizers decide by is a count of steps
         if answer is None:
-            raise Unsupported("B003", "a tensor decides which way to go")
+            raise Unsupported("B003", "a tensor's value decides the branch")
         return answer
     if isinstance(value, Sequence | Deque | Mapping | Set):
         return length(interp, value) > 0
@@ -473,7 +473,7 @@ def truth(interp: Interpreter, value: Value) -> bool:
 def _object_truth(interp: Interpreter, value: Object | Instance) -> bool:
     real = value.value if isinstance(value, Object) else None
     if is_a(real, type) and not is_plain_type(real):
-        raise Unsupported("B003", f"{describe(value)}, whose metaclass may tell")
+        raise Unsupported("B003", f"{describe(value)}, whose metaclass can redefine it")
     interp.externals.rely_on_contents(real)
     if is_a(real, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
         return True

@@ -42,7 +42,7 @@ def set_of(interp: Interpreter, items: list[Value]) -> Set:
 
 
 def combined(interp: Interpreter, symbol: str, left: Value, right: Value) -> Set:
-    """`left | right` and its kin, of sets and of the keys of dicts."""
+    """`left | right` and the like, of sets and of the keys of dicts."""
     kind = left.kind if isinstance(left, Set) and isinstance(right, Set) else set
     return _new(interp, kind, symbol, [left, right])
 

@@ -1,4 +1,4 @@
-"""Branches on numbers that the graph computes, where few small tensors from outside decide: foreseen, and guarded.
+"""Branches on numbers that the graph computes, where few small tensors from outside decide: speculated, and guarded.
 
     step_t += 1; rho = f(step_t.item()); if rho > 5:      →   the answer for the `step_t` there is now, which is asked
                                                               again at each call, of a copy
@@ -45,7 +45,7 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
 def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
     """The truth of a tensor of one element that the graph computes. It is relied on."""
     if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
-        raise Unsupported("B003", "a tensor decides which way to go")
+        raise Unsupported("B003", "the value of a tensor")
     return _asked_again(interp, [value.node], lambda values: bool(values[value.node]))
 
 

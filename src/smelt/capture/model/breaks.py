@@ -1,4 +1,4 @@
-"""Why a graph ended early: one row per reason, with what happened in plain words and a way out.
+"""Why a graph ended early: one entry per reason, with what happened and a hint.
 
 raise Unsupported("B002", "print")   →   B002: call of print, which only Python can run  (hint: …)
 """
@@ -11,50 +11,53 @@ REASONS: dict[str, tuple[str, str]] = {
         "call of {}, which only Python can run",
         "move the call out of the compiled function, or after its tensor work",
     ),
-    "B003": ("branch on a value that is only known by running: {}", "use torch.where, or decide on Python values"),
+    "B003": ("data-dependent branch: {}", "use torch.where, or branch on Python values"),
     "B004": ("{} needs the data of a tensor", "keep the value as a tensor, or read it after the compiled function"),
     "B005": (
-        "write that only Python can do: {}",
-        "write to a plain attribute or container, or return the new value instead",
+        "mutation that cannot be captured: {}",
+        "mutate a plain attribute or container, or return the new value instead",
     ),
-    "B006": ("{} is a tensor subclass with its own rules", "unwrap it to a plain tensor before the compiled function"),
+    "B006": (
+        "{} is an unsupported tensor subclass or layout",
+        "unwrap it to a plain tensor before the compiled function",
+    ),
     "B007": (
         "attribute {} cannot be read without running Python",
         "read it before the compiled function and pass it in",
     ),
-    "B008": ("operator {} on these operands", "compute it outside the compiled function"),
-    "B009": ("iteration over {}", "iterate over a list, tuple, dict or range"),
+    "B008": ("unsupported operands: {}", "compute it outside the compiled function"),
+    "B009": ("unsupported iteration over {}", "iterate over a list, tuple, dict or range"),
     "B010": ("the function is marked smelt.disable: {}", "remove the mark to capture it"),
     "B011": (
         "{} raised while it was traced",
         "see the error that follows; if none does, the operator has no meta kernel",
     ),
-    "B012": ("Python instruction {}", "rewrite the statement, or move it out of the compiled function"),
-    "B013": ("context manager {}", "enter it outside the compiled function"),
+    "B012": ("unsupported Python instruction {}", "rewrite the statement, or move it out of the compiled function"),
+    "B013": ("unsupported context manager {}", "enter it outside the compiled function"),
     "B014": ("the answer depends on object identity: {}", "compare values instead"),
-    "B015": ("{} changes what autograd knows of a tensor", "do it outside the compiled function"),
+    "B015": ("{} changes a tensor's autograd metadata", "do it outside the compiled function"),
     "B016": ("the program is too long to unroll: {}", "shorten the loop, or compile its body"),
-    "B017": ("key or value of a kind not followed: {}", "use plain Python values or tensors"),
+    "B017": ("unsupported type of key or value: {}", "use plain Python values or tensors"),
     "B018": ("unbound variable {}", "see the error that follows"),
     "B019": ("an exception is raised here: {}", "see the error that follows"),
     "B021": (
-        "{} of a tensor made in inference mode, outside of it",
+        "{} of an inference tensor outside inference mode",
         "clone it first, or use torch.no_grad in place of torch.inference_mode",
     ),
     "B022": (
-        "a torch.autograd.Function that cannot be captured whole: {}",
-        "hand what backward needs over in ctx, and leave effects and grad modes out of forward and backward",
+        "a torch.autograd.Function that cannot be captured as a whole: {}",
+        "pass what backward needs through ctx, and keep side effects and grad modes out of forward and backward",
     ),
     "B023": (
-        "a loop goes on from where an earlier break left it",
-        "mend the break inside the loop, and this one goes with it",
+        "a loop continues after an earlier graph break inside it",
+        "fix the break inside the loop, and this one goes away",
     ),
     "B024": (
-        "torch.utils.checkpoint of what cannot be captured whole: {}",
-        "checkpoint a function without effects, with use_reentrant=False and plain options",
+        "torch.utils.checkpoint of a function that cannot be captured as a whole: {}",
+        "checkpoint a function without side effects, with use_reentrant=False and plain options",
     ),
     "B025": (
-        "{} transforms a function of tensors while it runs",
+        "{} is a function transform, applied inside the compiled function",
         "use torch.autograd.grad or batched operators in its place, or transform outside the compiled function",
     ),
     "B026": (
@@ -86,7 +89,7 @@ class Unsupported(Exception):
 class Raised(Unsupported):
     """Python raises an exception here: if the captured code handles it, capture goes on there, else Python raises it.
 
-    `error` is a value (`Failure`, or an exception from outside) or a real exception that capture met on known values.
+    `error` is a value (`ExceptionValue`, or an exception from outside) or a real exception raised on known values.
     """
 
     def __init__(self, error: Any, text: str, *, reraised: bool = False, code: str = "B019") -> None:

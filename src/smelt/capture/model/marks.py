@@ -1,4 +1,4 @@
-"""Marks that the user's program carries and capture heeds."""
+"""Marks on the user's functions and tensors that capture reads."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any

@@ -129,7 +129,7 @@ OF_THE_MACHINE: frozenset[str] = frozenset(
 # Functions that yield their last argument as it is: notes for a compiler.
 IDENTITIES: frozenset[str] = frozenset({"torch.jit.annotate"})
 
-# Calls that only keep statistics of the process, and one by which torch.optim asks the peer's capture for a break.
+# Calls that only keep statistics of the process, and one by which torch.optim asks torch.compile for a break.
 IGNORED: frozenset[str] = frozenset({"torch._C._log_api_usage_once", "torch._dynamo.decorators.graph_break"})
 
 # What the compiled function sees as true of itself.
@@ -301,7 +301,7 @@ def is_polyfill(code: types.CodeType) -> bool:
 
 
 def acts_as_in_eager(code: types.CodeType) -> bool:
-    """Whether the code is to be told that nothing compiles it: optimizers compute in lower precision if something
+    """Whether `is_compiling()` is False to the code: optimizers compute in lower precision if something
     does."""
     return code.co_filename.startswith(os.path.join(_TORCH, "optim", ""))
 

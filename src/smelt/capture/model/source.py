@@ -74,7 +74,7 @@ class Source:
         return self
 
     def build(self, collected: list["Source"]) -> "GuardNode | None":
-        """This node and what lies below as plain tuples, or None if nothing here is checked or collected.
+        """This node and its descendants as plain tuples, or None if nothing here is checked or collected.
 
         Not by recursion: a linked list is as deep as it is long.
         """
@@ -88,7 +88,7 @@ class Source:
                 source.index = len(collected)
                 collected.append(source)
         built: dict[Source, GuardNode | None] = {}
-        for source in reversed(order):  # what lies below first
+        for source in reversed(order):  # children first
             children = [node for child in source.children.values() if (node := built.pop(child)) is not None]
             checked = children or source.checks or source.collected
             parts = (source.accessor, tuple(source.checks.values()), tuple(children), source.collected, source.text)

@@ -160,7 +160,7 @@ class Sequence(Value):
 class Deque(Value):
     """A `collections.deque`; as of a list, nothing is assumed of the length of one from outside until it is looked at.
 
-    `changes` counts how often it grew, shrank or turned, which its iterators do not survive.
+    `changes` counts how often it grew, shrank or was rotated, which invalidates its iterators.
     """
 
     kind: ClassVar[type] = deque

@@ -40,7 +40,7 @@ def verify_roundtrip(capture: SerializedCapture, record: dict[str, Any], frame: 
     loader = CaptureLoader(record, frame)
     loader.resolve_objects()
     if not _same(loader.roots(), capture.roots):
-        raise NotPersistable("it is read back as something else")
+        raise NotPersistable("it does not read back as what was written")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -76,20 +76,20 @@ class CaptureLoader:
             raise NotPersistable("a file has changed")
         self.resolve_objects()
         if stamps_of(self.reals, self.frame.info.code.co_filename) != self.record["files"]:
-            raise NotPersistable("a file has changed, or is another")  # of another copy of the program, say
+            raise NotPersistable("a file has changed, or another copy is loaded")  # of another copy of the program, say
         for one, other, answer in self.record["asked"]:
             if issubclass(self._real(one), self._real(other)) is not answer:
-                raise NotPersistable("a class is another's by now, or no longer")
+                raise NotPersistable("a subclass relation has changed")
         for function, answer in self.record["machine"]:
             if encode(_of_machine(self._real(function))(), refuse) != answer:
-                raise NotPersistable("the machine is another")
+                raise NotPersistable("the machine has changed")
         guards = _native.Guards(self.roots(), False, None)
         collected = guards.check(self.state)
         if collected is None:
             raise NotPersistable(guards.explain(self.state) or "a guard fails")
         entry_state = self._entry_state()
         if not entry_state.holds(collected):
-            raise NotPersistable("what was one object is two, or the other way round")
+            raise NotPersistable("one object is now two, or two are one")
         written, mutated_with_grad, backed_up, *switches = self.record["write_policy"]
         write_policy = WritePolicy(tuple(written), tuple(mutated_with_grad), tuple(backed_up), *switches)
         records = Ambient.now().records
@@ -97,7 +97,7 @@ class CaptureLoader:
             torch._C._set_grad_enabled(records)
             found = recaller.recall(self.record["graph"], write_policy.undoing())
         if found is None:
-            raise NotPersistable("its code is not there")
+            raise NotPersistable("its compiled code is not in the cache")
         run, traced = found
         events.count("graphs")
         events.count("captures_recalled")
@@ -117,7 +117,7 @@ class CaptureLoader:
             if len(self.remembered) < len(self.record["remembered"]):
                 self._ask()
             elif unknown:
-                raise NotPersistable(f"a {self.forms[unknown[0]][0]} is met nowhere")
+                raise NotPersistable(f"a {self.forms[unknown[0]][0]} was not found")
             else:
                 return
 
@@ -130,7 +130,7 @@ class CaptureLoader:
             given = tuple(decode(each, self._real) for each in args)
             by_name = {name: decode(each, self._real) for name, each in named}
         except KeyError:
-            raise NotPersistable("what a cached function is called with is met nowhere") from None
+            raise NotPersistable("what a cached function is called with was not found") from None
         self._hold_so_far()
         if type(function) is not WRAPPER:
             raise ValueError(f"{function!r} caches nothing")
@@ -151,7 +151,7 @@ class CaptureLoader:
         collected = dict(zip(places, met, strict=True))
         for one, other, same in self.record["relations"]:
             if one in collected and other in collected and not alias_holds(collected[one], collected[other], same):
-                raise NotPersistable("what was one object is two, or the other way round")
+                raise NotPersistable("one object is now two, or two are one")
 
     def _known_part(self, node: Any, count: int, places: list[int], lost: bool = False) -> tuple[Any, int]:
         """What is known of a node and those below it, and how many are collected up to there; `places` are the numbers
@@ -206,7 +206,7 @@ class CaptureLoader:
                 self._bind(form, static_lookup(reached[1], name))
             elif self.record["checks"][number][0] in ("is", "type"):
                 wanted = number
-        if wanted is not None:  # what lies below is looked at once it is known that this is what it was
+        if wanted is not None:  # children are looked at once this is known to be the same object
             asked.append(wanted)
             return (reached, tuple(checks), (), True, text)
         children = tuple(found for child in below if (found := self._probe(child, asked)) is not None)
@@ -220,7 +220,7 @@ class CaptureLoader:
         number = form[1]
         if self.reals[number] is not ABSENT:
             if self.reals[number] is not real:
-                raise NotPersistable("what was one object is two")
+                raise NotPersistable("one object is now two")
             return
         about = self.forms[number]
         if about[0] == "plain":
@@ -228,14 +228,14 @@ class CaptureLoader:
         elif about[0] == "wrapper":
             kind, parts = WRAPPERS[about[1]]
             if type(real) is not kind:
-                raise NotPersistable(f"a {about[1]} is another")
+                raise NotPersistable(f"a {about[1]} has changed")
             for part, name in zip(about[2:], parts, strict=True):
                 self._bind(part, getattr(real, name))
         else:
             if about[0] == "object":
                 self._bind(["#", about[1]], type(real))
             if not is_like(about, real, self.reals):
-                raise NotPersistable(f"{' '.join(map(str, about[:3]))} is another")
+                raise NotPersistable(f"{' '.join(map(str, about[:3]))} has changed")
         self._know(number, real)
 
     def _know(self, number: int, real: Any) -> None:
@@ -249,14 +249,14 @@ class CaptureLoader:
         elif form[0] == "module" and len(form) > 2:
             self._bind(["#", form[2]], type(real))
         if form[0] != "plain" and self._numbers.setdefault(id(real), number) != number:
-            raise NotPersistable("what were two objects is one")
+            raise NotPersistable("two objects are now one")
 
     def _bind_plain(self, form: Any, real: Any) -> None:
         if type(form) is list and form[0] == "t" and type(real) is tuple and len(form) == len(real) + 1:
             for part, each in zip(form[1:], real, strict=True):
                 self._bind(part, each)
         elif encode(real, lambda other: ["#"]) != form:
-            raise NotPersistable("a value is another")
+            raise NotPersistable("a value has changed")
 
     def roots(self) -> tuple[Any, ...]:
         """The guards, once every object is known."""

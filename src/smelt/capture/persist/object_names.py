@@ -43,7 +43,7 @@ _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
 )
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-# Of these, an equal one is as good: nothing can be told of one that cannot be told of the other.
+# Of these, an equal one is as good: the two cannot be distinguished.
 EQUAL = (*_PLAIN, list, dict, set, torch.finfo, torch.iinfo, types.UnionType)
 # Made in Python, but capture takes one that it knows by identity for what it is, and asks for nothing in it.
 _ON_TRUST = (inspect.Signature, inspect.Parameter)
@@ -60,7 +60,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 
 
 class NotPersistable(Exception):
-    """Why something cannot be told to another process, or is another there."""
+    """Why something cannot be named for another process, or has changed there."""
 
 
 class Names:
@@ -144,7 +144,7 @@ def _form(real: Any, names: Names) -> Form:
         return ["cached"]  # whatever it caches: what is relied on is its answers
     if kind is object or (_is_made_in_python(kind) and kind not in _ON_TRUST):
         return ["object", names.number(kind)]
-    raise NotPersistable(f"a {kind.__module__}.{kind.__qualname__} is told by no name")
+    raise NotPersistable(f"a {kind.__module__}.{kind.__qualname__} has no name to be found by")
 
 
 def _builtin(real: Any, names: Names) -> Form:
@@ -188,7 +188,7 @@ def _is_made_in_python(kind: type) -> bool:
 
 
 def _module_of(names: dict[Any, Any]) -> str | None:
-    """The module whose global names these are, `sys.modules` being told as `sys`'s."""
+    """The module whose global names these are, `sys.modules` standing for `sys`."""
     if names is sys.modules:
         return "sys.modules"
     name = names.get("__name__")
@@ -315,7 +315,7 @@ def _constant_text(value: Any) -> str:
 
 
 def find(form: Form, reals: list[Any]) -> Any:
-    """The object with this form in the running process; `ABSENT` if it is told by its place alone. `reals`: the objects
+    """The object with this form in the running process; `ABSENT` if only its place identifies it. `reals`: the objects
     before it in the table."""
     kind = form[0]
     if kind == "class" or kind == "function":
@@ -323,7 +323,7 @@ def find(form: Form, reals: list[Any]) -> Any:
             return ABSENT
         found = _under(form[1], form[2])
         if not is_like(form, found, reals):
-            raise NotPersistable(f"{form[1]}.{form[2]} is another")
+            raise NotPersistable(f"{form[1]}.{form[2]} has changed")
         return found
     if kind == "module":
         return _there(sys.modules.get(form[1]), form[1])
@@ -347,7 +347,7 @@ def find(form: Form, reals: list[Any]) -> Any:
 def _in_place(form: Form, found: Any) -> Any:
     """A function or descriptor of C's, unless the program has put another in its place."""
     if type(found) not in (types.BuiltinFunctionType, *_DESCRIPTORS) or _title(found) != form[3:]:
-        raise NotPersistable(f"{form[2]} is another")
+        raise NotPersistable(f"{form[2]} has changed")
     return found
 
 

@@ -209,4 +209,4 @@ def stamp_of(file: str) -> list[int]:
 
 
 def refuse(value: Any) -> Any:
-    raise NotPersistable(f"a {type(value).__qualname__} has no form")
+    raise NotPersistable(f"a {type(value).__qualname__} cannot be serialized")

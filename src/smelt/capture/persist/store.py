@@ -4,8 +4,8 @@
     file + a state         ── recall ─►  Captured, if every guard holds of the state; else it is captured anew
 
 Guards are all that a capture relied on, so where they hold, capturing again would yield the same. They hold objects of
-the process: `named` says how those are told to another one. What a guard cannot ask for is taken care of here: code is
-known by its digest, files that classes and functions come from by size and time, and by the key
+the process: `object_names` says how another process finds them. What a guard cannot ask for is taken care of here: code
+is known by its digest, files that classes and functions come from by size and time, and by the key
 (`Recaller.surroundings`) smelt, PyTorch, Python, processor, options and settings. A capture that looked at something
 else (`GuardTree.why_not_persist`: addresses, whether there is a GPU), and one whose parts cannot be serialized, is not
 kept, and `SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to its end, one graph,
@@ -102,7 +102,7 @@ class CaptureStore:
             with events.timed("keep"):
                 form = self.recaller.form_of(traced)
                 if form is None:
-                    raise NotPersistable("its graph has no form")
+                    raise NotPersistable("its graph cannot be serialized")
                 record = record_of(capture, form)
                 text = json.dumps(record, separators=(",", ":"))
                 verify_roundtrip(capture, json.loads(text), frame)
@@ -142,7 +142,7 @@ def _summary(real: Any, depth: int = 2) -> str:
     kind = type(real)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         if real.__dict__.get(DYNAMIC):
-            raise NotPersistable("sizes are to change")
+            raise NotPersistable("it is marked dynamic")
         return f"{kind.__name__} {real.dtype} {tuple(real.shape)} {real.requires_grad}"
     if issubclass(kind, torch.nn.Module):
         held = [f"{tuple(each.shape)} {each.dtype}" for each in _parameters(real)]

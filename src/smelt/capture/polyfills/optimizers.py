@@ -254,15 +254,15 @@ def _put_back(infinite: torch.Tensor, state: Any, params: list[Any], kept: list[
 def cyclic_rates(scheduler: Any) -> Any:
     """`CyclicLR.get_lr` without an integer for the cycle, by which each would be another version: the part of a cycle
     that has passed is what is left of a division, and PyTorch's own scales take the cycle's number as a float, too."""
-    turned = 1.0 + scheduler.last_epoch / scheduler.total_size
-    passed = turned % 1.0
+    cycles = 1.0 + scheduler.last_epoch / scheduler.total_size
+    passed = cycles % 1.0
     ratio = scheduler.step_ratio
     height = passed / ratio if passed <= ratio else (passed - 1) / (ratio - 1)
 
     def scale() -> Any:
         if scheduler.scale_mode != "cycle":
             return scheduler.scale_fn(scheduler.last_epoch)
-        whole = turned - passed if scheduler._scale_fn_custom is None else math.floor(turned)
+        whole = cycles - passed if scheduler._scale_fn_custom is None else math.floor(cycles)
         return scheduler.scale_fn(whole)
 
     bounds = zip(scheduler.base_lrs, scheduler.max_lrs, strict=True)

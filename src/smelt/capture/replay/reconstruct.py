@@ -128,7 +128,7 @@ class Rebuilder:
                 while self._depth == 1 and self._unfilled:
                     self._unfilled.pop()()
             except RecursionError:
-                raise SkipFrame("what holds others too deep to be rebuilt") from None
+                raise SkipFrame("a structure nested too deeply to be rebuilt") from None
             finally:
                 self._depth -= 1
             # What a value holds may lead back to it, as the cell of a function that names itself: then it is made.
@@ -136,8 +136,8 @@ class Rebuilder:
         return known
 
     def fill(self, steps: Callable[[], None]) -> None:
-        """Add the steps that fill an object which is made; of what lies deep, when what holds it is known: a linked
-        list is as deep as it is long."""
+        """Add the steps that fill an object which is made; of deeply nested ones, when their container is known: a
+        linked list is as deep as it is long."""
         if self._depth < _DEEP:
             steps()
         else:
@@ -222,7 +222,7 @@ class Rebuilder:
             return self._input(value.source)
         maker = _MAKERS.get(type(value))
         if self._unfilled and isinstance(value, _LOOKING):
-            raise SkipFrame(f"{describe(value)} deep inside of others cannot be rebuilt")
+            raise SkipFrame(f"{describe(value)} nested too deeply to be rebuilt")
         if maker is None or (self.is_replaying and isinstance(value, Iterator | ZippedIterator)):
             raise SkipFrame(f"{describe(value)} cannot be rebuilt")
         return maker(self, value)

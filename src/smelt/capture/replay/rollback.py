@@ -37,12 +37,12 @@ class WritePolicy:
     backed_up: Places = ()
     writes: bool = False
     several: bool = False
-    """Whether there is more than one input, so that two may lie in one memory."""
+    """Whether there is more than one input, so that two may overlap."""
     restores_rng: bool = False
     inference: bool = False
     devices: bool = False
     requires_no_overlap: bool = False
-    """Whether even operator by operator the graph is right only where inputs lie apart: what is computed into memory
+    """Whether even operator by operator the graph is right only if no inputs overlap: what is computed into memory
     that is given (`out=`) takes it two steps, and gradients are added to others behind the backward, not during it."""
 
     def undoing(self) -> Callable[[GraphRun], GraphRun] | None:
@@ -78,13 +78,13 @@ def in_inference_mode(run: GraphRun) -> GraphRun:
 
 
 def without_overlap(run: GraphRun, traced: Callable[[], Traced], written: Places) -> GraphRun:
-    """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, operator by
-    operator as it was captured.
+    """Run a graph that writes its inputs; where another overlaps one that is `written`, operator by operator
+    as it was captured.
 
-    A compiled graph may compute in another order, which only tensors that lie apart cannot notice. One that says by its
-    attribute `tells_apart` that it sees to that itself is not asked twice.
+    A compiled graph may compute in another order, which overlapping tensors would notice. One that says by its
+    attribute `checks_overlap` that it checks that itself is not checked twice.
     """
-    if getattr(run, "tells_apart", False):
+    if getattr(run, "checks_overlap", False):
         return run
     plainly: list[GraphRun] = []
 
@@ -99,11 +99,11 @@ def without_overlap(run: GraphRun, traced: Callable[[], Traced], written: Places
 
 
 def overlap_to_eager(run: GraphRun, written: Places) -> GraphRun:
-    """Run a graph that writes its inputs; where another lies in the memory of one that is `written`, Python does."""
+    """Run a graph that writes its inputs; where another overlaps one that is `written`, Python does."""
 
     def checked(*inputs: Any) -> Any:
         if overlap(inputs, written):
-            raise NothingWritten(RuntimeError("an input lies in the memory of one that is written"))
+            raise NothingWritten(RuntimeError("an input overlaps one that is written"))
         return run(*inputs)
 
     return checked
@@ -117,7 +117,7 @@ def detecting_writes(run: GraphRun, written: Places, mutated_with_grad: Places) 
 
     def detecting(*inputs: Any) -> Any:
         if any(forbids_mutation(inputs[place]) for place in mutated_with_grad):
-            raise NothingWritten(RuntimeError("autograd forbids to write an input"))
+            raise NothingWritten(RuntimeError("autograd does not allow an input to be written in place"))
         before = _versions(inputs, written)
         try:
             return run(*inputs)
@@ -140,7 +140,7 @@ def restoring_writes(run: GraphRun, mutated_with_grad: Places, backed_up: Places
 
     def undoing(*inputs: Any) -> Any:
         if any(inputs[place]._is_view() and not inputs[place].requires_grad for place in for_good):
-            raise NothingWritten(RuntimeError("a view comes to have gradients before something may raise"))
+            raise NothingWritten(RuntimeError("a view comes to require grad before an operator that may raise"))
         kept = [
             (place, _version(inputs[place]), _copy(inputs[place], place in mutated_with_grad)) for place in backed_up
         ]

@@ -67,7 +67,7 @@ class Tape:
         self.line = 0
         self.writes = False
         self._histories: dict[fx.Node, tuple[Any, Any]] = {}
-        self.requires_no_overlap = False  # whether the graph is right only where inputs lie apart: see `Care`
+        self.requires_no_overlap = False  # whether it is right only if no inputs overlap: see `WritePolicy`
         self.methods: set[tuple[type, str]] = set()  # of tensors, which the graph finds by name
         self.uses_rng = False  # whether an operator draws random numbers
         self.raises = False  # whether an operator raises for some values
@@ -198,7 +198,7 @@ class Tape:
         has a ghost of its own until the graph is whole, and the others do not know."""
         met = self._inputs_by_id.get(id(tensor), ()) if tensor is not None else ()
         if len(met) >= names and any(metadata_changed(node, value.ghost) for node, value in met):
-            raise Unsupported("B015", "A write to a tensor that has another name")
+            raise Unsupported("B015", "A write to a tensor that was reached by two names")
 
     def value_of(self, ghost: Any) -> Tensor | None:
         """The tensor that a ghost stands for."""
@@ -552,7 +552,7 @@ class Tape:
             return Sequence(type(result), items)
         if is_constant(result) or is_symbolic(result):
             return of_number(result)
-        raise Unsupported("B017", f"{_name_of(node.target)} yields a {type(result).__qualname__}")
+        raise Unsupported("B017", f"{_name_of(node.target)} returns a {type(result).__qualname__}")
 
     def _item(self, item: Any, node: fx.Node, position: int) -> Value:
         if not isinstance(item, GhostTensor | tuple | list):

@@ -1,4 +1,4 @@
-"""Branches that numbers still to be drawn cannot change: a uniform one lies between 0 and 1.
+"""Branches that random numbers cannot change: a uniform one is between 0 and 1.
 
     if torch.rand([]) < self.layerdrop:      with layerdrop = 0.0 never taken, whatever is drawn
 

@@ -371,7 +371,7 @@ try_new_entry(Region *region, Frame *frame, PyObject **result)
     return done;
 }
 
-/* Whether a compiled entry, or an exception on the way to one, settled the frame; *result stays NULL for an exception.
+/* Whether a compiled entry, or an exception on the way to one, took the place of the frame; *result stays NULL for an exception.
    Guards, `missed` and compiled code all run with no region active: they are not the user's program. */
 static bool
 run_compiled(Region *region, Frame *frame, PyObject *entries, PyObject **result)
@@ -423,7 +423,7 @@ evaluate(PyThreadState *tstate, Frame *frame, int throwflag)
             frame_dispose(tstate, frame);
             return result;
         }
-        treatment = region_treatment(region, frame_code(frame)); /* `missed` may have settled it */
+        treatment = region_treatment(region, frame_code(frame)); /* `missed` may have decided it */
     }
     return treatment == FRAME_ALONE ? evaluate_alone(tstate, frame, region) : pass_on(tstate, frame, 0);
 }

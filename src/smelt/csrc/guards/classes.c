@@ -42,7 +42,7 @@ guard_classes_init(void)
     return get_cache_token ? 0 : -1;
 }
 
-/* How often anything was registered with an abstract class; -1: that cannot be told. */
+/* How often anything was registered with an abstract class; -1: unknown. */
 static Py_ssize_t
 registrations(void)
 {

@@ -1,13 +1,13 @@
 /* Going through a fast path: the words of memory that must be as they were, then what only asking can tell.
 
    The first part reads memory and runs no code, so nothing moves meanwhile. Its facts stand in an order in which each
-   one vouches for the next: the variable in the slot is the same object, so its dict lies where it lay; the dict's
+   one vouches for the next: the variable in the slot is the same object, so its dict is where it was; the dict's
    version is the same, so it holds the very values it held; one of those is a module, whose dict ... Versions of dicts
    are never given twice, so an object that was freed and another in its place cannot be confused; where a fact is a bare
    pointer, guards/fastpath_build.c relies on nothing that another object in that place would not have to prove as well.
 
    A fact that does not hold means only that the long way must be taken. If all holds there, the fast path is made anew,
-   and a node that keeps changing is from then on left to questions and look-ups (`Node.changes`). */
+   and a node that keeps changing is from then on covered by questions and look-ups (`Node.changes`). */
 #include "guards/fastpath.h"
 
 #define ITEMS(facts, type) ((const type *)(facts).items)

@@ -23,7 +23,7 @@ typedef struct {
     bool identity_proved;
     bool typed;     /* a fact says that its type is the same */
     bool versioned; /* a dict or a class, and a fact says that it is unchanged */
-    bool measured;  /* a sequence, and facts say where its items lie and how many */
+    bool measured;  /* a sequence, and facts say where its items are and how many */
 } Level;
 
 typedef struct {
@@ -257,7 +257,7 @@ reach_cell(Builder *builder, Level *parent, Level *level)
     return fixed(level, *place, false);
 }
 
-/* What lies in a field that nobody can write to. */
+/* What is in a field that nobody can write to. */
 static Reach
 reach_constant_field(Builder *builder, PyObject **place, Level *parent, Level *level)
 {

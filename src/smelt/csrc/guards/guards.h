@@ -1,7 +1,7 @@
 /* Guards: a tree of values reached from a frame and what must hold of them, flattened into C structs.
 
    A node says how to reach its value from its parent's (an Access), what must hold of it (Checks), and whether the
-   value is collected as an input of the compiled code. Nodes lie in preorder, so one loop with a short stack of values
+   value is collected as an input of the compiled code. Nodes are stored in preorder, so one loop with a short stack of values
    visits the tree, however deep it is. Access kinds are the rows of one table (guards/access.c), check kinds of another
    (guards/checks.c). */
 #ifndef SMELT_GUARDS_H
@@ -61,7 +61,7 @@ typedef struct {
     } rule; /* where the value is kept: see guards/fastpath_build.c */
 } AccessKind;
 
-/* How a check can be settled for as long as nothing it depends on is written to: see guards/fastpath_build.c. */
+/* How facts can prove a check for as long as nothing it depends on is written to: see guards/fastpath_build.c. */
 typedef enum {
     ASK_AGAIN, /* it cannot: other things decide it */
     BY_IDENTITY,
@@ -118,7 +118,7 @@ typedef struct {
     ExchangeType exchange_type;
     ExchangeDevice exchange_device;
     bool seen;                   /* whether the next is known */
-    uint64_t kind[KIND_WORDS];   /* dtype, device and flags of the last tensor that passed, as they lie in memory */
+    uint64_t kind[KIND_WORDS];   /* dtype, device and flags of the last tensor that passed, as they are in memory */
     int64_t sizes[]; /* shape, then stride; ANY_SIZE where anything goes */
 } TensorSpec;
 

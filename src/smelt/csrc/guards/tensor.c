@@ -5,7 +5,7 @@
    exchange interface, the first tensor that passes teaches the check what its dtype and device look like there, and
    from then on one call and a few comparisons of integers stand in for all but the type and what it does not show:
    requires_grad, and whether there is more to the tensor than its memory, which compiled code would not see. Where it is
-   known how tensors lie in memory (guards/tensor_memory.c), not even that call is needed. */
+   known how tensors are laid out in memory (guards/tensor_memory.c), not even that call is needed. */
 #include "guards/guards.h"
 
 static struct {

@@ -3,7 +3,7 @@
    Nothing here knows PyTorch's headers. Capture finds the layout by experiment on tensors it makes (torch_abi/tensor_layout.py)
    and sets it once; until then, and wherever the experiment has no clear outcome, memory never says yes and the check
    goes the long way. It says yes only to a tensor whose type, sizes and strides are the wanted ones and whose dtype,
-   device and flags lie there bit by bit as in one that passed the long way. */
+   device and flags are there bit by bit as in one that passed the long way. */
 #include "guards/guards.h"
 
 #include <string.h>
@@ -86,7 +86,7 @@ same_words(const char *memory, const int64_t *expected, Py_ssize_t count)
 }
 
 /* `record` is what autograd knows of the tensor, or NULL. A tensor computed from others wants a gradient without the
-   flag, and so does a view once what it looks at was written from such a tensor: those are left to the long way. */
+   flag, and so does a view once what it looks at was written from such a tensor: those take the slow path. */
 static bool
 same_gradient(const TensorSpec *spec, const char *record)
 {

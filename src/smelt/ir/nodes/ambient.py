@@ -1,4 +1,4 @@
-"""The state of the process that operators heed without being told: grad mode, autocast, inference mode, default device.
+"""Process state that operators depend on besides their arguments: grad mode, autocast, inference mode, default device.
 
 A torch-level graph changes it by nodes, so that whoever runs or traces the graph sees what the program saw:
 

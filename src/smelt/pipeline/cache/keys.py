@@ -5,7 +5,7 @@
     1 call_function torch._C._nn.gelu (0) approximate='none'
 
 A graph is told apart from every other by its own lines; versions of all code that takes part, the processor, the
-options and the state of the process that tracing heeds come before. What cannot be told by text, a tensor held by the
+options and the process state that tracing depends on come before. What cannot be told by text, a tensor held by the
 graph or a function of the program's own, makes a graph `Unstorable`, with a reason.
 """
 

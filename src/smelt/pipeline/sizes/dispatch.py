@@ -158,7 +158,7 @@ class SizedGraph:
         tensors = [each for place, each in enumerate(inputs) if place in self._inputs]
         return run(*tensors, *[_holding(node, values) for node in self._open])
 
-    __call__.tells_apart = True  # type: ignore[attr-defined]  # each version does, where it mutates inputs
+    __call__.checks_overlap = True  # type: ignore[attr-defined]  # each version does, where it mutates inputs
 
     def _key(self, values: Values) -> tuple[Any, ...]:
         key = [values[leaf] for leaf in self._fixed]

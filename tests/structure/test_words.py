@@ -1,0 +1,99 @@
+"""Words that were replaced by the field's own do not come back, in code, comments, messages or pages.
+
+`REPLACED` has a line per word: what must not occur any more, and what is said instead. A word is matched as a whole,
+with its case: `heed` is found in `tape.heed(…)` and in a sentence, not in `unheeded`. Phrases may span two lines.
+"""
+
+import re
+from pathlib import Path
+
+from tests.structure import files
+
+REPLACED = {
+    # files and classes
+    "Abandoned": "SkipFrame",
+    "Awaited": "DeferredScalar",
+    "Begun": "Preallocated",
+    "Entrance": "EntryState",
+    "Lookout": "GradObservers",
+    "PausedJoined": "PausedZip",
+    "Rehearsal": "PeakSimulator",
+    "Shelf": "CaptureStore",
+    "Shortcut": "FastPath",
+    "Unwritten": "NothingWritten",
+    "Varying": "SymSize",
+    # capture
+    "at_risk": "backed_up",
+    "begin_with": "preallocate",
+    "foretell": "speculate",
+    "given_up": "cleared_grads",
+    "heed": "depend on, sync_ambient",
+    "heeded": "depended on",
+    "heeds": "depends on",
+    "lie_apart": "have_distinct_bases",
+    "may_pin": "may_guard_identity",
+    "met_again": "input_aliases",
+    "nothing_waits": "nothing_deferred",
+    "only_apart": "requires_no_overlap",
+    "pin_tensor": "guard_tensor_identity",
+    "pinned": "identity_guarded",
+    "singled_out": "grad_targets",
+    "stand_up": "materialize",
+    "tell_apart": "guard_distinct",
+    "tells_apart": "checks_overlap",
+    "touch_end": "before_append",
+    "undraws": "restores_rng",
+    # the C part
+    "anchored": "identity_proved",
+    "shortcut": "fast path",
+    "shortcut_arm": "fastpath_build",
+    "teach_guards": "install_tensor_layout",
+    "teach_shelter": "install_shelter",
+    # sentences
+    "in the world": "in the process",
+    "the peer": "torch.compile",
+    # what people are told of graph breaks and captures
+    "a kind not followed": "unsupported type",
+    "only known by running": "data-dependent",
+    "what autograd knows of a tensor": "autograd metadata",
+}
+
+
+def _pages() -> list[Path]:
+    return [*(files.ROOT / "docs").glob("*.md"), files.ROOT / "README.md", files.ROOT / "CONTRIBUTING.md"]
+
+
+def _sources() -> list[Path]:
+    return [path for path in files.SOURCE.rglob("*") if path.suffix in (".py", ".pyi", ".c", ".h")]
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    """A word as a whole; between those of a phrase a line may end and another comment begin."""
+    return re.compile(r"(?<!\w)" + r"\s+(?:[#*] )?".join(map(re.escape, word.split())) + r"(?!\w)")
+
+
+_PATTERNS = {word: (word.split()[0], _pattern(word)) for word in REPLACED}
+
+
+def found_in(text: str) -> list[tuple[int, str]]:
+    """The lines with words that were replaced, and which."""
+    return sorted(
+        (text.count("\n", 0, match.start()) + 1, word)
+        for word, (first, pattern) in _PATTERNS.items()
+        if first in text  # most words are in few files
+        for match in pattern.finditer(text)
+    )
+
+
+def test_replaced_words_do_not_come_back() -> None:
+    found = [
+        f"{path.relative_to(files.ROOT)}:{line}: {word!r}, say {REPLACED[word]!r}"
+        for path in (*_sources(), *_pages())
+        for line, word in found_in(path.read_text(encoding="utf-8"))
+    ]
+    assert found == [], "\n".join(found)
+
+
+def test_words_are_found_whole_and_across_lines() -> None:
+    text = "value.pinned = True\nunpinned\n# it is in the\n# world heeded"
+    assert found_in(text) == [(1, "pinned"), (3, "in the world"), (4, "heeded")]
