@@ -65,19 +65,11 @@ REASONS: dict[str, tuple[str, ...]] = {
         "nn.functional.instance_norm",
         "uniform",
     ),
-<<<<<<< HEAD
     "returns aliases that its schema does not declare": ("unsafe_chunk", "unsafe_split"),
     "takes a storage offset into memory": ("as_strided", "as_strided_copy", "as_strided_scatter"),
     "lazily conjugated": ("fft.hfft", "fft.hfft2", "fft.hfftn"),
-    "changes what autograd knows": ("resize_", "resize_as_"),
-    "is a tensor subclass with its own rules": ("sparse.mm", "sparse.sampled_addmm", "to_sparse"),
-=======
-    "shares memory that its schema keeps quiet about": ("unsafe_chunk", "unsafe_split"),
-    "counts from the start of memory": ("as_strided", "as_strided_copy", "as_strided_scatter"),
-    "conjugate that was not computed yet": ("fft.hfft", "fft.hfft2", "fft.hfftn"),
     "changes a tensor's autograd metadata": ("resize_", "resize_as_"),
     "is an unsupported tensor subclass or layout": ("sparse.mm", "sparse.sampled_addmm", "to_sparse"),
->>>>>>> c98e3ab (Say why a graph broke, and why a capture is not reused, as PyTorch's docs speak; hold replaced words by a test)
     "Tensor must have a last dimension": ("view_as_complex",),  # eager raises as well
     # Python code of PyTorch, or of its tests, that capture does not follow.
     "which only Python can run": (

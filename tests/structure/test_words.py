@@ -55,7 +55,6 @@ REPLACED = {
     # what people are told of graph breaks and captures
     "a kind not followed": "unsupported type",
     "only known by running": "data-dependent",
-    "what autograd knows of a tensor": "autograd metadata",
 }
 
 
