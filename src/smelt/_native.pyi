@@ -280,11 +280,14 @@ class Launcher:
 #   ("launch", kernel, values)                                  a Launcher; any other callable gets (threads, *tensors)
 #   ("call", function, arguments, names, results, is_one, native, unless)
 #       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
-#       results  for each None or (value, sizes, strides, dtype, name), which `fit` sees to; is_one: the call yields its
-#                one result, not a sequence of them. No results: what the call yields is not looked at
-#       native   None or (name in the C interface, tensors, numbers, product): the same call without Python; product is
-#                () or left out, or describes a product of small matrices that is made without any call: 1 for doubles
-#                or 0 for floats, rows, columns, depth; per tensor its strides by row and column, and its offset
+#       results  for each None or (value, sizes, strides, dtype, name, code), which `fit` sees to; is_one: the call
+#                returns its one result, not a sequence of them. No results: what the call returns is not looked at
+#       native   None or (name, overload, tensors, code, texts, returns, product, factors): the same call without
+#                Python, by the dispatcher or, without an overload, by the function of this name that set_library was
+#                given. code: its arguments (csrc/runner/native_call.h), which name `tensors` and `texts` by number.
+#                returns: how many tensors, -1: one list. product: () or what describes a product of small matrices
+#                that is made without any call: 1 for doubles or 0 for floats, rows, columns, depth; per tensor its
+#                strides by row and column, and its offset; factors: beta and alpha of that
 #       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made if it is false
 #   ("drop", values)                                            nobody needs these any more
 RunnerStep = tuple[Any, ...]
@@ -292,15 +295,17 @@ RunnerStep = tuple[Any, ...]
 class Runner:
     """A program as one call: `runner(*inputs)` does the steps in order and yields `outputs` with tensors in place.
 
-    Tensors are values with numbers: first the inputs, then `constants`, then what the list that `take()` yields holds
-    (`arena` of them; it goes back by `give(list)`), then what steps make, `values` in all. A `consuming` runner is
-    given its inputs in a list, which it empties. Sizes must fit what the kernels were built for: nothing is checked.
+    Tensors are values with numbers: first the inputs, then `constants`, then what the list that `acquire()` returns
+    holds (`arena` of them; it goes back by `release(list)`), then what steps make, `values` in all. A `consuming`
+    runner is given its inputs in a list, which it empties. Sizes must fit what the kernels were built for: nothing is
+    checked.
 
-    The GIL is free while kernels and native calls run. Python does what native code does not: `allocate(sizes,
-    strides, dtype, device)`, `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` yield
-    tensors, `threads()` a number. It does all but the kernels where one of `watchers` yields something true, where
-    `set_library` was never called, and where an input is not a plain tensor or parameter. What a step raises says by
-    its attribute `smelt_step` which one did.
+    The GIL is released from the first step to the last of a program without `python_steps`, and while kernels and
+    native calls of any other run. Python does what native code does not: `allocate(sizes, strides, dtype, device)`,
+    `view(tensor, sizes, strides, offset)`, `fit(tensor, sizes, strides, dtype, name)` return tensors, `threads()` a
+    number. It does all but the kernels where one of `watchers` returns something true, where `set_library` was never
+    called, and where an input is not a plain tensor or parameter. What a step raises says by its attribute
+    `smelt_step` which one did.
     """
 
     def __init__(
@@ -314,8 +319,8 @@ class Runner:
         outputs: tuple[Any, ...],
         consuming: bool,
         threads: Callable[[], int],
-        take: Callable[[], list[Any]],
-        give: Callable[[Any], object],
+        acquire: Callable[[], list[Any]],
+        release: Callable[[Any], object],
         allocate: Callable[..., Any],
         view: Callable[..., Any],
         fit: Callable[..., Any],
@@ -323,6 +328,14 @@ class Runner:
     ) -> None: ...
     @property
     def steps(self) -> tuple[RunnerStep, ...]: ...
+    @property
+    def python_steps(self) -> int:
+        """How many steps only Python can do."""
+
+    @property
+    def gil_acquisitions(self) -> int:
+        """How often the GIL was acquired between the first step and the last, in all calls so far."""
+
     @property
     def times(self) -> tuple[int, tuple[int, ...]]:
         """How many calls were timed, and the nanoseconds each step took in all of them; (0, ()) if none is."""
@@ -360,7 +373,7 @@ class Code:
     @property
     def address(self) -> int: ...
 
-def team_function(parallel: int, thread: int, threads: int, /) -> int:
+def parallel_for_address(parallel: int, thread: int, threads: int, /) -> int:
     """The address of the function that shares a kernel's points out between threads, for generated code to call.
 
     It uses these functions from then on, for all code: GOMP_parallel, omp_get_thread_num and omp_get_num_threads; with

@@ -49,8 +49,8 @@ def runner(steps: Any, outputs: Any, **changes: Any) -> Runner:
         "values": 4,
         "consuming": False,
         "threads": lambda: 2,
-        "take": list,
-        "give": lambda arena: None,
+        "acquire": list,
+        "release": lambda arena: None,
         "allocate": lambda *how: Buffer(0x100, ("allocate", *how)),
         "view": lambda tensor, *how: Buffer(tensor.address, ("view", *how)),
         "fit": lambda tensor, *how: Buffer(tensor.address, ("fit", *how)),
@@ -73,7 +73,7 @@ def test_steps_in_order() -> None:
     steps = (
         ("allocate", 2, (2, 3), (3, 1), "f32", "cpu", -1),
         ("call", function, (Ref(0), 7, [Ref(2), (Ref(1),)], "x", Ref(0, (3,), (1,), 5)), ("name", "other"),
-         ((3, (2,), (1,), "f32", "result"),), True, None),
+         ((3, (2,), (1,), "f32", "result", -1),), True, None),
         ("launch", Launcher(address, 3, 0, 0), (0, 2, 3)),
     )  # fmt: skip
     x, constant = Buffer(0x1000), Buffer(0x2000)
@@ -91,7 +91,7 @@ def test_steps_in_order() -> None:
 
 
 def test_several_results_and_none() -> None:
-    results = ((1, (), (), None, "a"), None, (2, (), (), None, "b"))
+    results = ((1, (), (), None, "a", -1), None, (2, (), (), None, "b", -1))
     steps = (
         ("call", lambda: [Buffer(1), Buffer(2), Buffer(3)], (), (), results, False, None),
         ("call", lambda: "not looked at", (), (), (), False, None),
@@ -111,7 +111,7 @@ def test_an_arena_goes_back_whatever_happens() -> None:
             raise KeyError("broken")
 
     steps = (("call", function, (Ref(2),), (), (), False, None),)
-    made = runner(steps, (Ref(1), Ref(2)), arena=2, take=free.pop, give=free.append)
+    made = runner(steps, (Ref(1), Ref(2)), arena=2, acquire=free.pop, release=free.append)
     with pytest.raises(KeyError, match="broken"):
         made(Buffer(0))
     assert len(free) == 1
@@ -138,7 +138,7 @@ def test_errors_of_every_helper_come_out() -> None:
         raise ZeroDivisionError("here")
 
     allocation = ("allocate", 1, (1,), (1,), None, None, -1)
-    call = ("call", lambda: 1, (), (), ((1, (), (), None, "a"),), True, None)
+    call = ("call", lambda: 1, (), (), ((1, (), (), None, "a", -1),), True, None)
     callback, address = kernel(lambda buffers, threads, space: None)
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
         ((allocation,), (), {"allocate": broken}),
@@ -147,8 +147,8 @@ def test_errors_of_every_helper_come_out() -> None:
         ((), (Ref(0, (1,), (1,), 0),), {"view": broken}),
         ((("launch", Launcher(address, 1, 0, 0), (0,)),), (), {"threads": broken}),
         ((("launch", broken, (0,)),), (), {}),
-        ((), (), {"arena": 1, "take": broken}),
-        ((), (), {"arena": 1, "take": lambda: [1], "give": broken}),
+        ((), (), {"arena": 1, "acquire": broken}),
+        ((), (), {"arena": 1, "acquire": lambda: [1], "release": broken}),
     ]
     for steps, outputs, changes in cases:
         with pytest.raises(ZeroDivisionError, match="here"):
@@ -158,7 +158,7 @@ def test_errors_of_every_helper_come_out() -> None:
     with pytest.raises(AttributeError, match="data_ptr"):
         runner((("launch", Launcher(address, 1, 0, 0), (0,)),), ())(3)
     with pytest.raises(TypeError, match="arena"):
-        runner((), (), arena=2, take=lambda: [1])(Buffer(0))
+        runner((), (), arena=2, acquire=lambda: [1])(Buffer(0))
     with pytest.raises(SystemError, match="no step before"):
         runner((), (Ref(1),))(Buffer(0))
     del callback
@@ -242,7 +242,7 @@ def test_calls_at_the_same_time_and_inside_each_other() -> None:
     def nested(tensor: Buffer) -> Buffer:
         return Buffer(tensor.address + (again(Buffer(tensor.address - 1))[0].address if tensor.address else 0))
 
-    again = runner((("call", nested, (Ref(0),), (), ((1, (), (), None, "sum"),), True, None),), (Ref(1),))
+    again = runner((("call", nested, (Ref(0),), (), ((1, (), (), None, "sum", -1),), True, None),), (Ref(1),))
     assert again(Buffer(10))[0].address == 55
     del callback
 
@@ -256,7 +256,7 @@ def test_nothing_leaks() -> None:
             raise ValueError
         return [tensor, key]
 
-    sizes, results = (1 << 40,), ((2, (1 << 40,), (1,), None, "a"), (3, (), (), None, "b"))
+    sizes, results = (1 << 40,), ((2, (1 << 40,), (1,), None, "a", -1), (3, (), (), None, "b", -1))
     steps = (
         ("call", function, (Ref(0), [Ref(1)], Ref(0, sizes, (1,), 0), Ref(1)), ("key",), results, False, None),
         ("drop", (2,)),
@@ -291,7 +291,7 @@ def test_steps_are_timed_while_somebody_asks() -> None:
     steps = (
         ("allocate", 2, (2,), (1,), "f32", "cpu", -1),
         ("launch", Launcher(address, 1, 0, 0), (0,)),
-        ("call", lambda: Buffer(1), (), (), ((3, (), (), None, "r"),), True, None),
+        ("call", lambda: Buffer(1), (), (), ((3, (), (), None, "r", -1),), True, None),
         ("drop", (3,)),
     )
     made = runner(steps, (Ref(2),))

@@ -282,5 +282,5 @@ def test_an_arena_forgets_programs_that_are_gone() -> None:
 def test_arenas_for_many_sizes_have_room_to_grow() -> None:
     arenas = Arenas()
     for size in range(1000, 1100):
-        arenas.taker(replace(mm_then_negate(), arena_bytes=size), ())
+        arenas.acquirer(replace(mm_then_negate(), arena_bytes=size), ())
         assert size <= arenas.size <= size * 5 // 4

@@ -14,6 +14,7 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable, Ref
 from smelt.runtime.program.small_matmul import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
 from smelt.torch_abi.aoti_shims import connect
+from smelt.torch_abi.boxed_calls import TENSOR, NativeCall
 from tests.layout import needs_layout
 
 aten = torch.ops.aten
@@ -55,7 +56,7 @@ def executable(
 
 def product_of(made: Executable) -> tuple[int, ...]:
     (call,) = [step for step in made.run.steps if step[0] == "call"]
-    found: tuple[int, ...] = call[6][3]
+    found: tuple[int, ...] = call[6].product
     return found
 
 
@@ -193,7 +194,8 @@ def test_who_watches_operators_sees_them() -> None:
 
 def runner(product: tuple[int, ...]) -> Any:
     connect()
-    native = ("aoti_torch_cpu_mm_out", (Ref(2), Ref(0), Ref(1)), (), product)
+    code = (TENSOR, 0, TENSOR, 1, TENSOR, 2)
+    native = NativeCall("aoti_torch_cpu_mm_out", None, (Ref(2), Ref(0), Ref(1)), code, (), 0, product)
     step = ("call", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), (), False, native, -1)
 
     def unused(*args: Any) -> Any:
@@ -201,7 +203,7 @@ def runner(product: tuple[int, ...]) -> Any:
 
     return _native.Runner(
         inputs=3, constants=(), arena=0, values=3, steps=(step,), outputs=(), consuming=False, threads=unused,
-        take=unused, give=unused, allocate=unused, view=unused, fit=unused, watchers=(),
+        acquire=unused, release=unused, allocate=unused, view=unused, fit=unused, watchers=(),
     )  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def turning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:
     (call,) = [step for step in made.run.steps if step[0] == "call"]
-    return [ref.shape for ref in call[6][1]]
+    return [ref.shape for ref in call[6].tensors]
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -285,6 +287,6 @@ def test_products_in_planned_memory_are_called_transposed() -> None:
     made = Executable(program, {})
     exact = x.double() @ first.double().t() @ second.double().t()
     size = x.double().abs() @ first.double().abs().t() @ second.double().abs().t()
-    assert [ref.shape for ref in made.run.steps[0][6][1]][2] == (30, 20)
+    assert [ref.shape for ref in made.run.steps[0][6].tensors][2] == (30, 20)
     for _ in range(2):
         check(made(x, first, second)[0], exact, size, 70)

@@ -53,7 +53,7 @@ ALSO: dict[str, frozenset[str]] = {
 # The rooms of a unit, from the ground up: files and folders right below it. A room imports those before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "symbolic": ("shapes", "expressions", "symnode", "symsize"),
-    "torch_abi": ("symbols", "probe", "aoti_shims", "tensor_layout", "node_kinds", "node_layout"),
+    "torch_abi": ("symbols", "probe", "aoti_shims", "boxed_calls", "tensor_layout", "node_kinds", "node_layout"),
     "meta": (
         "rules",
         "effects",

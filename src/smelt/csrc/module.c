@@ -11,7 +11,7 @@
 #include "frame/unbound.h"
 #include "frame/region.h"
 #include "frame/resume.h"
-#include "runner/runner.h"
+#include "runner/program.h"
 #include "state/shelter.h"
 #include "runner/parallel.h"
 
@@ -99,7 +99,7 @@ static PyMethodDef functions[] = {
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},
-    {"team_function", team_function, METH_VARARGS,
+    {"parallel_for_address", parallel_for_address, METH_VARARGS,
      PyDoc_STR("The address of what shares a kernel's points out between threads; says where OpenMP's functions are.")},
     {"set_node_layout", (PyCFunction)(void (*)(void))set_node_layout, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("Say where nodes of autograd's graph keep what they are, so that they can be read there.")},
@@ -143,7 +143,7 @@ PyInit__native(void)
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
                              &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
-        || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0 || shelter_init() < 0 || team_init() < 0) {
+        || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0 || shelter_init() < 0 || parallel_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -27,7 +27,24 @@ _NEEDED = (
     "aoti_torch_delete_tensor_object",
     "aoti_torch_new_tensor_handle",
 )
-_OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
+# What calls of operators take (`boxed_calls.py`); any may be missing.
+_CALLS = (
+    *(f"aoti_torch_cpu_{name}_out" for name in ("mm", "bmm", "addmm", "baddbmm")),
+    "torch_call_dispatcher",
+    "aoti_torch_abi_version",
+    "torch_new_list_reserve_size",
+    "torch_list_push_back",
+    "torch_list_size",
+    "torch_list_get_item",
+    "torch_delete_list",
+    "torch_new_string_handle",
+    "torch_new_stable_ivalue",
+    "_Znwm",  # C++'s operator new, for versions without the one before
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+)
 # The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
@@ -61,8 +78,7 @@ def find_library() -> Library:
         body = find_body(samples)
         if not _works(addresses, body, samples):
             raise NotFound("exported functions do not do what they should")
-        operators = (f"aoti_torch_cpu_{name}_out" for name in _OPERATORS)
-        addresses |= {name: address for name in operators if (address := find_symbol(name)) is not None}
+        addresses |= {name: address for name in _CALLS if (address := find_symbol(name)) is not None}
         return Library(body, _storage_place(samples), _memory_places(), addresses)
 
 

@@ -12,7 +12,8 @@ import torch
 
 from smelt import _native
 
-LAUNCH = "smelt.launch"  # what generated code calls to share its points out between threads (csrc/runner/parallel.c)
+# What generated code calls to share its points out between threads (csrc/runner/parallel.c).
+PARALLEL_FOR = "smelt_parallel_for"
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -26,8 +27,8 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
 @functools.cache
 def find_symbol(name: str) -> int | None:
     """The address of a function of the C library, of OpenMP or of our own; None if there is none."""
-    if name == LAUNCH:
-        return _native.team_function(*(find_symbol(each) or 0 for each in OPENMP))
+    if name == PARALLEL_FOR:
+        return _native.parallel_for_address(*(find_symbol(each) or 0 for each in OPENMP))
     for library in _libraries():
         try:
             found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

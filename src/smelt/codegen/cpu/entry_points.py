@@ -1,9 +1,9 @@
 """The functions round a kernel's loops: the entry callers use, and the part of the points that one thread runs.
 
-    k0(buffers, threads, workspace)     smelt.launch(k0.part, …), then for folds over rows k0.finish
+    k0(buffers, threads, workspace)     smelt_parallel_for(k0.part, …), then for folds over rows k0.finish
       k0.part(…, first, last, ends)     the points first up to last, in a workspace of its own
 
-`smelt.launch` is C (`csrc/runner/parallel.c`): it divides the points into chunks and has each run by some thread.
+`smelt_parallel_for` is C (`csrc/runner/parallel.c`): it divides the points into chunks and has each run by some thread.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from smelt.device import Target
 from smelt.symbolic.expressions import SizeGuard
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, lesser
-from smelt.torch_abi.symbols import LAUNCH
+from smelt.torch_abi.symbols import PARALLEL_FOR
 
-_DECLARE_LAUNCH = f"declare i64 @{LAUNCH}(ptr, ptr, ptr, i64, i64, i64, i64)"
+_DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
     entry = Builder(target, symbol, sizes)
     _write_entry(entry, [(name, each) for name, each, _ in ways], workspace, combine=combine)
     texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
-    declarations = frozenset({_DECLARE_LAUNCH}).union(*(builder.declared for builder in builders))
+    declarations = frozenset({_DECLARE_PARALLEL_FOR}).union(*(builder.declared for builder in builders))
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
     return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.told))
 
@@ -93,7 +93,7 @@ def _write_entry(b: Builder, ways: Sequence[tuple[str, SchedulePlan]], workspace
             for one, other in zip(better, (part, most, extent), strict=True)
         )
     shared = f"i64 %threads, {most}, {extent}, {b.const('i64', workspace)}"
-    b.emit(f"%chunks = call i64 @{LAUNCH}({part}, ptr %buffers, ptr %workspace, {shared})")
+    b.emit(f"%chunks = call i64 @{PARALLEL_FOR}({part}, ptr %buffers, ptr %workspace, {shared})")
     if combine:
         b.emit(f"call void @{b.symbol}.finish(ptr %buffers, ptr %workspace, i64 %chunks)")
     b.emit("ret void")

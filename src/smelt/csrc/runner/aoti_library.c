@@ -1,55 +1,39 @@
-/* The addresses of PyTorch's C interface, and the operators it has a function for. */
+/* The addresses of PyTorch's C interface, and looking into tensors. */
 #include "runner/aoti_library.h"
 
 #include <stddef.h>
 #include <string.h>
 
 Library library;
-
-/* --- operators -------------------------------------------------------------------------------- */
-
-static int32_t
-product(void (*function)(void), Handle *tensors, const double *Py_UNUSED(numbers))
-{
-    return ((int32_t(*)(Handle, Handle, Handle))function)(tensors[0], tensors[1], tensors[2]);
-}
-
-static int32_t
-sum_and_product(void (*function)(void), Handle *tensors, const double *numbers)
-{
-    return ((int32_t(*)(Handle, Handle, Handle, Handle, double, double))function)(
-        tensors[0], tensors[1], tensors[2], tensors[3], numbers[0], numbers[1]);
-}
-
-static LibraryCall calls[] = {
-    {"aoti_torch_cpu_mm_out", 3, 0, NULL, product},
-    {"aoti_torch_cpu_bmm_out", 3, 0, NULL, product},
-    {"aoti_torch_cpu_addmm_out", 4, 2, NULL, sum_and_product},
-    {"aoti_torch_cpu_baddbmm_out", 4, 2, NULL, sum_and_product},
-};
-
-const LibraryCall *
-library_call(const char *name)
-{
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(calls); i++) {
-        if (strcmp(calls[i].name, name) == 0) {
-            return calls[i].function ? &calls[i] : NULL;
-        }
-    }
-    return NULL;
-}
+static PyObject *addresses; /* of functions, by name */
 
 /* --- setting it all --------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     size_t place;
+    bool is_needed; /* else it stays NULL where there is none */
 } functions[] = {
-    {"aoti_torch_get_data_ptr", offsetof(Library, data_ptr)},
-    {"aoti_torch_empty_strided", offsetof(Library, empty_strided)},
-    {"aoti_torch__reinterpret_tensor", offsetof(Library, view)},
-    {"aoti_torch_delete_tensor_object", offsetof(Library, drop)},
-    {"wrap", offsetof(Library, wrap)},
+    {"aoti_torch_get_data_ptr", offsetof(Library, data_ptr), true},
+    {"aoti_torch_empty_strided", offsetof(Library, empty_strided), true},
+    {"aoti_torch__reinterpret_tensor", offsetof(Library, view), true},
+    {"aoti_torch_delete_tensor_object", offsetof(Library, drop), true},
+    {"aoti_torch_new_tensor_handle", offsetof(Library, new_handle), true},
+    {"wrap", offsetof(Library, wrap), true},
+    {"torch_call_dispatcher", offsetof(Library, call_dispatcher), false},
+    {"aoti_torch_abi_version", offsetof(Library, version), false},
+    {"torch_new_list_reserve_size", offsetof(Library, new_list), false},
+    {"torch_list_push_back", offsetof(Library, push_back), false},
+    {"torch_list_size", offsetof(Library, list_size), false},
+    {"torch_list_get_item", offsetof(Library, list_get), false},
+    {"torch_delete_list", offsetof(Library, drop_list), false},
+    {"torch_new_string_handle", offsetof(Library, new_string), false},
+    {"torch_new_stable_ivalue", offsetof(Library, new_value), false},
+    {"_Znwm", offsetof(Library, operator_new), false},
+    {"aoti_torch_get_dim", offsetof(Library, rank), false},
+    {"aoti_torch_get_sizes", offsetof(Library, sizes), false},
+    {"aoti_torch_get_strides", offsetof(Library, strides), false},
+    {"aoti_torch_get_dtype", offsetof(Library, dtype), false},
 };
 
 /* The address under a name, NULL if there is none; -1 with an exception. */
@@ -59,6 +43,17 @@ address_of(PyObject *given, const char *name, void **address)
     PyObject *found = PyDict_GetItemString(given, name);
     *address = found ? PyLong_AsVoidPtr(found) : NULL;
     return *address == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+void (*library_function(const char *name))(void)
+{
+    void *address = NULL;
+    void (*function)(void);
+    if (addresses && address_of(addresses, name, &address) < 0) {
+        PyErr_Clear();
+    }
+    memcpy(&function, &address, sizeof function);
+    return function;
 }
 
 PyObject *
@@ -76,22 +71,20 @@ set_library(PyObject *Py_UNUSED(module), PyObject *args)
         if (address_of(given, functions[i].name, &address) < 0) {
             return NULL;
         }
-        if (address == NULL) {
+        if (address == NULL && functions[i].is_needed) {
             PyErr_Format(PyExc_ValueError, "set_library: no address of %s", functions[i].name);
             return NULL;
         }
         memcpy((char *)&made + functions[i].place, &address, sizeof address);
     }
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(calls); i++) {
-        void *address;
-        if (address_of(given, calls[i].name, &address) < 0) {
-            return NULL;
-        }
-        memcpy(&calls[i].function, &address, sizeof address);
-    }
+    bool has_all = made.call_dispatcher && made.version && made.new_list && made.push_back && made.list_size
+                   && made.list_get && made.drop_list && made.new_string && (made.new_value || made.operator_new)
+                   && made.rank && made.sizes && made.strides && made.dtype;
+    made.call_dispatcher = has_all ? made.call_dispatcher : NULL;
     made.tensor = (PyTypeObject *)Py_NewRef(tensor); /* for good: objects of theirs are looked into */
     made.parameter = (PyTypeObject *)Py_NewRef(parameter);
     library = made;
+    Py_XSETREF(addresses, Py_NewRef(given));
     Py_RETURN_NONE;
 }
 

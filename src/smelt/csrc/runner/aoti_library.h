@@ -10,6 +10,7 @@
 /* A tensor as the interface takes it. One that the interface made is freed with `drop`; the one inside a Python object
    lives as long as that does. */
 typedef struct TensorHandle *Handle;
+typedef struct ListOfValues *ListHandle;
 
 /* All but `wrap` return 0, or something else for an error that the interface keeps to itself, and want no GIL. */
 typedef struct {
@@ -23,7 +24,24 @@ typedef struct {
                              int32_t number, Handle *made);
     int32_t (*view)(Handle, int64_t rank, const int64_t *sizes, const int64_t *strides, int64_t offset, Handle *made);
     int32_t (*drop)(Handle);
+    int32_t (*new_handle)(Handle, Handle *made); /* of the same tensor */
     PyObject *(*wrap)(Handle); /* a new reference to the Python object of a tensor; its handle is still to be dropped */
+    /* Any operator through the dispatcher, with what its arguments are made of (runner/native_call.c); NULL: not known.
+       Of new_value and operator_new, which both make room for one value, one may be missing. */
+    int32_t (*call_dispatcher)(const char *name, const char *overload, uint64_t *stack, uint64_t version);
+    uint64_t (*version)(void);
+    int32_t (*new_list)(size_t reserved, ListHandle *made);
+    int32_t (*push_back)(ListHandle, uint64_t item);
+    int32_t (*list_size)(ListHandle, size_t *size);
+    int32_t (*list_get)(ListHandle, size_t place, uint64_t *item);
+    int32_t (*drop_list)(ListHandle);
+    int32_t (*new_string)(const char *text, size_t length, void **made);
+    int32_t (*new_value)(uint64_t **made);
+    void *(*operator_new)(size_t size);
+    int32_t (*rank)(Handle, int64_t *rank);
+    int32_t (*sizes)(Handle, int64_t **sizes);
+    int32_t (*strides)(Handle, int64_t **strides);
+    int32_t (*dtype)(Handle, int32_t *dtype);
 } Library;
 
 extern Library library;
@@ -36,18 +54,8 @@ library_handle(PyObject *object)
     return is_plain ? (Handle)((char *)object + library.body) : NULL;
 }
 
-/* Operators that have a function of their own in the interface: tensors, the result among them, then numbers. */
-enum { MOST_TENSORS = 4, MOST_NUMBERS = 2 };
-
-typedef struct {
-    const char *name;
-    int tensors, numbers;
-    void (*function)(void); /* NULL: not found */
-    int32_t (*call)(void (*function)(void), Handle *tensors, const double *numbers);
-} LibraryCall;
-
-/* NULL if there is none of this name. */
-const LibraryCall *library_call(const char *name);
+/* A function of the interface by its name; NULL: set_library was not given it. With the GIL. */
+void (*library_function(const char *name))(void);
 
 /* set_library(tensor, parameter, body, storage, memory, functions), storages(tensors) and overlap(tensors, written):
    see _native.pyi. */

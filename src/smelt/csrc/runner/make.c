@@ -1,5 +1,5 @@
 /* Making a Runner: from the tuples that runtime/program/launch.py writes (see _native.pyi) to structs. */
-#include "runner/runner.h"
+#include "runner/program.h"
 
 #include "runner/small_matmul.h"
 
@@ -41,7 +41,7 @@ new_items(Runner *self, Py_ssize_t count)
 /* --- numbers ---------------------------------------------------------------------------------- */
 
 static int
-take_value(Runner *self, long value, int *taken)
+read_value(Runner *self, long value, int *found)
 {
     if (value < 0 || value >= self->values) {
         if (!PyErr_Occurred()) {
@@ -49,13 +49,13 @@ take_value(Runner *self, long value, int *taken)
         }
         return -1;
     }
-    *taken = (int)value;
+    *found = (int)value;
     return 0;
 }
 
 /* `sizes` None: the value as it is. */
 static int
-take_shape(Runner *self, PyObject *sizes, PyObject *strides, PyObject *offset, Shape *shape)
+read_shape(Runner *self, PyObject *sizes, PyObject *strides, PyObject *offset, Shape *shape)
 {
     *shape = (Shape){.numbers = -1};
     if (sizes == Py_None) {
@@ -83,9 +83,20 @@ take_shape(Runner *self, PyObject *sizes, PyObject *strides, PyObject *offset, S
     return 0;
 }
 
+/* A tuple of numbers: where they are. -1 with an exception. */
+static int
+read_numbers(Runner *self, PyObject *given)
+{
+    int at = grow(&self->numbers, sizeof(int64_t), &self->number_count, PyTuple_GET_SIZE(given));
+    for (Py_ssize_t i = 0; at >= 0 && i < PyTuple_GET_SIZE(given); i++) {
+        self->numbers[at + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given, i));
+    }
+    return at < 0 || PyErr_Occurred() ? -1 : at;
+}
+
 /* --- items ------------------------------------------------------------------------------------ */
 
-static int take_items(Runner *self, PyObject *sequence, int first);
+static int read_items(Runner *self, PyObject *sequence, int first);
 
 static bool
 are_constants(const Runner *self, int first, Py_ssize_t count)
@@ -101,13 +112,13 @@ are_constants(const Runner *self, int first, Py_ssize_t count)
 /* An exact tuple or list is a sequence, an object of a subclass of tuple is (value, sizes, strides, offset), anything
    else a constant. The items move when there are more of them: `place` counts, pointers do not last. */
 static int
-take_item(Runner *self, PyObject *given, int place)
+read_item(Runner *self, PyObject *given, int place)
 {
     Item item = {.kind = CONSTANT, .object = given};
     if (PyTuple_CheckExact(given) || PyList_CheckExact(given)) {
         Py_ssize_t count = PySequence_Fast_GET_SIZE(given);
         item = (Item){.kind = PyList_CheckExact(given) ? LIST : TUPLE, .first = new_items(self, count)};
-        if (item.first < 0 || take_items(self, given, item.first) < 0) {
+        if (item.first < 0 || read_items(self, given, item.first) < 0) {
             return -1;
         }
         item.count = (int)count;
@@ -120,8 +131,8 @@ take_item(Runner *self, PyObject *given, int place)
         PyObject *sizes, *strides, *offset;
         item.kind = VALUE;
         if (!PyArg_ParseTuple(given, "lOOO:Runner", &value, &sizes, &strides, &offset)
-            || take_value(self, value, &item.value) < 0
-            || take_shape(self, sizes, strides, offset, &item.shape) < 0) {
+            || read_value(self, value, &item.value) < 0
+            || read_shape(self, sizes, strides, offset, &item.shape) < 0) {
             return -1;
         }
     }
@@ -130,10 +141,10 @@ take_item(Runner *self, PyObject *given, int place)
 }
 
 static int
-take_items(Runner *self, PyObject *sequence, int first)
+read_items(Runner *self, PyObject *sequence, int first)
 {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); i++) {
-        if (take_item(self, PySequence_Fast_GET_ITEM(sequence, i), first + (int)i) < 0) {
+        if (read_item(self, PySequence_Fast_GET_ITEM(sequence, i), first + (int)i) < 0) {
             return -1;
         }
     }
@@ -142,13 +153,13 @@ take_items(Runner *self, PyObject *sequence, int first)
 
 /* A tuple of the numbers of values, as items. */
 static int
-take_values(Runner *self, PyObject *values, Step *step)
+read_values(Runner *self, PyObject *values, Step *step)
 {
     step->first = new_items(self, PyTuple_GET_SIZE(values));
     step->count = (int)PyTuple_GET_SIZE(values);
     for (int i = 0; step->first >= 0 && i < step->count; i++) {
         Item item = {.kind = VALUE, .shape = {.numbers = -1}};
-        if (take_value(self, PyLong_AsLong(PyTuple_GET_ITEM(values, i)), &item.value) < 0) {
+        if (read_value(self, PyLong_AsLong(PyTuple_GET_ITEM(values, i)), &item.value) < 0) {
             return -1;
         }
         self->items[step->first + i] = item;
@@ -159,7 +170,7 @@ take_values(Runner *self, PyObject *values, Step *step)
 /* --- steps ------------------------------------------------------------------------------------ */
 
 static int
-take_allocate(Runner *self, PyObject *given, Step *step)
+read_allocate(Runner *self, PyObject *given, Step *step)
 {
     const char *kind;
     long value;
@@ -168,16 +179,16 @@ take_allocate(Runner *self, PyObject *given, Step *step)
                           &step->dtype, &step->device, &step->code)) {
         return -1;
     }
-    return take_value(self, value, &step->value) < 0 ? -1 : take_shape(self, sizes, strides, NULL, &step->shape);
+    return read_value(self, value, &step->value) < 0 ? -1 : read_shape(self, sizes, strides, NULL, &step->shape);
 }
 
 static int
-take_launch(Runner *self, PyObject *given, Step *step)
+read_launch(Runner *self, PyObject *given, Step *step)
 {
     const char *kind;
     PyObject *values;
     if (!PyArg_ParseTuple(given, "sOO!:Runner", &kind, &step->function, &PyTuple_Type, &values)
-        || take_values(self, values, step) < 0) {
+        || read_values(self, values, step) < 0) {
         return -1;
     }
     if (Py_TYPE(step->function) == &LauncherType && ((Launcher *)step->function)->buffers != step->count) {
@@ -189,70 +200,91 @@ take_launch(Runner *self, PyObject *given, Step *step)
     return 0;
 }
 
-/* The description of a product that is made without a call; an empty one is none. */
+/* The description of a product that is made without a call, and its factors; an empty one is none. */
 static int
-take_product(Runner *self, PyObject *given, Step *step)
+read_product(Runner *self, PyObject *given, PyObject *factors, Step *step)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(given);
     if (count == 0) {
         return 0;
     }
-    int at = grow(&self->numbers, sizeof(int64_t), &self->number_count, count);
-    for (Py_ssize_t i = 0; at >= 0 && i < count; i++) {
-        self->numbers[at + i] = PyLong_AsLongLong(PyTuple_GET_ITEM(given, i));
-    }
-    if (at < 0 || PyErr_Occurred()) {
+    int at = read_numbers(self, given);
+    if (at < 0) {
         return -1;
     }
-    if (!product_fits(self->numbers + at, (int)count, step->native->tensors)) {
-        PyErr_Format(PyExc_ValueError, "Runner: %R describes no product of %s", given, step->native->name);
+    if (!product_fits(self->numbers + at, (int)count, step->native.tensor_count)
+        || PyTuple_GET_SIZE(factors) > (Py_ssize_t)Py_ARRAY_LENGTH(step->factors)) {
+        PyErr_Format(PyExc_ValueError, "Runner: %R describes no product of %s", given, step->native.name);
         return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(factors); i++) {
+        step->factors[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(factors, i));
     }
     step->product = at;
-    return 0;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-/* (name in the interface, tensors, numbers, product): stays without, where there is no such function. */
 static int
-take_native(Runner *self, PyObject *given, Step *step)
+read_texts(Runner *self, PyObject *given)
 {
-    const char *name;
-    PyObject *tensors, *numbers, *product = NULL;
-    if (!PyArg_ParseTuple(given, "sO!O!|O!:Runner", &name, &PyTuple_Type, &tensors, &PyTuple_Type, &numbers,
-                          &PyTuple_Type, &product)) {
-        return -1;
-    }
-    const LibraryCall *call = library_call(name);
-    if (call == NULL) {
-        return 0;
-    }
-    if (PyTuple_GET_SIZE(tensors) != call->tensors || PyTuple_GET_SIZE(numbers) != call->numbers) {
-        PyErr_Format(PyExc_ValueError, "Runner: %s takes %d tensors and %d numbers", name, call->tensors,
-                     call->numbers);
-        return -1;
-    }
-    step->tensors = new_items(self, call->tensors);
-    if (step->tensors < 0 || take_items(self, tensors, step->tensors) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < call->tensors; i++) {
-        if (self->items[step->tensors + i].kind != VALUE) {
-            PyErr_Format(PyExc_TypeError, "Runner: %s takes tensors", name);
+    int at = grow(&self->texts, sizeof(char *), &self->text_count, PyTuple_GET_SIZE(given));
+    for (Py_ssize_t i = 0; at >= 0 && i < PyTuple_GET_SIZE(given); i++) {
+        self->texts[at + i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(given, i));
+        if (self->texts[at + i] == NULL) {
             return -1;
         }
     }
-    for (int i = 0; i < call->numbers; i++) {
-        step->numbers[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(numbers, i));
-    }
-    step->native = call;
-    if (PyErr_Occurred()) {
+    return at;
+}
+
+/* (name, overload, tensors, code, texts, returns, product, factors): stays without, where the interface has it not. */
+static int
+read_native(Runner *self, PyObject *given, Step *step)
+{
+    PyObject *tensors, *code, *texts, *product, *factors;
+    NativeCall call = {.function = NULL};
+    if (!PyArg_ParseTuple(given, "szO!O!O!iO!O!:Runner", &call.name, &call.overload, &PyTuple_Type, &tensors,
+                          &PyTuple_Type, &code, &PyTuple_Type, &texts, &call.returns, &PyTuple_Type, &product,
+                          &PyTuple_Type, &factors)) {
         return -1;
     }
-    return product ? take_product(self, product, step) : 0;
+    call.function = call.overload ? NULL : library_function(call.name);
+    if (call.overload ? library.call_dispatcher == NULL : call.function == NULL) {
+        return 0;
+    }
+    call.tensor_count = (int)PyTuple_GET_SIZE(tensors);
+    call.tensors = new_items(self, call.tensor_count);
+    if (call.tensors < 0 || read_items(self, tensors, call.tensors) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < call.tensor_count; i++) {
+        if (self->items[call.tensors + i].kind != VALUE) {
+            PyErr_Format(PyExc_TypeError, "Runner: %s takes tensors", call.name);
+            return -1;
+        }
+    }
+    call.code_count = (int)PyTuple_GET_SIZE(code);
+    call.code = read_numbers(self, code);
+    call.text_count = (int)PyTuple_GET_SIZE(texts);
+    call.texts = call.code < 0 ? -1 : read_texts(self, texts);
+    if (call.texts < 0) {
+        return -1;
+    }
+    if (call.returns < -1 || !native_call_fits(&call, self->numbers + call.code)) {
+        PyErr_Format(PyExc_ValueError, "Runner: %R is not how %s is called", code, call.name);
+        return -1;
+    }
+    int wanted[] = {self->most_tensors, call.tensor_count, call.stack, step->result_count};
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(wanted); i++) {
+        self->most_tensors = wanted[i] > self->most_tensors ? wanted[i] : self->most_tensors;
+    }
+    step->native = call;
+    step->is_native = true;
+    return read_product(self, product, factors, step);
 }
 
 static int
-take_results(Runner *self, PyObject *given, Step *step)
+read_results(Runner *self, PyObject *given, Step *step)
 {
     step->result_count = (int)PyTuple_GET_SIZE(given);
     step->results = grow(&self->results, sizeof(Result), &self->result_count, PyTuple_GET_SIZE(given));
@@ -261,10 +293,10 @@ take_results(Runner *self, PyObject *given, Step *step)
         Result result = {.value = -1};
         long value;
         if (one != Py_None
-            && (!PyArg_ParseTuple(one, "lO!O!OO:Runner", &value, &PyTuple_Type, &sizes, &PyTuple_Type, &strides,
-                                  &result.dtype, &result.name)
-                || take_value(self, value, &result.value) < 0
-                || take_shape(self, sizes, strides, NULL, &result.shape) < 0)) {
+            && (!PyArg_ParseTuple(one, "lO!O!OOi:Runner", &value, &PyTuple_Type, &sizes, &PyTuple_Type,
+                                  &strides, &result.dtype, &result.name, &result.code)
+                || read_value(self, value, &result.value) < 0
+                || read_shape(self, sizes, strides, NULL, &result.shape) < 0)) {
             return -1;
         }
         self->results[step->results + i] = result;
@@ -273,7 +305,7 @@ take_results(Runner *self, PyObject *given, Step *step)
 }
 
 static int
-take_call(Runner *self, PyObject *given, Step *step)
+read_call(Runner *self, PyObject *given, Step *step)
 {
     const char *kind;
     PyObject *arguments, *results, *native;
@@ -285,7 +317,7 @@ take_call(Runner *self, PyObject *given, Step *step)
     }
     step->is_one = is_one;
     step->unless = step->product = -1;
-    if (unless != -1 && take_value(self, unless, &step->unless) < 0) {
+    if (unless != -1 && read_value(self, unless, &step->unless) < 0) {
         return -1;
     }
     step->count = (int)PyTuple_GET_SIZE(arguments);
@@ -294,32 +326,32 @@ take_call(Runner *self, PyObject *given, Step *step)
         return -1;
     }
     step->first = new_items(self, step->count);
-    if (step->first < 0 || take_items(self, arguments, step->first) < 0 || take_results(self, results, step) < 0) {
+    if (step->first < 0 || read_items(self, arguments, step->first) < 0 || read_results(self, results, step) < 0) {
         return -1;
     }
-    return native == Py_None ? 0 : take_native(self, native, step);
+    return native == Py_None ? 0 : read_native(self, native, step);
 }
 
 static int
-take_drop(Runner *self, PyObject *given, Step *step)
+read_drop(Runner *self, PyObject *given, Step *step)
 {
     const char *kind;
     PyObject *values;
-    return PyArg_ParseTuple(given, "sO!:Runner", &kind, &PyTuple_Type, &values) ? take_values(self, values, step) : -1;
+    return PyArg_ParseTuple(given, "sO!:Runner", &kind, &PyTuple_Type, &values) ? read_values(self, values, step) : -1;
 }
 
 static const struct {
     const char *name;
-    int (*take)(Runner *self, PyObject *given, Step *step);
+    int (*read)(Runner *self, PyObject *given, Step *step);
 } kinds[] = {
-    [ALLOCATE] = {"allocate", take_allocate},
-    [LAUNCH] = {"launch", take_launch},
-    [CALL] = {"call", take_call},
-    [DROP] = {"drop", take_drop},
+    [ALLOCATE] = {"allocate", read_allocate},
+    [LAUNCH] = {"launch", read_launch},
+    [CALL] = {"call", read_call},
+    [DROP] = {"drop", read_drop},
 };
 
 static int
-take_step(Runner *self, PyObject *given, Step *step)
+read_step(Runner *self, PyObject *given, Step *step)
 {
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) == 0 || !PyUnicode_Check(PyTuple_GET_ITEM(given, 0))) {
         PyErr_SetString(PyExc_TypeError, "Runner: a step is a tuple that begins with its kind");
@@ -328,7 +360,7 @@ take_step(Runner *self, PyObject *given, Step *step)
     for (size_t kind = 0; kind < Py_ARRAY_LENGTH(kinds); kind++) {
         if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(given, 0), kinds[kind].name) == 0) {
             step->kind = (int)kind;
-            return kinds[kind].take(self, given, step);
+            return kinds[kind].read(self, given, step);
         }
     }
     PyErr_Format(PyExc_ValueError, "Runner: no step is called %R", PyTuple_GET_ITEM(given, 0));
@@ -337,24 +369,76 @@ take_step(Runner *self, PyObject *given, Step *step)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
+static bool
+needs_python(const Step *step)
+{
+    switch (step->kind) {
+    case ALLOCATE:
+        return step->code < 0;
+    case LAUNCH:
+        return Py_TYPE(step->function) != &LauncherType;
+    case CALL:
+        return step->unless < 0 && !step->is_native;
+    default:
+        return false;
+    }
+}
+
+static void
+count_python_steps(Runner *self)
+{
+    for (int i = 0; i < self->step_count; i++) {
+        const Step *step = &self->steps[i];
+        self->python_steps += needs_python(step);
+        self->has_launches = self->has_launches || step->kind == LAUNCH;
+        bool works = step->kind == LAUNCH || (step->kind == CALL && step->is_native && step->product < 0);
+        self->has_native_work = self->has_native_work || (works && !needs_python(step));
+    }
+}
+
+/* Inputs that a step drops. */
 static int
-take_program(Runner *self)
+find_consumed(Runner *self)
+{
+    self->consumed = PyMem_Calloc((size_t)self->inputs + 1, sizeof(bool));
+    if (self->consumed == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < self->step_count; i++) {
+        const Step *step = &self->steps[i];
+        for (int k = 0; step->kind == DROP && k < step->count; k++) {
+            int value = self->items[step->first + k].value;
+            if (value < self->inputs) {
+                self->consumed[value] = true;
+            }
+        }
+    }
+    return 0;
+}
+
+static int
+read_program(Runner *self)
 {
     int steps = grow(&self->steps, sizeof(Step), &self->step_count, PyTuple_GET_SIZE(self->given_steps));
     for (int i = 0; steps >= 0 && i < self->step_count; i++) {
-        if (take_step(self, PyTuple_GET_ITEM(self->given_steps, i), &self->steps[i]) < 0) {
+        if (read_step(self, PyTuple_GET_ITEM(self->given_steps, i), &self->steps[i]) < 0) {
             return -1;
         }
     }
     self->output = steps < 0 ? -1 : new_items(self, 1);
-    return self->output < 0 ? -1 : take_item(self, self->given_outputs, self->output);
+    if (self->output < 0 || read_item(self, self->given_outputs, self->output) < 0) {
+        return -1;
+    }
+    count_python_steps(self);
+    return self->consuming ? find_consumed(self) : 0;
 }
 
 PyObject *
 runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"inputs", "constants", "arena", "values",   "steps", "outputs", "consuming", "threads",
-                            "take",   "give",      "allocate", "view", "fit",   "watchers", NULL};
+                            "acquire", "release",      "allocate", "view", "fit",   "watchers", NULL};
     Runner *self = (Runner *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
@@ -362,11 +446,11 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int consuming;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!iiO!O!pOOOOOOO!:Runner", names, &self->inputs, &PyTuple_Type,
                                      &self->constants, &self->arena, &self->values, &PyTuple_Type, &self->given_steps,
-                                     &PyTuple_Type, &self->given_outputs, &consuming, &self->threads, &self->take,
-                                     &self->give, &self->allocate, &self->view, &self->fit, &PyTuple_Type,
+                                     &PyTuple_Type, &self->given_outputs, &consuming, &self->threads, &self->acquire,
+                                     &self->release, &self->allocate, &self->view, &self->fit, &PyTuple_Type,
                                      &self->watchers)) {
         PyObject **borrowed[] = {&self->constants, &self->given_steps, &self->given_outputs, &self->threads,
-                                 &self->take,      &self->give,        &self->allocate,      &self->view,
+                                 &self->acquire,      &self->release,        &self->allocate,      &self->view,
                                  &self->fit,       &self->watchers};
         for (size_t i = 0; i < Py_ARRAY_LENGTH(borrowed); i++) {
             *borrowed[i] = NULL; /* what was parsed before the error is not ours */
@@ -374,8 +458,8 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    PyObject *owned[] = {self->constants, self->given_steps, self->given_outputs, self->threads, self->take,
-                         self->give,      self->allocate,    self->view,          self->fit,     self->watchers};
+    PyObject *owned[] = {self->constants, self->given_steps, self->given_outputs, self->threads, self->acquire,
+                         self->release,      self->allocate,    self->view,          self->fit,     self->watchers};
     for (size_t i = 0; i < Py_ARRAY_LENGTH(owned); i++) {
         Py_INCREF(owned[i]);
     }
@@ -387,7 +471,7 @@ runner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(self);
         return NULL;
     }
-    if (take_program(self) < 0) {
+    if (read_program(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }

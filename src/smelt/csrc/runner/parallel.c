@@ -1,15 +1,15 @@
-/* Sharing the points of a kernel out between threads: what generated code calls as `smelt.launch`.
+/* Sharing the points of a kernel out between threads: what generated code calls as `smelt_parallel_for`.
 
-     k0(buffers, threads, workspace)   smelt.launch(k0.part, …)                     generated: codegen/cpu/entry_points.py
-       launch                          how many chunks; one: run it here; more: GOMP_parallel(run_share, …)
-         run_share                     chunks thread, thread + team, …, so that a team of any size runs them all
+     k0(buffers, threads, workspace)   smelt_parallel_for(k0.part, …)               generated: codegen/cpu/entry_points.py
+       parallel_for                    how many chunks; one: run it here; more: GOMP_parallel(run_share, …)
+         run_share                     chunks thread, thread + threads, …, so that any number of threads runs them all
            run_chunk                   points extent·chunk/chunks up to extent·(chunk + 1)/chunks → k0.part
 
-   In a child of fork() the threads of the parent's team are gone, and libgomp waits for them for ever: there the calling
-   thread runs all chunks, unless the parent had no other thread that could have been in a team.
+   In a child of fork() the threads of the parent are gone, and libgomp waits for them for ever: there the calling
+   thread runs all chunks, unless the parent had no other thread that could have been one of them.
 
-   The team always has the size the caller asked for, as PyTorch's own loops do: libgomp keeps its threads only while
-   the size stays the same. It is the OpenMP that PyTorch runs on, found by name at run time; without it everything is
+   There are always as many threads as the caller asked for, as in PyTorch's own loops: libgomp keeps its threads only
+   while their number stays the same. It is the OpenMP that PyTorch runs on, found by name at run time; without it everything is
    run by the calling thread. */
 #include "runner/parallel.h"
 
@@ -59,7 +59,7 @@ lose_threads(void)
 }
 
 int
-team_init(void)
+parallel_init(void)
 {
     if (pthread_atfork(count_threads, NULL, lose_threads) == 0) {
         return 0;
@@ -81,15 +81,15 @@ static void
 run_share(void *data)
 {
     const Task *task = data;
-    uint64_t team = (uint64_t)openmp.threads();
-    for (uint64_t chunk = (uint64_t)openmp.thread(); chunk < task->chunks; chunk += team) {
+    uint64_t threads = (uint64_t)openmp.threads();
+    for (uint64_t chunk = (uint64_t)openmp.thread(); chunk < task->chunks; chunk += threads) {
         run_chunk(task, chunk);
     }
 }
 
 /* Into how many chunks the points were divided: at most `most`, of `chunk_bytes` of workspace each. */
 static int64_t
-launch(Part part, void *buffers, char *workspace, int64_t threads, int64_t most, int64_t extent, int64_t chunk_bytes)
+parallel_for(Part part, void *buffers, char *workspace, int64_t threads, int64_t most, int64_t extent, int64_t chunk_bytes)
 {
     int64_t chunks = threads < most ? threads : most;
     bool alone = chunks < 2 || openmp.parallel == NULL;
@@ -104,17 +104,17 @@ launch(Part part, void *buffers, char *workspace, int64_t threads, int64_t most,
     return (int64_t)task.chunks;
 }
 
-/* team_function(parallel, thread, threads) → address of `launch` */
+/* parallel_for_address(parallel, thread, threads) → address of `parallel_for` */
 PyObject *
-team_function(PyObject *Py_UNUSED(module), PyObject *args)
+parallel_for_address(PyObject *Py_UNUSED(module), PyObject *args)
 {
     unsigned long long parallel, thread, threads;
-    if (!PyArg_ParseTuple(args, "KKK:team_function", &parallel, &thread, &threads)) {
+    if (!PyArg_ParseTuple(args, "KKK:parallel_for_address", &parallel, &thread, &threads)) {
         return NULL;
     }
     bool found = parallel && thread && threads;
     openmp.parallel = found ? (void (*)(void (*)(void *), void *, unsigned, unsigned))(uintptr_t)parallel : NULL;
     openmp.thread = found ? (int (*)(void))(uintptr_t)thread : NULL;
     openmp.threads = found ? (int (*)(void))(uintptr_t)threads : NULL;
-    return PyLong_FromVoidPtr((void *)(uintptr_t)launch);
+    return PyLong_FromVoidPtr((void *)(uintptr_t)parallel_for);
 }

@@ -1,11 +1,11 @@
 /* The function that the code of every kernel calls to share its points out between threads. */
-#ifndef SMELT_TEAM_H
-#define SMELT_TEAM_H
+#ifndef SMELT_PARALLEL_H
+#define SMELT_PARALLEL_H
 
 #include <Python.h>
 
-int team_init(void);
+int parallel_init(void);
 
-PyObject *team_function(PyObject *module, PyObject *args);
+PyObject *parallel_for_address(PyObject *module, PyObject *args);
 
 #endif

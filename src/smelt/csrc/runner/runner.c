@@ -1,495 +1,19 @@
 /* Running a program: all its kernels and library calls in order, in one call.
 
-   The GIL is let go at the first kernel or library call that needs no Python and taken back where Python is needed: for
-   a call that PyTorch's C interface does not offer, to let go of an object, to make the results. Where that interface
-   is unknown, where somebody watches (a dispatch mode, the profiler) and for tensors of other classes, Python does
-   every step but the kernels, so that whoever looks sees what he always did. An error inside the interface has no words:
-   the same step is done again by Python, which raises it. */
-#include "runner/runner.h"
-
-#include "runner/small_matmul.h"
+   The GIL is released before the first step of a program that needs no Python, else at the first kernel or library call
+   that needs none, and acquired where Python is needed: for a call that PyTorch's C interface does not offer, to drop an
+   object, to make the results. Where that interface is unknown, where somebody watches (a dispatch mode, the profiler)
+   and for tensors of other classes, Python does every step but the kernels, so that whoever looks sees what he always
+   did. An error inside the interface has no words: the same step is done again by Python, which raises it. */
+#include "runner/run.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_ARGUMENTS = 16 };
+enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_TENSORS = 32 };
 
-/* A tensor: as a Python object, as a handle, or both; then the handle is that of the object's own tensor. */
-typedef struct {
-    PyObject *object;
-    Handle handle;
-    void *data; /* once somebody asked */
-    bool owns_object, owns_handle;
-} Value;
-
-/* One call of a program. */
-typedef struct {
-    const Runner *program;
-    const int64_t *numbers;
-    Value *values;
-    void **pointers; /* room for the buffers of a kernel */
-    PyObject *arena;
-    PyThreadState *thread; /* not NULL: the GIL is let go */
-    Workspace workspace;
-    int64_t threads; /* 0: not asked yet */
-    bool native;     /* whether handles may be used */
-    int step;        /* the one at work, -1: none yet */
-} Run;
-
-static PyObject *data_ptr_name; /* interned */
-
-static void
-let_go(Run *run)
-{
-    if (run->thread == NULL) {
-        run->thread = PyEval_SaveThread();
-    }
-}
-
-static void
-take_back(Run *run)
-{
-    if (run->thread) {
-        PyEval_RestoreThread(run->thread);
-        run->thread = NULL;
-    }
-}
-
-/* --- values ----------------------------------------------------------------------------------- */
-
-static void
-set_object(Run *run, Value *value, PyObject *object, bool owned)
-{
-    *value = (Value){.object = object, .owns_object = owned, .handle = run->native ? library_handle(object) : NULL};
-}
-
-/* The GIL is taken back only if it must be. */
-static void
-drop_value(Run *run, Value *value)
-{
-    Value old = *value;
-    *value = (Value){.object = NULL};
-    if (old.owns_handle) {
-        library.drop(old.handle);
-    }
-    if (old.owns_object) {
-        take_back(run);
-        Py_DECREF(old.object);
-    }
-}
-
-/* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
-static PyObject *
-wrapped(Handle handle)
-{
-    PyObject *object = library.wrap(handle);
-    library.drop(handle);
-    if (object == NULL && !PyErr_Occurred()) {
-        PyErr_SetString(PyExc_SystemError, "a tensor got no Python object");
-    }
-    return object;
-}
-
-/* Borrowed, or NULL with an exception. */
-static PyObject *
-object_of(Run *run, Value *value)
-{
-    if (value->object) {
-        return value->object;
-    }
-    take_back(run);
-    if (value->handle == NULL) {
-        PyErr_SetString(PyExc_SystemError, "a step uses a value that no step before it has made");
-        return NULL;
-    }
-    PyObject *object = wrapped(value->handle);
-    void *data = value->data;
-    *value = (Value){.object = NULL};
-    if (object) {
-        set_object(run, value, object, true);
-        value->data = data;
-    }
-    return object;
-}
-
-/* Where a tensor's first element lies. 0, or -1 with an exception. */
-static int
-data_of(Run *run, Value *value, void **data)
-{
-    if (value->data == NULL && (value->handle == NULL || library.data_ptr(value->handle, &value->data))) {
-        take_back(run);
-        PyObject *object = object_of(run, value);
-        PyObject *address = object ? PyObject_CallMethodNoArgs(object, data_ptr_name) : NULL;
-        if (address == NULL) {
-            return -1;
-        }
-        value->data = PyLong_AsVoidPtr(address);
-        Py_DECREF(address);
-        if (value->data == NULL && PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    *data = value->data;
-    return 0;
-}
-
-PyObject *
-tuple_of(const int64_t *numbers, int count)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i]);
-        if (number == NULL) {
-            Py_CLEAR(tuple);
-            break;
-        }
-        PyTuple_SET_ITEM(tuple, i, number);
-    }
-    return tuple;
-}
-
-/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
-static int
-tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
-{
-    const int64_t *numbers = run->numbers + shape.numbers;
-    *sizes = tuple_of(numbers, shape.rank);
-    *strides = *sizes ? tuple_of(numbers + shape.rank, shape.rank) : NULL;
-    if (*strides == NULL) {
-        Py_CLEAR(*sizes);
-        return -1;
-    }
-    return 0;
-}
-
-/* A new handle on a view. Not 0: an error without words. */
-static int32_t
-view_handle(const Run *run, Handle handle, Shape shape, Handle *made)
-{
-    const int64_t *numbers = run->numbers + shape.numbers;
-    return library.view(handle, shape.rank, numbers, numbers + shape.rank, numbers[2 * shape.rank], made);
-}
-
-/* A new reference to a view. What leaves the program is a view to PyTorch too, and made by it. With the GIL. */
-static PyObject *
-view_object(Run *run, Value *value, Shape shape, bool leaves)
-{
-    Handle made;
-    if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &made) == 0) {
-        return wrapped(made);
-    }
-    PyObject *whole = object_of(run, value), *sizes, *strides;
-    if (whole == NULL || tuples_of(run, shape, &sizes, &strides) < 0) {
-        return NULL;
-    }
-    PyObject *offset = PyLong_FromLongLong(run->numbers[shape.numbers + 2 * shape.rank]);
-    PyObject *arguments[] = {whole, sizes, strides, offset};
-    PyObject *view = offset ? PyObject_Vectorcall(run->program->view, arguments, 4, NULL) : NULL;
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
-    Py_XDECREF(offset);
-    return view;
-}
-
-/* --- objects made of values ------------------------------------------------------------------- */
-
-/* A new reference, or NULL with an exception. With the GIL. */
-static PyObject *
-object_made(Run *run, const Item *item, bool leaves)
-{
-    if (item->kind == CONSTANT) {
-        return Py_NewRef(item->object);
-    }
-    if (item->kind == VALUE) {
-        Value *value = &run->values[item->value];
-        if (item->shape.numbers >= 0) {
-            return view_object(run, value, item->shape, leaves);
-        }
-        PyObject *object = object_of(run, value);
-        return object ? Py_NewRef(object) : NULL;
-    }
-    PyObject *sequence = item->kind == LIST ? PyList_New(item->count) : PyTuple_New(item->count);
-    for (int i = 0; sequence && i < item->count; i++) {
-        PyObject *part = object_made(run, &run->program->items[item->first + i], leaves);
-        if (part == NULL) {
-            Py_CLEAR(sequence);
-        }
-        else if (item->kind == LIST) {
-            PyList_SET_ITEM(sequence, i, part);
-        }
-        else {
-            PyTuple_SET_ITEM(sequence, i, part);
-        }
-    }
-    return sequence;
-}
-
-/* Calls function(threads, *items) or function(*items), the last of them by name. With the GIL. */
-static PyObject *
-call_python(Run *run, const Step *step, PyObject *threads)
-{
-    int before = threads ? 1 : 0, count = step->count + before;
-    PyObject *usual[USUAL_ARGUMENTS + 1];
-    PyObject **room = count <= USUAL_ARGUMENTS ? usual : PyMem_New(PyObject *, count + 1);
-    if (room == NULL) {
-        return PyErr_NoMemory();
-    }
-    PyObject **arguments = room + 1, *result = NULL; /* room[0] is scratch space for vectorcall */
-    int made = 0;
-    if (threads) {
-        arguments[made++] = Py_NewRef(threads);
-    }
-    while (made < count) {
-        PyObject *argument = object_made(run, &run->program->items[step->first + made - before], false);
-        if (argument == NULL) {
-            break;
-        }
-        arguments[made++] = argument;
-    }
-    if (made == count) {
-        Py_ssize_t named = step->names ? PyTuple_GET_SIZE(step->names) : 0;
-        size_t positional = (size_t)(count - named) | PY_VECTORCALL_ARGUMENTS_OFFSET;
-        result = PyObject_Vectorcall(step->function, arguments, positional, named ? step->names : NULL);
-    }
-    while (made > 0) {
-        Py_DECREF(arguments[--made]);
-    }
-    if (room != usual) {
-        PyMem_Free(room);
-    }
-    return result;
-}
-
-/* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
-
-static int
-allocate(Run *run, const Step *step)
-{
-    Value *value = &run->values[step->value];
-    const int64_t *numbers = run->numbers + step->shape.numbers;
-    Handle made;
-    if (run->native && step->code >= 0
-        && library.empty_strided(step->shape.rank, numbers, numbers + step->shape.rank, step->code, 0, -1, &made) == 0) {
-        *value = (Value){.handle = made, .owns_handle = true};
-        return 0;
-    }
-    take_back(run);
-    PyObject *sizes, *strides;
-    if (tuples_of(run, step->shape, &sizes, &strides) < 0) {
-        return -1;
-    }
-    PyObject *arguments[] = {sizes, strides, step->dtype, step->device};
-    PyObject *object = PyObject_Vectorcall(run->program->allocate, arguments, 4, NULL);
-    Py_DECREF(sizes);
-    Py_DECREF(strides);
-    if (object == NULL) {
-        return -1;
-    }
-    set_object(run, value, object, true);
-    return 0;
-}
-
-/* How many threads kernels are to use, asked once a call. */
-static int
-ask_threads(Run *run)
-{
-    if (run->threads) {
-        return 0;
-    }
-    take_back(run);
-    PyObject *answer = PyObject_CallNoArgs(run->program->threads);
-    if (answer == NULL) {
-        return -1;
-    }
-    run->threads = PyLong_AsLongLong(answer);
-    Py_DECREF(answer);
-    if (run->threads < 1) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_ValueError, "a kernel needs at least one thread, got %lld", (long long)run->threads);
-        }
-        run->threads = 0;
-        return -1;
-    }
-    return 0;
-}
-
-static int
-launch_python(Run *run, const Step *step)
-{
-    take_back(run);
-    PyObject *threads = PyLong_FromLongLong(run->threads);
-    PyObject *result = threads ? call_python(run, step, threads) : NULL;
-    Py_XDECREF(threads);
-    Py_XDECREF(result);
-    return result ? 0 : -1;
-}
-
-static int
-launch(Run *run, const Step *step)
-{
-    if (ask_threads(run) < 0) {
-        return -1;
-    }
-    if (Py_TYPE(step->function) != &LauncherType) {
-        return launch_python(run, step);
-    }
-    const Launcher *kernel = (const Launcher *)step->function;
-    for (int i = 0; i < step->count; i++) {
-        if (data_of(run, &run->values[run->program->items[step->first + i].value], &run->pointers[i]) < 0) {
-            return -1;
-        }
-    }
-    if (!workspace_fits(&run->workspace, kernel, run->threads)) {
-        take_back(run);
-        PyErr_NoMemory();
-        return -1;
-    }
-    let_go(run);
-    kernel->kernel(run->pointers, run->threads, run->workspace.memory);
-    return 0;
-}
-
-/* What a call yielded becomes the values it stands for, in the layout that was promised. Steals the result. */
-static int
-keep_results(Run *run, const Step *step, PyObject *result)
-{
-    if (step->result_count == 0) {
-        Py_DECREF(result);
-        return 0;
-    }
-    PyObject *sequence = step->is_one ? NULL : PySequence_Fast(result, "a library call that yields several results");
-    if (!step->is_one && sequence && PySequence_Fast_GET_SIZE(sequence) != step->result_count) {
-        PyErr_Format(PyExc_ValueError, "a library call yields %zd results, not %d", PySequence_Fast_GET_SIZE(sequence),
-                     step->result_count);
-        Py_CLEAR(sequence);
-    }
-    int status = step->is_one || sequence ? 0 : -1;
-    for (int i = 0; status == 0 && i < step->result_count; i++) {
-        const Result *expected = &run->program->results[step->results + i];
-        PyObject *sizes, *strides;
-        if (expected->value < 0) {
-            continue;
-        }
-        status = tuples_of(run, expected->shape, &sizes, &strides);
-        if (status < 0) {
-            break;
-        }
-        PyObject *found = step->is_one ? result : PySequence_Fast_GET_ITEM(sequence, i);
-        PyObject *arguments[] = {found, sizes, strides, expected->dtype, expected->name};
-        PyObject *fitted = PyObject_Vectorcall(run->program->fit, arguments, 5, NULL);
-        Py_DECREF(sizes);
-        Py_DECREF(strides);
-        if (fitted) {
-            set_object(run, &run->values[expected->value], fitted, true);
-        }
-        status = fitted ? 0 : -1;
-    }
-    Py_XDECREF(sequence);
-    Py_DECREF(result);
-    return status;
-}
-
-/* Without the GIL. Not 0: it did not work, whatever the reason, or cannot be done without Python. */
-static int32_t
-call_library(Run *run, const Step *step)
-{
-    Handle tensors[MOST_TENSORS], made[MOST_TENSORS];
-    int made_count = 0;
-    int32_t status = 0;
-    for (int i = 0; status == 0 && i < step->native->tensors; i++) {
-        const Item *item = &run->program->items[step->tensors + i];
-        tensors[i] = run->values[item->value].handle;
-        if (tensors[i] == NULL) {
-            status = -1;
-        }
-        else if (item->shape.numbers >= 0) {
-            status = view_handle(run, tensors[i], item->shape, &made[made_count]);
-            if (status == 0) {
-                tensors[i] = made[made_count++];
-            }
-        }
-    }
-    if (status == 0) {
-        status = step->native->call(step->native->function, tensors, step->numbers);
-    }
-    while (made_count > 0) {
-        library.drop(made[--made_count]);
-    }
-    return status;
-}
-
-/* A call that is there to raise. 0, or -1 with its exception. */
-static int
-raise_unless(Run *run, const Step *step)
-{
-    void *holds;
-    if (data_of(run, &run->values[step->unless], &holds) < 0) {
-        return -1;
-    }
-    if (*(const unsigned char *)holds) {
-        return 0;
-    }
-    take_back(run);
-    PyObject *result = call_python(run, step, NULL);
-    if (result) {
-        PyErr_Format(PyExc_SystemError, "%R raises nothing for values that a kernel found out of range", step->function);
-        Py_DECREF(result);
-    }
-    return -1;
-}
-
-/* A product that is less work than a call. The GIL stays as it is. */
-static int
-multiply(Run *run, const Step *step)
-{
-    void *data[MOST_TENSORS];
-    for (int i = 0; i < step->native->tensors; i++) {
-        if (data_of(run, &run->values[run->program->items[step->tensors + i].value], &data[i]) < 0) {
-            return -1;
-        }
-    }
-    product_run(run->numbers + step->product, step->native->tensors, data, step->numbers);
-    return 0;
-}
-
-static int
-call(Run *run, const Step *step)
-{
-    if (step->unless >= 0) {
-        return raise_unless(run, step);
-    }
-    if (step->product >= 0 && run->native) {
-        return multiply(run, step);
-    }
-    if (step->native && run->native) {
-        let_go(run);
-        if (call_library(run, step) == 0) {
-            return 0;
-        }
-    }
-    take_back(run);
-    PyObject *result = call_python(run, step, NULL);
-    return result ? keep_results(run, step, result) : -1;
-}
-
-static inline int
-run_step(Run *run, const Step *step)
-{
-    if (step->kind == ALLOCATE) {
-        return allocate(run, step);
-    }
-    if (step->kind == LAUNCH) {
-        return launch(run, step);
-    }
-    if (step->kind == CALL) {
-        return call(run, step);
-    }
-    for (int i = 0; i < step->count; i++) {
-        drop_value(run, &run->values[run->program->items[step->first + i].value]);
-    }
-    return 0;
-}
+/* --- all steps ------------------------------------------------------------------------------------ */
 
 static int
 run_steps(Run *run)
@@ -530,7 +54,7 @@ run_steps_timed(Run *run, Runner *program)
         taken[i] = after - before;
         before = after;
     }
-    take_back(run);
+    come_back(run);
     if (status == 0 && program->taken) {
         program->timed_calls++;
         for (int i = 0; i < program->step_count; i++) {
@@ -584,7 +108,7 @@ begin(Run *run, PyObject *const *inputs)
     if (program->arena == 0) {
         return 0;
     }
-    run->arena = PyObject_CallNoArgs(program->take);
+    run->arena = PyObject_CallNoArgs(program->acquire);
     if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != program->arena) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "an arena is a list with a tensor for each of its places");
@@ -595,6 +119,48 @@ begin(Run *run, PyObject *const *inputs)
     for (int i = 0; i < program->arena; i++) {
         set_object(run, &run->values[count + i], PyList_GET_ITEM(run->arena, i), false);
     }
+    return 0;
+}
+
+/* Inputs that a step will drop, in a form that can be dropped without the GIL: as another tensor of the same memory, so
+   that the object goes now; or not before the end, if it has other owners. With the GIL. */
+static void
+share_consumed(Run *run)
+{
+    for (int i = 0; i < run->program->inputs; i++) {
+        Value *value = &run->values[i];
+        int64_t rank, *sizes, *strides;
+        Handle made;
+        if (!run->program->consumed[i]) {
+            continue;
+        }
+        if (Py_REFCNT(value->object) > 1) {
+            value->is_shared = true;
+        }
+        else if (library.rank(value->handle, &rank) == 0 && library.sizes(value->handle, &sizes) == 0
+                 && library.strides(value->handle, &strides) == 0
+                 && library.view(value->handle, rank, sizes, strides, 0, &made) == 0) {
+            drop_value(run, value);
+            *value = (Value){.handle = made, .owns_handle = true};
+        }
+    }
+}
+
+/* Before the first step of a program that needs no Python. 0, or -1 with an exception. */
+static int
+leave_python(Run *run)
+{
+    Runner *program = run->program;
+    if (program->has_launches && ask_threads(run) < 0) {
+        return -1;
+    }
+    if (!run->native || program->python_steps || !program->has_native_work) {
+        return 0;
+    }
+    if (program->consumed && library.rank && library.sizes && library.strides) {
+        share_consumed(run);
+    }
+    release_gil(run);
     return 0;
 }
 
@@ -623,7 +189,7 @@ end(Run *run, int status)
         drop_value(run, &run->values[i]);
     }
     if (run->arena) {
-        PyObject *given = PyObject_CallOneArg(run->program->give, run->arena);
+        PyObject *given = PyObject_CallOneArg(run->program->release, run->arena);
         Py_DECREF(run->arena);
         Py_XDECREF(given);
         if (given == NULL && type == NULL) {
@@ -643,8 +209,9 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     if (status == 0 && list) {
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
     }
+    status = status < 0 ? -1 : leave_python(run);
     status = status < 0 ? -1 : self->taken ? run_steps_timed(run, self) : run_steps(run);
-    take_back(run);
+    come_back(run);
     if (status < 0 && run->step >= 0) {
         note_step(run->step);
     }
@@ -675,6 +242,7 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     }
     Value usual[USUAL_VALUES];
     void *usual_pointers[USUAL_BUFFERS];
+    uint64_t usual_words[3 * USUAL_TENSORS], *words = usual_words;
     Run run = {.program = self, .numbers = self->numbers, .values = usual, .pointers = usual_pointers, .step = -1};
     if (self->values > USUAL_VALUES) {
         run.values = PyMem_New(Value, self->values);
@@ -682,8 +250,14 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     if (self->most_buffers > USUAL_BUFFERS) {
         run.pointers = PyMem_New(void *, self->most_buffers);
     }
+    if (self->most_tensors > USUAL_TENSORS) {
+        words = PyMem_New(uint64_t, 3 * (size_t)self->most_tensors);
+    }
     PyObject *result = NULL;
-    if (run.values && run.pointers) {
+    if (run.values && run.pointers && words) {
+        run.handles = (Handle *)words;
+        run.temporary = run.handles + self->most_tensors;
+        run.stack = words + 2 * (size_t)self->most_tensors;
         memset(run.values, 0, (size_t)self->values * sizeof(Value));
         result = run_program(self, &run, args, list);
     }
@@ -696,12 +270,8 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
     if (run.pointers != usual_pointers) {
         PyMem_Free(run.pointers);
     }
+    if (words != usual_words) {
+        PyMem_Free(words);
+    }
     return result;
-}
-
-int
-runner_init(void)
-{
-    data_ptr_name = PyUnicode_InternFromString("data_ptr");
-    return data_ptr_name ? 0 : -1;
 }

@@ -23,7 +23,7 @@ typedef struct {
 bool
 product_fits(const int64_t *numbers, int count, int matrices)
 {
-    if (count != PRODUCT_HEAD + PRODUCT_PART * matrices || matrices < 3 || matrices > 4) {
+    if (count != PRODUCT_HEAD + PRODUCT_PART * matrices || matrices < 3 || matrices > PRODUCT_MATRICES) {
         return false;
     }
     int64_t rows = numbers[1], columns = numbers[2];

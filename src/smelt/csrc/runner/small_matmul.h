@@ -7,7 +7,7 @@
 
 /* Numbers describe a product: whether elements are doubles (else floats), rows, columns and depth; then per matrix the
    strides of its rows and columns and where it begins, in elements. */
-enum { PRODUCT_HEAD = 4, PRODUCT_PART = 3, PRODUCT_WIDTH = 1024 };
+enum { PRODUCT_HEAD = 4, PRODUCT_PART = 3, PRODUCT_WIDTH = 1024, PRODUCT_MATRICES = 4 };
 
 /* Whether so many numbers describe a product of three matrices, out = left @ right, or of four, out = beta * given +
    alpha * left @ right, with no more rows or columns than PRODUCT_WIDTH. */

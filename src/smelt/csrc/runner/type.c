@@ -1,5 +1,5 @@
 /* Runner as a Python type. */
-#include "runner/runner.h"
+#include "runner/program.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@ runner_traverse(Runner *self, visitproc visit, void *arg)
     Py_VISIT(self->allocate);
     Py_VISIT(self->view);
     Py_VISIT(self->fit);
-    Py_VISIT(self->take);
-    Py_VISIT(self->give);
+    Py_VISIT(self->acquire);
+    Py_VISIT(self->release);
     Py_VISIT(self->threads);
     Py_VISIT(self->watchers);
     return 0;
@@ -33,8 +33,8 @@ runner_clear(Runner *self)
     Py_CLEAR(self->allocate);
     Py_CLEAR(self->view);
     Py_CLEAR(self->fit);
-    Py_CLEAR(self->take);
-    Py_CLEAR(self->give);
+    Py_CLEAR(self->acquire);
+    Py_CLEAR(self->release);
     Py_CLEAR(self->threads);
     Py_CLEAR(self->watchers);
     return 0;
@@ -49,6 +49,8 @@ runner_dealloc(Runner *self)
     PyMem_Free(self->items);
     PyMem_Free(self->results);
     PyMem_Free(self->steps);
+    PyMem_Free(self->texts);
+    PyMem_Free(self->consumed);
     free(self->taken);
     free(self->workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -85,6 +87,9 @@ static PyMethodDef runner_methods[] = {
 
 static PyMemberDef runner_members[] = {
     {"steps", T_OBJECT, offsetof(Runner, given_steps), READONLY, "The steps it was made of."},
+    {"python_steps", T_INT, offsetof(Runner, python_steps), READONLY, "How many steps only Python can do."},
+    {"gil_acquisitions", T_LONGLONG, offsetof(Runner, acquisitions), READONLY,
+     "How often Python was needed between the first step and the last, in all calls."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
 """Machine code as plain bytes, and putting it into memory: no LLVM, no linker, no shared object.
 
-    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "smelt.launch"),))   →   Loaded, with an address("k0") to call
+    Image(code, symbols=(("k0", 64),), slots=(Slot(4088, "smelt_parallel_for"),))   →   Loaded, with an address("k0")
 
 An image does not depend on where it lies but for its slots: eight bytes each, which get the address of something
 outside (found in the running process by name), or one inside the image.

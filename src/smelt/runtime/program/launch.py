@@ -29,6 +29,7 @@ from smelt.runtime.program.profile import note
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
 from smelt.torch_abi.aoti_shims import connect, dtype_code
+from smelt.torch_abi.boxed_calls import FUNCTIONS, NativeCall, boxed_call, function_call
 
 ARENA_ALIGNMENT = 64
 _FEW = 8  # programs with arenas as large as they need
@@ -37,14 +38,6 @@ BuiltKernel = Callable[..., None]
 
 # Where one of these yields something true, somebody looks at what operators are called, and Python calls them.
 _WATCHERS = (torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled)
-
-# Operators that PyTorch's C interface has a function for that writes into `out`, and the factors each takes.
-_NATIVE: dict[torch._ops.OpOverload, tuple[str, ...]] = {
-    torch.ops.aten.mm.out: (),
-    torch.ops.aten.bmm.out: (),
-    torch.ops.aten.addmm.out: ("beta", "alpha"),
-    torch.ops.aten.baddbmm.out: ("beta", "alpha"),
-}
 
 
 def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -58,6 +51,12 @@ def _scatter(view: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return call
 
 
+_SCATTERS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.select_scatter.default: _scatter(torch.select),
+    torch.ops.aten.slice_scatter.default: _scatter(torch.ops.aten.slice.Tensor),
+    torch.ops.aten.diagonal_scatter.default: _scatter(torch.diagonal),
+}
+
 # The same operators by PyTorch's own Python bindings, which cost half of what a call through `torch.ops` does.
 BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.mm.out: torch.mm,
@@ -67,9 +66,7 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.cat.out: torch.cat,
     torch.ops.aten.convolution.default: torch.convolution,
     torch.ops.aten.embedding.default: torch.embedding,
-    torch.ops.aten.select_scatter.default: _scatter(torch.select),
-    torch.ops.aten.slice_scatter.default: _scatter(torch.ops.aten.slice.Tensor),
-    torch.ops.aten.diagonal_scatter.default: _scatter(torch.diagonal),
+    **_SCATTERS,
 }
 
 
@@ -108,8 +105,8 @@ class Executable:
             outputs=table.outputs(),
             consuming=consuming,
             threads=torch.get_num_threads if threads == 0 else lambda: threads,
-            take=arenas.taker(program, tuple(table.arena_views)),
-            give=arenas.give,
+            acquire=arenas.acquirer(program, tuple(table.arena_views)),
+            release=arenas.release,
             allocate=_allocate,
             view=_view,
             fit=fit,
@@ -190,14 +187,14 @@ class Arenas:
         self.free: list[_Arena] = []
         self.programs = 0
 
-    def taker(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
-        """A function that takes an arena as `program` sees it: one that is free, or a new one."""
+    def acquirer(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
+        """A function that acquires an arena as `program` sees it: one that is free, or a new one."""
         viewer, needed = _Viewer(), int(program.arena_bytes)
         self.programs += 1
         if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
             self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
 
-        def take() -> _Views:
+        def acquire() -> _Views:
             try:
                 arena = self.free.pop()
             except IndexError:
@@ -209,9 +206,9 @@ class Arenas:
                 seen = arena.views[viewer] = arena.see(program, views)
             return seen
 
-        return take
+        return acquire
 
-    def give(self, views: _Views) -> None:
+    def release(self, views: _Views) -> None:
         self.free.append(views.arena)
 
 
@@ -275,7 +272,7 @@ class _Table:
         if isinstance(step, Library):
             operands += [self.wholes[step.unless]] if step.unless is not None else []
             operands += operands_in((step.args, tuple(value for _, value in step.kwargs)))
-            operands += self._native_operands(step) or ()
+            operands += self._product_operands(step) or ()
         for operand in operands:
             if self.buffers[operand.buffer].place is Place.ARENA:
                 self.arena_views.setdefault(operand, len(self.arena_views))
@@ -333,23 +330,37 @@ class _Table:
         if name is None:
             return None
         spec = self.buffers[name].spec
-        return (self.numbers[name], tuple(spec.shape), tuple(spec.stride), spec.dtype, name)
+        return (self.numbers[name], tuple(spec.shape), tuple(spec.stride), spec.dtype, name, dtype_code(spec.dtype))
 
-    def _native(self, step: Library) -> tuple[Any, ...] | None:
-        """The same call through PyTorch's C interface, if that has it."""
-        tensors = self._native_operands(step)
+    def _native(self, step: Library) -> NativeCall | None:
+        """The same call without Python, if PyTorch's C interface has it."""
+        call = self._by_function(step) or self._boxed(step)
+        return call and call._replace(tensors=tuple(map(self._ref, call.tensors)))
+
+    def _by_function(self, step: Library) -> NativeCall | None:
+        tensors = self._product_operands(step)
         if tensors is None:
             return None
-        name = f"aoti_torch_cpu_{step.op._schema.name.removeprefix('aten::')}_out"
         numbers = dict(step.kwargs)
-        given = tuple(float(numbers.get(factor, 1)) for factor in _NATIVE[step.op])
+        call = function_call(step.op, tensors, [float(numbers.get(factor, 1)) for factor in FUNCTIONS[step.op]])
         # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
         begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
-        return (name, tuple(map(self._ref, tensors)), given, small_product(tensors, begins, self._dtypes(tensors)))
+        return call and call._replace(product=small_product(tensors, begins, self._dtypes(tensors)))
 
-    def _native_operands(self, step: Library) -> Sequence[Operand] | None:
-        """What that call takes: the result, then the others."""
-        factors = _NATIVE.get(step.op)
+    def _boxed(self, step: Library) -> NativeCall | None:
+        if step.unless is not None or (step.op in _SCATTERS and not self._is_dense(step.args[0])):
+            return None
+        outs = zip(step.into, step.outs, strict=True) if step.into else ()
+        named = dict(step.kwargs) | {key: self.wholes[name] for key, name in outs if name is not None}
+        return boxed_call(step.op, step.args, named, Operand)
+
+    def _is_dense(self, operand: Operand) -> bool:
+        elements, places = _extent(operand.shape, operand.stride)
+        return elements == places == _extent(*self.layouts[operand.buffer])[1]
+
+    def _product_operands(self, step: Library) -> Sequence[Operand] | None:
+        """What a product's own function takes: the result, then the others."""
+        factors = FUNCTIONS.get(step.op)
         operands = [operand for operand in step.args if isinstance(operand, Operand)]
         if factors is None or len(operands) != len(step.args) or step.into != ("out",) or step.outs[0] is None:
             return None

@@ -3,13 +3,13 @@
    A program works on values: tensors, by number. The first are the inputs, then the constants, then what the arena
    lends for the time of a call, then what steps make. All sizes, strides and offsets lie in one array of numbers, which
    structs refer to by position: a call could bring an array of its own, for a program whose sizes differ. */
-#ifndef SMELT_RUNNER_H
-#define SMELT_RUNNER_H
+#ifndef SMELT_PROGRAM_H
+#define SMELT_PROGRAM_H
 
 #include <Python.h>
 #include <stdbool.h>
 #include "runner/launcher.h"
-#include "runner/aoti_library.h"
+#include "runner/native_call.h"
 
 /* How a value is looked at: `rank` sizes, as many strides, and an offset in elements from where the value begins. */
 typedef struct {
@@ -31,6 +31,7 @@ typedef struct {
     int value;
     Shape shape;
     PyObject *dtype, *name;
+    int32_t code; /* the dtype's number in PyTorch's C interface, -1 if unknown */
 } Result;
 
 typedef struct {
@@ -46,11 +47,11 @@ typedef struct {
     PyObject *names;
     int results, result_count;
     bool is_one; /* the call yields its result, not a sequence of results */
-    const LibraryCall *native; /* NULL: only Python can make this call */
-    int tensors; /* items of the native call */
+    bool is_native; /* false: only Python can make this call */
+    NativeCall native;
     int unless; /* a value, one bool: the call is made to raise, and only if it is false; -1: it is made */
-    double numbers[MOST_NUMBERS];
     int product; /* where the numbers lie of a product that is made without a call (runner/small_matmul.h), -1: it is no such one */
+    double factors[2]; /* of that product */
 } Step;
 
 typedef struct {
@@ -60,7 +61,7 @@ typedef struct {
     /* Owners of every object that the structs below point to. */
     PyObject *given_steps, *given_outputs, *constants;
     PyObject *allocate, *view, *fit; /* what Python does where the C interface does not: see _native.pyi */
-    PyObject *take, *give;           /* the arena; None if the program needs none */
+    PyObject *acquire, *release;     /* the arena; None if the program needs none */
     PyObject *threads;
     PyObject *watchers; /* callables: if one yields something true, Python makes every call itself */
     int inputs, constant_count, arena, values;
@@ -69,9 +70,15 @@ typedef struct {
     Item *items;
     Result *results;
     Step *steps;
-    int number_count, item_count, result_count, step_count;
+    const char **texts;
+    int number_count, item_count, result_count, step_count, text_count;
     int output; /* the item that makes the result */
     int most_buffers; /* of a kernel */
+    int most_tensors; /* that a native call takes, as arguments or on its stack, or returns */
+    int python_steps; /* how many Python must do */
+    bool has_launches, has_native_work; /* kernels; kernels or native calls */
+    bool *consumed; /* which inputs a step drops; NULL: not a consuming program */
+    int64_t acquisitions; /* how often the GIL was acquired between two steps, in all calls */
     Workspace workspace;
     int64_t *taken; /* nanoseconds per step, over `timed_calls` calls; NULL: nobody asks */
     int64_t timed_calls;

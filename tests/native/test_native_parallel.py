@@ -8,9 +8,9 @@ import pytest
 
 from smelt import _native
 
-pytest.importorskip("torch")  # of whose threads the team is made
+pytest.importorskip("torch")  # whose threads are used
 
-from smelt.torch_abi.symbols import LAUNCH, OPENMP, find_symbol
+from smelt.torch_abi.symbols import OPENMP, PARALLEL_FOR, find_symbol
 
 PART = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool)
 LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int64, PART, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
@@ -18,7 +18,7 @@ Call = tuple[int, int, int, bool, int]  # workspace, first, last, ends, thread
 
 
 def launch(threads: int, most: int, extent: int, chunk_bytes: int) -> tuple[int, list[Call]]:
-    address = find_symbol(LAUNCH)
+    address = find_symbol(PARALLEL_FOR)
     assert address is not None
     calls: list[Call] = []
 
@@ -32,9 +32,9 @@ def launch(threads: int, most: int, extent: int, chunk_bytes: int) -> tuple[int,
 
 @pytest.fixture
 def without_openmp() -> Iterator[None]:
-    _native.team_function(0, 0, 0)
+    _native.parallel_for_address(0, 0, 0)
     yield
-    _native.team_function(*(find_symbol(each) or 0 for each in OPENMP))
+    _native.parallel_for_address(*(find_symbol(each) or 0 for each in OPENMP))
 
 
 @pytest.mark.parametrize("threads, most", [(1, 8), (2, 8), (3, 3), (4, 2), (7, 5), (0, 3)])
@@ -62,7 +62,7 @@ def test_without_openmp_one_thread_does_it_all(without_openmp: None) -> None:
 def test_threads_share_the_chunks() -> None:
     if any(find_symbol(each) is None for each in OPENMP):
         pytest.skip("PyTorch has no OpenMP here")
-    address = find_symbol(LAUNCH)
+    address = find_symbol(PARALLEL_FOR)
     assert address is not None
     both = threading.Barrier(2, timeout=60)
     part = PART(lambda *given: both.wait() and None)  # each chunk waits for the other

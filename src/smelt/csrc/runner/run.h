@@ -1,0 +1,91 @@
+/* One call of a program while it runs: its values, and the GIL that it has or has not. */
+#ifndef SMELT_RUN_H
+#define SMELT_RUN_H
+
+#include "runner/program.h"
+
+/* A tensor: as a Python object, as a handle, or both; then the handle is that of the object's own tensor. */
+typedef struct {
+    PyObject *object;
+    Handle handle;
+    void *data; /* once somebody asked */
+    bool owns_object, owns_handle;
+    bool is_shared; /* the object has other owners: it is not dropped before the end, which would free nothing */
+} Value;
+
+/* One call of a program. */
+typedef struct {
+    Runner *program;
+    const int64_t *numbers;
+    Value *values;
+    void **pointers; /* room for the buffers of a kernel */
+    Handle *handles, *temporary; /* room for the tensors of a native call, and for views among them or what it returns */
+    uint64_t *stack; /* room for what the dispatcher is given */
+    PyObject *arena;
+    PyThreadState *thread; /* not NULL: the GIL is released */
+    Workspace workspace;
+    int64_t threads; /* 0: not asked yet */
+    bool native;     /* whether handles may be used */
+    int step;        /* the one at work, -1: none yet */
+} Run;
+
+static inline void
+release_gil(Run *run)
+{
+    if (run->thread == NULL) {
+        run->thread = PyEval_SaveThread();
+    }
+}
+
+static inline void
+acquire_gil(Run *run)
+{
+    if (run->thread) {
+        PyEval_RestoreThread(run->thread);
+        run->thread = NULL;
+        run->program->acquisitions++;
+    }
+}
+
+/* After the last step. */
+static inline void
+come_back(Run *run)
+{
+    if (run->thread) {
+        PyEval_RestoreThread(run->thread);
+        run->thread = NULL;
+    }
+}
+
+/* --- values (runner/values.c) -------------------------------------------------------------------- */
+
+void set_object(Run *run, Value *value, PyObject *object, bool owned);
+
+/* The GIL is acquired only if it must be. */
+void drop_value(Run *run, Value *value);
+
+/* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
+PyObject *wrapped(Handle handle);
+
+/* Where a tensor's first element is. 0, or -1 with an exception. */
+int data_of(Run *run, Value *value, void **data);
+
+/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
+int tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides);
+
+/* A new handle on a view. Not 0: an error without words. */
+int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *made);
+
+/* What an item stands for, as an object. What leaves the program is a view to PyTorch too, and made by it. A new
+   reference, or NULL with an exception. With the GIL. */
+PyObject *object_made(Run *run, const Item *item, bool leaves);
+
+/* --- steps (runner/steps.c) ----------------------------------------------------------------------- */
+
+/* How many threads kernels are to use, asked once a call. 0, or -1 with an exception. */
+int ask_threads(Run *run);
+
+/* 0, or -1 with an exception and the GIL. */
+int run_step(Run *run, const Step *step);
+
+#endif

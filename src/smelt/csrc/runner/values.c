@@ -1,0 +1,180 @@
+/* Values of a program while it runs: tensors as handles, as Python objects or both, and objects made of them. */
+#include "runner/run.h"
+
+static PyObject *data_ptr_name; /* interned */
+
+int
+runner_init(void)
+{
+    data_ptr_name = PyUnicode_InternFromString("data_ptr");
+    return data_ptr_name ? 0 : -1;
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+void
+set_object(Run *run, Value *value, PyObject *object, bool owned)
+{
+    *value = (Value){.object = object, .owns_object = owned, .handle = run->native ? library_handle(object) : NULL};
+}
+
+/* The GIL is acquired only if it must be. */
+void
+drop_value(Run *run, Value *value)
+{
+    Value old = *value;
+    *value = (Value){.object = NULL};
+    if (old.owns_handle) {
+        library.drop(old.handle);
+    }
+    if (old.owns_object) {
+        acquire_gil(run);
+        Py_DECREF(old.object);
+    }
+}
+
+/* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
+PyObject *
+wrapped(Handle handle)
+{
+    PyObject *object = library.wrap(handle);
+    library.drop(handle);
+    if (object == NULL && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_SystemError, "a tensor got no Python object");
+    }
+    return object;
+}
+
+/* Borrowed, or NULL with an exception. */
+static PyObject *
+object_of(Run *run, Value *value)
+{
+    if (value->object) {
+        return value->object;
+    }
+    acquire_gil(run);
+    if (value->handle == NULL) {
+        PyErr_SetString(PyExc_SystemError, "a step uses a value that no step before it has made");
+        return NULL;
+    }
+    PyObject *object = wrapped(value->handle);
+    void *data = value->data;
+    *value = (Value){.object = NULL};
+    if (object) {
+        set_object(run, value, object, true);
+        value->data = data;
+    }
+    return object;
+}
+
+/* Where a tensor's first element lies. 0, or -1 with an exception. */
+int
+data_of(Run *run, Value *value, void **data)
+{
+    if (value->data == NULL && (value->handle == NULL || library.data_ptr(value->handle, &value->data))) {
+        acquire_gil(run);
+        PyObject *object = object_of(run, value);
+        PyObject *address = object ? PyObject_CallMethodNoArgs(object, data_ptr_name) : NULL;
+        if (address == NULL) {
+            return -1;
+        }
+        value->data = PyLong_AsVoidPtr(address);
+        Py_DECREF(address);
+        if (value->data == NULL && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    *data = value->data;
+    return 0;
+}
+
+PyObject *
+tuple_of(const int64_t *numbers, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, number);
+    }
+    return tuple;
+}
+
+/* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
+int
+tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides)
+{
+    const int64_t *numbers = run->numbers + shape.numbers;
+    *sizes = tuple_of(numbers, shape.rank);
+    *strides = *sizes ? tuple_of(numbers + shape.rank, shape.rank) : NULL;
+    if (*strides == NULL) {
+        Py_CLEAR(*sizes);
+        return -1;
+    }
+    return 0;
+}
+
+/* A new handle on a view. Not 0: an error without words. */
+int32_t
+view_handle(const Run *run, Handle handle, Shape shape, Handle *made)
+{
+    const int64_t *numbers = run->numbers + shape.numbers;
+    return library.view(handle, shape.rank, numbers, numbers + shape.rank, numbers[2 * shape.rank], made);
+}
+
+/* A new reference to a view. What leaves the program is a view to PyTorch too, and made by it. With the GIL. */
+static PyObject *
+view_object(Run *run, Value *value, Shape shape, bool leaves)
+{
+    Handle made;
+    if (run->native && !leaves && value->handle && view_handle(run, value->handle, shape, &made) == 0) {
+        return wrapped(made);
+    }
+    PyObject *whole = object_of(run, value), *sizes, *strides;
+    if (whole == NULL || tuples_of(run, shape, &sizes, &strides) < 0) {
+        return NULL;
+    }
+    PyObject *offset = PyLong_FromLongLong(run->numbers[shape.numbers + 2 * shape.rank]);
+    PyObject *arguments[] = {whole, sizes, strides, offset};
+    PyObject *view = offset ? PyObject_Vectorcall(run->program->view, arguments, 4, NULL) : NULL;
+    Py_DECREF(sizes);
+    Py_DECREF(strides);
+    Py_XDECREF(offset);
+    return view;
+}
+
+/* --- objects made of values ------------------------------------------------------------------- */
+
+/* A new reference, or NULL with an exception. With the GIL. */
+PyObject *
+object_made(Run *run, const Item *item, bool leaves)
+{
+    if (item->kind == CONSTANT) {
+        return Py_NewRef(item->object);
+    }
+    if (item->kind == VALUE) {
+        Value *value = &run->values[item->value];
+        if (item->shape.numbers >= 0) {
+            return view_object(run, value, item->shape, leaves);
+        }
+        PyObject *object = object_of(run, value);
+        return object ? Py_NewRef(object) : NULL;
+    }
+    PyObject *sequence = item->kind == LIST ? PyList_New(item->count) : PyTuple_New(item->count);
+    for (int i = 0; sequence && i < item->count; i++) {
+        PyObject *part = object_made(run, &run->program->items[item->first + i], leaves);
+        if (part == NULL) {
+            Py_CLEAR(sequence);
+        }
+        else if (item->kind == LIST) {
+            PyList_SET_ITEM(sequence, i, part);
+        }
+        else {
+            PyTuple_SET_ITEM(sequence, i, part);
+        }
+    }
+    return sequence;
+}
