@@ -276,7 +276,8 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.norms[0](self.first(x)))
         y = F.max_pool2d(F.relu(self.norms[1](self.second(y)) + x), 2)
-        return self.last(F.adaptive_avg_pool2d(y, 1).flatten(1)).square().mean()
+        result: torch.Tensor = self.last(F.adaptive_avg_pool2d(y, 1).flatten(1)).square().mean()
+        return result
 
 
 class Decoder(nn.Module):
@@ -293,7 +294,8 @@ class Decoder(nn.Module):
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
         batch, length, width = x.shape
         heads = self.qkv(self.before(x)).view(batch, length, 3, self.heads, width // self.heads)
-        attended = F.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), is_causal=True)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         x = x + self.narrow(F.gelu(self.wide(self.after(x)), approximate="tanh"))
         return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
@@ -306,7 +308,8 @@ def normalized() -> nn.Module:
             self.norm, self.linear = nn.LayerNorm(256), nn.Linear(256, 256)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(self.norm(x)).square().mean()
+            result: torch.Tensor = self.linear(self.norm(x)).square().mean()
+            return result
 
     return Normalized()
 
