@@ -20,8 +20,11 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.program.launch import Executable
 from smelt.torch_abi import boxed_calls
 from smelt.torch_abi.boxed_calls import boxed_call
+from tests.layout import needs_layout
 
 aten = torch.ops.aten
+
+pytestmark = needs_layout  # tensors are given to the dispatcher as they are in memory
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:

@@ -19,6 +19,8 @@ from tests.layout import needs_layout
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
+
+pytestmark = needs_layout  # the runner makes them; a library rounds in its own way
 SHAPES = [(1, 1, 1), (3, 5, 2), (10, 10, 10), (64, 1, 64), (1, 64, 64), (7, 2, 33), (2, 1024, 2), (16, 16, 16)]
 
 
@@ -125,7 +127,6 @@ def test_what_is_multiplied_by_zero_is_not_looked_at(
     assert torch.equal(eager, made(*inputs)[0])
 
 
-@needs_layout  # the runner makes them; a library rounds in its own way
 @pytest.mark.parametrize("shape", SHAPES)
 def test_floats_are_rounded_once(shape: tuple[int, int, int]) -> None:
     rows, columns, depth = shape
@@ -207,14 +208,12 @@ def runner(product: tuple[int, ...]) -> Any:
     )  # fmt: skip
 
 
-@needs_layout
 def test_a_runner_makes_what_is_described() -> None:
     out = torch.zeros(2, 2)
     runner((0, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 1, 0))(torch.ones(2, 2), torch.ones(2, 2), out)
     assert torch.equal(out, torch.tensor([[2.0, 2.0], [0.0, 0.0]]))  # a call would have made both rows
 
 
-@needs_layout
 @pytest.mark.parametrize(
     "product", [(0, 1), (0, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 1), (0, -1, 2, 2, *range(9)), (0, 2, SIDE + 1, 2, *range(9))]
 )
