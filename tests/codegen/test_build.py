@@ -12,10 +12,11 @@ import torch
 
 from smelt.base import events
 from smelt.base.errors import SmeltError, SpecError
+from smelt.base.fuel import Fuel
 from smelt.base.options import Options
 from smelt.codegen import assembly, build, compile_kernels
 from smelt.codegen.cpu import target as cpu
-from smelt.codegen.cpu.schedule import plan
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.llvm import compile as engine
 from smelt.device import Target, find, names, register
 from smelt.ir.kernel import Kernel
@@ -62,10 +63,10 @@ def test_versions_of_one_text_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels([KERNEL], Options())
     first = build._built[key][0]
     for number in range(build._MOST_OF_ONE + 5):
-        build._build({key: KERNEL})
+        build._build(build._built, {key: KERNEL}, build._How(Fuel()))
         if number < 3:
-            monkeypatch.setattr(build, "_known", lambda key, kernel: first)
-            assert build._relied_on(key, KERNEL) is first
+            monkeypatch.setattr(build, "_known", lambda store, key, kernel: first)
+            assert build._relied_on(build._built, key, KERNEL) is first
             monkeypatch.undo()
             assert build._built[key][-1] is first
     assert len(build._built[key]) == build._MOST_OF_ONE

@@ -8,6 +8,7 @@ import pytest
 from smelt.codegen import build
 from smelt.codegen.cpu import schedule
 from smelt.codegen.cpu import target as cpu
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
@@ -30,7 +31,7 @@ def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def early(kernel: Kernel, target: Target) -> list[str]:
-    made = schedule.plan(kernel, target).kernel
+    made = plan(kernel, target).kernel
     return [load.buffer for stage in made.stages if stage.loop for load in schedule.early(made, stage, target)]
 
 
@@ -96,7 +97,7 @@ def test_a_loop_carries_what_it_read(eager: Target) -> None:
         "kernel k rows() cols(j:4096)\n in x: f32[4096]\n out y: f32[4096]\n loop:\n"
         " a = load x[j]\n b = exp a : f32\n store y[j] = b"
     )
-    carried = f"phi <{schedule.plan(kernel, eager).lanes} x float>"
+    carried = f"phi <{plan(kernel, eager).lanes} x float>"
     assert carried in build.module_text([kernel], eager)
     assert carried not in build.module_text([kernel], replace(eager, hoist_loads_over_stores=False))
 
@@ -107,7 +108,7 @@ def test_private_arrays_do_not_end_in_the_same_bits() -> None:
         "kernel k rows(i:50) cols(j:1024)\n in x: f32[51200]\n out y: f32[1024]\n out z: f32[1024]\n loop:\n"
         " a = load x[1024*i + j]\n b = mul a, a : f32\n accumulate sum y[j] = a\n accumulate sum z[j] = b"
     )
-    offsets = WorkspaceLayout.of(schedule.plan(kernel, cpu.describe_host())).offsets
+    offsets = WorkspaceLayout.of(plan(kernel, cpu.describe_host())).offsets
     assert len(offsets) == 4 and len({offset % 4096 for offset in offsets.values()}) == 4
     same_as_reference(kernel)
 
@@ -118,4 +119,4 @@ def test_every_line_of_the_next_row_is_asked_for(bits: int) -> None:
     target = replace(cpu.describe_host(), vector_bits=bits, prefetch_next_row=True, prefetch_distance=0)
     kernel = parse_kernel(sized(SOFTMAX, 40, 1024))
     asked = build.module_text([kernel], target).count("call void @llvm.prefetch")
-    assert asked == schedule.plan(kernel, target).lanes * 4 // 64
+    assert asked == plan(kernel, target).lanes * 4 // 64

@@ -13,6 +13,7 @@ import smelt
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import find
 from smelt.ir.kernel import (
     Accumulate,
@@ -296,17 +297,17 @@ def test_many_threads_and_few_rows(busy: None) -> None:
 def test_the_next_row_of_one_array_is_asked_for_where_a_row_takes_several_passes() -> None:
     ahead = replace(find("cpu"), prefetch_next_row=True)
     norm = parse_kernel(sized(LAYER_NORM, 40, 1000))
-    assert [load.buffer for load in schedule.plan(norm, ahead).fetched] == ["x"]
-    assert not schedule.plan(norm, replace(ahead, prefetch_next_row=False)).fetched
-    assert not schedule.plan(parse_kernel(sized(LAYER_NORM, 40, 30)), ahead).fetched
-    softmax = schedule.plan(parse_kernel(sized(SOFTMAX, 40, 1000)), ahead).kernel
+    assert [load.buffer for load in plan(norm, ahead).fetched] == ["x"]
+    assert not plan(norm, replace(ahead, prefetch_next_row=False)).fetched
+    assert not plan(parse_kernel(sized(LAYER_NORM, 40, 30)), ahead).fetched
+    softmax = plan(parse_kernel(sized(SOFTMAX, 40, 1000)), ahead).kernel
     assert schedule.asking(softmax) is softmax.stages[1]  # its exp leaves memory more time than the loop after it
     two = parse_kernel(
         "kernel k rows(i:9) cols(j:500)\n in x: f32[4500]\n in y: f32[4500]\n out z: f32[4500]\n loop:\n"
         " a = load x[500*i + j]\n b = load y[500*i + j]\n c = mul a, b : f32\n s = reduce sum c\n loop:\n"
         " d = load x[500*i + j]\n e = sub d, s : f32\n store z[500*i + j] = e"
     )
-    assert [load.buffer for load in schedule.plan(two, ahead).fetched] == ["x"]
+    assert [load.buffer for load in plan(two, ahead).fetched] == ["x"]
     same_as_reference(norm)
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 import smelt
 from smelt.base.options import Options
 from smelt.codegen import build, compile_kernels
-from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu import schedule, schedule_passes
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.cpu.online_softmax import BLOCK, REFERENCES, WORTH
 from smelt.codegen.cpu.schedule import SchedulePlan
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.ir.kernel import Kernel
 from tests.codegen import test_kernels, test_sizes
@@ -85,7 +86,7 @@ WIDTHS = [8193, 8256, 8320, 12288, 12289, 12351, 16384]
 
 
 def planned(kernel: Kernel) -> SchedulePlan:
-    return schedule.plan(kernel, cpu.describe_host())
+    return plan(kernel, cpu.describe_host())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -110,7 +111,7 @@ def test_the_next_block_is_asked_for_while_powers_are_computed() -> None:
     kernel = parse_kernel(sized(LOGSUMEXP, 3, 16384))
     lines = [line for line in build.module_text([kernel], target).splitlines() if "call" in line or "getelem" in line]
     asked = [number for number, line in enumerate(lines) if "call void @llvm.prefetch" in line]
-    assert len(asked) == schedule.plan(kernel, target).lanes * 4 // 64
+    assert len(asked) == plan(kernel, target).lanes * 4 // 64
     assert f"i64 {4 * BLOCK}" in "".join(lines[asked[0] - 2 : asked[0]])
 
 
@@ -118,7 +119,7 @@ def test_loops_carry_what_is_theirs() -> None:
     """The first its maxima, the second its sums and what it reads early, the third nothing."""
     target = replace(cpu.describe_host(), hoist_loads_over_stores=True)
     kernel = parse_kernel(sized(SOFTMAX, 3, 16384))
-    lanes = schedule.plan(kernel, target).lanes
+    lanes = plan(kernel, target).lanes
     assert build.module_text([kernel], target).count(f"phi <{lanes} x float>") == 3
 
 
@@ -261,14 +262,14 @@ PROGRAMS = (softmax, log_softmax, logsumexp, safe_softmax, changed, likeliest)
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of kernels whose loops ran as one."""
     names: list[str] = []
-    real = schedule.online
+    real = schedule_passes.online
 
     def online(kernel: Kernel) -> tuple[Kernel, object]:
         made, loops = real(kernel)
         names.extend([kernel.name] if loops else [])
         return made, loops
 
-    monkeypatch.setattr(schedule, "online", online)
+    monkeypatch.setattr(schedule_passes, "online", online)
     build.forget()
     return names
 

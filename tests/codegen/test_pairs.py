@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from smelt.codegen.cpu import schedule
 from smelt.codegen.cpu.row_pairing import paired
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import find
 from smelt.ir.kernel import Kernel, Load
 from smelt.ir.text import format_kernel
@@ -55,8 +55,8 @@ def test_rows_that_cannot_be_paired() -> None:
 def test_folds_of_columns_equal_the_reference(fold: str) -> None:
     target = replace(find("cpu"), pairs_rows=True, prefetch_distance=256)
     kernel = parse_kernel(sized(COLUMN_SUM, 130, 37).replace("accumulate sum", f"accumulate {fold}"))
-    assert schedule.plan(kernel, target).kernel.row_count == 65
-    assert schedule.plan(kernel, replace(target, pairs_rows=False)).kernel.row_count == 130
+    assert plan(kernel, target).kernel.row_count == 65
+    assert plan(kernel, replace(target, pairs_rows=False)).kernel.row_count == 130
     same_as_reference(kernel)
 
 
@@ -66,7 +66,7 @@ def test_several_arrays_or_writes_are_read_row_by_row() -> None:
     both = " a = load x[64*i + j]\n b = load z[64*i + j]\n c = mul a, b : f32\n accumulate sum y[j] = c"
     written = " c = load x[64*i + j]\n store w[64*i + j] = c\n accumulate sum y[j] = c"
     for body in (both, written):
-        assert schedule.plan(parse_kernel(head + " loop:\n" + body), target).kernel.row_count == 8
+        assert plan(parse_kernel(head + " loop:\n" + body), target).kernel.row_count == 8
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smelt.codegen.cpu.schedule import plan
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.cpu.target import describe_host
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel

@@ -8,6 +8,7 @@ import torch
 from smelt.base.options import Options
 from smelt.codegen import compile_kernels
 from smelt.codegen.cpu import schedule
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import find
 from smelt.ir.kernel import Kernel
 from smelt.ir.text import format_kernel
@@ -147,14 +148,14 @@ def test_sums_are_taken_in_the_order_of_the_rows() -> None:
 
 def test_who_shares_the_work() -> None:
     target = find("cpu")
-    assert schedule.plan(rows_kernel(100, 64, 9), target).split is schedule.Split.PLACES
+    assert plan(rows_kernel(100, 64, 9), target).split is schedule.Split.SCATTER_BUCKETS
     apart = parse_kernel(
         "kernel k rows(i:20) cols(j:8)\n in x: f32[160]\n in p: i64[160]\n inout y: f32[60]\n loop:\n"
         " a = load x[8*i + j]\n q = load p[8*i + j]\n scatter sum y[3*i] by 1*q below 3 = a"
     )
-    assert schedule.plan(apart, target).split is schedule.Split.UNITS
+    assert plan(apart, target).split is schedule.Split.INDEPENDENT_ROWS
     meeting = parse_kernel(
         "kernel k rows() cols(j:80)\n in x: f32[80]\n in p: i64[80]\n inout y: f32[60]\n loop:\n"
         " a = load x[j]\n q = load p[j]\n scatter sum y[0] by 1*q below 60 = a"
     )
-    assert schedule.plan(meeting, target).threads == 1
+    assert plan(meeting, target).threads == 1

@@ -9,6 +9,7 @@ from smelt.codegen import build
 from smelt.codegen.cpu import schedule
 from smelt.codegen.cpu import target as cpu
 from smelt.codegen.cpu.schedule import Split
+from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import Target, find, register
 from smelt.ir.kernel import Kernel
 from tests.codegen.test_kernels import same_as_reference
@@ -22,7 +23,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def split_of(kernel: Kernel) -> Split:
-    return schedule.plan(kernel, find("cpu")).split
+    return plan(kernel, find("cpu")).split
 
 
 def turned(rows: int, cols: int, dtype: str = "f32", pitch: int = 0) -> Kernel:
@@ -67,23 +68,23 @@ def test_several_reads_and_one_straight(busy: None) -> None:
         " p = position 50*i + j\n q = cast p : f32\n r = add h, q : f32\n store o[50*i + j] = r"
     )
     assert split_of(kernel) is Split.TILES
-    ahead = schedule.plan(kernel, replace(find("cpu"), prefetch_next_row=True))
+    ahead = plan(kernel, replace(find("cpu"), prefetch_next_row=True))
     assert [load.buffer for load in ahead.fetched] == ["x"]  # what is read straight; w is the same for all rows
     assert ahead.tile is not None and ahead.fetched_rows * ahead.tile.width * 4 >= 1536  # few rows of a wide tile
-    assert not schedule.plan(kernel, replace(find("cpu"), prefetch_next_row=False)).fetched
+    assert not plan(kernel, replace(find("cpu"), prefetch_next_row=False)).fetched
     same_as_reference(kernel)
 
 
 @pytest.mark.parametrize("cols", [4, 6, 12, 20])
 def test_tiles_with_fewer_lines_than_are_read_side_by_side(cols: int, busy: None) -> None:
     kernel = turned(70, cols)
-    made = schedule.plan(kernel, find("cpu"))
+    made = plan(kernel, find("cpu"))
     assert made.tile is not None and made.tile.width <= cols
     same_as_reference(kernel)
 
 
 def test_tiles_follow_each_other_along_the_rows_that_are_written() -> None:
-    made = schedule.plan(turned(1000, 1000), find("cpu"))
+    made = plan(turned(1000, 1000), find("cpu"))
     assert made.tile is not None
     assert [axis.name for axis in made.tile_axes] == [f"{made.tile.down.name}.tile", f"{made.tile.along.name}.tile"]
 
@@ -142,10 +143,10 @@ def wide(busy: None) -> Iterator[Target]:
 @pytest.mark.parametrize(("rows", "cols"), [*SIZES, (40, 64), (70, 80), (64, 1024), (6, 9), (4, 40)])
 def test_squares_of_sixteen(rows: int, cols: int, wide: Target) -> None:
     kernel = turned(rows, cols)
-    made = schedule.plan(kernel, wide).tile
+    made = plan(kernel, wide).tile
     assert made is not None and made.block == (16 if min(rows, cols) >= 16 else 4)
-    assert made.streamed is (cols % 16 == 0)
-    assert made.streamed is ("!nontemporal" in build.module_text([kernel], wide))
+    assert made.nontemporal is (cols % 16 == 0)
+    assert made.nontemporal is ("!nontemporal" in build.module_text([kernel], wide))
     same_as_reference(kernel)
 
 

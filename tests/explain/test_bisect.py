@@ -36,7 +36,7 @@ def test_the_wrong_fusion_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     swap_subtractions_merged_with_tanh(monkeypatch)
     culprit = bisect(program, ARGUMENTS, {}, smelt.compile)
     assert culprit is not None and culprit.graph == 1
-    assert culprit.rewrite is not None and culprit.rewrite.stage.endswith("fuse")
+    assert culprit.rewrite is not None and culprit.rewrite.stage.endswith("fuse, group")
     assert "sub" in culprit.rewrite.what and "tanh" in culprit.rewrite.what
     assert culprit.operators == ("sub", "tanh")
     assert "made wrong by a rewrite of" in str(culprit) and "{tanh}" in str(culprit)

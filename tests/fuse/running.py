@@ -40,7 +40,8 @@ def fused(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Program:
     """The checked program of `fn`."""
-    program = build_program(traced(fn, *args, decompositions=decompositions), "program", Options(fuel=fuel))
+    graph = traced(fn, *args, decompositions=decompositions)
+    program = build_program(graph, "program", Options(fuel=fuel, check_specs=True))
     check_program(program)
     return program
 

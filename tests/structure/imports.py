@@ -80,7 +80,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
     "codegen": ("llvm", "cpu", "build"),
-    "pipeline": ("parts", "cache", "sizes", "backward", "passes", "stages", "compile", "tuning", "backends", "guest"),
+    "pipeline": (
+        "parts",
+        "cache",
+        "sizes",
+        "backward",
+        "passes",
+        "stages",
+        "stage_map",
+        "compile",
+        "tuning",
+        "backends",
+        "guest",
+    ),
 }
 
 # The compile stack is ours: these stay out of src/ by whatever road.

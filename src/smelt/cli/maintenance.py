@@ -57,12 +57,20 @@ def _cache(given: argparse.Namespace) -> int:
 
 def add_info(commands: Commands) -> None:
     parser = commands.add_parser(
-        "info", help="versions, backends, options and log channels", epilog="example: smelt info"
+        "info",
+        help="versions, backends, options and log channels; `smelt info stages`: every step of the compiler",
+        epilog="example: smelt info stages",
     )
+    parser.add_argument("what", nargs="?", choices=("stages",), help="stages: the steps a graph goes through, in order")
     parser.set_defaults(do=_info)
 
 
 def _info(given: argparse.Namespace) -> int:
+    if given.what == "stages":
+        from smelt.pipeline.stage_map import stage_map
+
+        print(stage_map())
+        return 0
     print(f"smelt {smelt.__version__}, torch {torch.__version__}")
     print(f"Python {platform.python_version()} on {platform.machine()}")
     print(f"threads: {torch.get_num_threads()}")

@@ -16,11 +16,12 @@ from smelt import _native
 from smelt.base import events, locks
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.base.options import Options
+from smelt.base.fuel import Fuel
+from smelt.base.options import Options, config
 from smelt.codegen.cpu import target as _cpu  # noqa: F401  offers the target "cpu"
 from smelt.codegen.cpu.entry_points import EntryCode, write
-from smelt.codegen.cpu.schedule import plan
-from smelt.codegen.cpu.shared_bodies import families, member
+from smelt.codegen.cpu.schedule_passes import plan
+from smelt.codegen.cpu.shared_bodies import member, shared
 from smelt.codegen.llvm import compile as engine
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target, find
@@ -55,13 +56,18 @@ class CompiledKernel:
 _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
 _MOST = 2048  # kernels, some 20 kB each; a program keeps its own, so nothing but time is lost
 _MOST_OF_ONE = 16  # versions of one text, each for sizes of which other facts hold
-_built: dict[str, list[CompiledKernel]] = {}  # by text, what was asked for last at the end, and so the versions of each
+_Store = dict[str, list[CompiledKernel]]  # by text, what was asked for last at the end, and so the versions of each
+_built: _Store = {}
 _lock = locks.lock()
 
 
-def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, CompiledKernel]:
-    """Machine code for each of `kernels`, by name."""
-    if options.check_specs:
+def compile_kernels(
+    kernels: Sequence[Kernel], options: Options, fuel: Fuel | None = None, program: str = ""
+) -> dict[str, CompiledKernel]:
+    """Machine code for each of `kernels`, by name. `fuel` is shared with earlier passes; `program`: whose kernels."""
+    fuel = Fuel(options.fuel) if fuel is None else fuel
+    how = _How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "")
+    if how.check:
         for kernel in kernels:
             if world_of(kernel) is None:
                 check_kernel(kernel, after="fuse")
@@ -70,19 +76,31 @@ def compile_kernels(kernels: Sequence[Kernel], options: Options) -> dict[str, Co
         if keys[kernel.name] != _key(kernel):
             raise SmeltError("SM030", f"two different kernels are named {kernel.name}")
     with _native.Held(_lock):
-        new = {keys[kernel.name]: kernel for kernel in kernels if _known(keys[kernel.name], kernel) is None}
+        # With little fuel left, what a kernel becomes depends on how much that is: nobody else gets that code.
+        store = _built if fuel.left < 0 else {}
+        new = {keys[kernel.name]: kernel for kernel in kernels if _known(store, keys[kernel.name], kernel) is None}
         if new:
-            _build(new)
-        found = {kernel.name: _relied_on(keys[kernel.name], kernel) for kernel in kernels}
-        _built.update({key: _built.pop(key) for key in dict.fromkeys(keys.values())})
-        for key in list(itertools.islice(_built, max(len(_built) - _MOST, 0))):
-            del _built[key]
+            _build(store, new, how)
+        found = {kernel.name: _relied_on(store, keys[kernel.name], kernel) for kernel in kernels}
+        store.update({key: store.pop(key) for key in dict.fromkeys(keys.values())})
+        for key in list(itertools.islice(store, max(len(store) - _MOST, 0))):
+            del store[key]
         return found
 
 
-def _known(key: str, kernel: Kernel) -> CompiledKernel | None:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What kernels are built with: how many optional rewrites may still be made, whether forms are checked between
+    them, and what `bisect` calls the program."""
+
+    fuel: Fuel
+    check: bool = False
+    of: str = ""
+
+
+def _known(store: _Store, key: str, kernel: Kernel) -> CompiledKernel | None:
     """The code of a kernel, if there is some whose facts hold for it."""
-    known = _built.get(key, ())
+    known = store.get(key, ())
     if not known or not (known[0].sizes or known[0].facts):
         return known[0] if known else None
     world = world_of(kernel)
@@ -91,10 +109,10 @@ def _known(key: str, kernel: Kernel) -> CompiledKernel | None:
     return next((each for each in known if all(fact.holds(examples.__getitem__) for fact in each.facts)), None)
 
 
-def _relied_on(key: str, kernel: Kernel) -> CompiledKernel:
-    found = _known(key, kernel)
+def _relied_on(store: _Store, key: str, kernel: Kernel) -> CompiledKernel:
+    found = _known(store, key, kernel)
     assert found is not None
-    versions = _built[key]
+    versions = store[key]
     if versions[-1] is not found:
         versions.remove(found)
         versions.append(found)
@@ -110,10 +128,10 @@ def _key(kernel: Kernel) -> str:
     return format_kernel(replace(kernel, name="kernel"))
 
 
-def _build(new: dict[str, Kernel]) -> None:
+def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
     target = find("cpu")
     keys, kernels = list(new), list(new.values())
-    units = _units(kernels, target)
+    units = _units(kernels, target, how)
     events.count("kernels_built", len(units))
     if events.wanted("llvm"):
         events.emit("llvm", _text(units), kernels)
@@ -124,7 +142,7 @@ def _build(new: dict[str, Kernel]) -> None:
             buffers = len(kernel.parameters) + bool(code.sizes)
             address, workspace = built.address(symbol), code.per_thread_workspace
             made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
-            versions = _built.setdefault(keys[place], [])
+            versions = store.setdefault(keys[place], [])
             versions.append(made)
             del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
@@ -143,18 +161,18 @@ class _Unit:
         return sum(len(code.functions) for code in (*self.body, *self.entries.values()))
 
 
-def _units(kernels: Sequence[Kernel], target: Target) -> list[_Unit]:
+def _units(kernels: Sequence[Kernel], target: Target, how: _How) -> list[_Unit]:
     units: list[_Unit] = []
-    for number, family in enumerate(families(kernels)):
-        body = _code(f"f{number}", family.body, target)
+    for number, family in enumerate(shared(kernels, how.fuel, how.of)):
+        body = _code(f"f{number}", family.body, target, how)
         members = {
             place: member(f"k{place}", f"f{number}", body, length - family.more, len(kernels[place].parameters))
             for place, length in family.lengths.items()
         }
         units.append(_Unit({place: code for place, code in members.items() if code is not None}, (body,)))
-    shared = {place for unit in units for place in unit.entries}
-    alone = (place for place in range(len(kernels)) if place not in shared)
-    return units + [_Unit({place: _code(f"k{place}", kernels[place], target)}) for place in alone]
+    done = {place for unit in units for place in unit.entries}
+    alone = (place for place in range(len(kernels)) if place not in done)
+    return units + [_Unit({place: _code(f"k{place}", kernels[place], target, how)}) for place in alone]
 
 
 def _divided(units: Sequence[_Unit], most: int) -> list[list[_Unit]]:
@@ -173,16 +191,16 @@ def _text(units: Sequence[_Unit]) -> str:
     return _join([code for unit in units for code in (*unit.body, *unit.entries.values())])
 
 
-def _code(symbol: str, kernel: Kernel, target: Target) -> EntryCode:
+def _code(symbol: str, kernel: Kernel, target: Target, how: _How) -> EntryCode:
     """Written in a world of its own, so that all it relies on is seen, whoever else relied on it before."""
     world = world_of(kernel)
     if world is None:
-        return write(symbol, plan(kernel, target), target)
+        return write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
     own = ShapeEnv()
     for each in world.symbols:
         own.symbol(each.text, each.example)
     kernel = resized(kernel, lambda size: size.moved(own))
-    code = write(symbol, plan(kernel, target), target)
+    code = write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
     return replace(code, facts=tuple(own.facts))
 
 
@@ -195,7 +213,8 @@ def _join(codes: Sequence[EntryCode]) -> str:
 
 def module_text(kernels: Sequence[Kernel], target: Target) -> str:
     """The LLVM IR of `kernels`, named k0, k1, … in order."""
-    return _join([_code(f"k{number}", kernel, target) for number, kernel in enumerate(kernels)])
+    how = _How(Fuel())
+    return _join([_code(f"k{number}", kernel, target, how) for number, kernel in enumerate(kernels)])
 
 
 def source(kernel: Kernel) -> str:

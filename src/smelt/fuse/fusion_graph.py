@@ -235,6 +235,7 @@ class Lowered:
     items: list[FusionValue | Call] = field(default_factory=list)
     returns: list[Any] = field(default_factory=list)
     constants: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    has_backward: bool = False  # whether a backward is inside, as in the graph of a whole training step
 
     @property
     def values(self) -> Iterator[FusionValue]:

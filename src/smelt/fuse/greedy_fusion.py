@@ -2,7 +2,7 @@
 
     for each value to compute, in graph order:
         a group of its own, merged with the groups of what it reads          producer → consumer
-        then taking in what only it reads, at whatever index it reads it     transposes, small broadcasts
+        then inlining what only it reads, at whatever index it reads it      transposes, small broadcasts
     then groups that read the same memory at the same points                 siblings
 
 Each step is optional and burns one unit of fuel; without fuel every operation is a kernel of its own. Why two groups
@@ -34,7 +34,6 @@ def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[i
             if item.id not in alone:
                 _join_producers(groups, item, fuel, alone)
                 _take_in(groups, groups.by_value[item], item, fuel, alone)
-    _join_siblings(groups, lowered, fuel, alone)
     return groups
 
 
@@ -104,7 +103,7 @@ def _reader(groups: Groups, user: FusionValue) -> Group | None:
     return groups.by_value.get(user)
 
 
-def _join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
+def join_siblings(groups: Groups, lowered: Lowered, fuel: Fuel, alone: frozenset[int]) -> None:
     """Merge groups that read the same big value point by point."""
     for value in lowered.values:
         if len(value.users) < 2 or hint(value.numel) < 2:

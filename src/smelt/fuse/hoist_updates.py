@@ -7,40 +7,36 @@ something large that nobody reads after it, but not before those that read the o
 lie. Nor before a library call that may fail, as then nothing must have been written.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from smelt.base.fuel import Fuel
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.groups import Group, Groups
+from smelt.fuse.program_order import Ranked, before
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint
 
 _LARGE = 1 << 16  # bytes
 _SMALL = 1 << 12
 
-Before = Callable[[Group], Iterable[Group]]
 
-
-def hoist_updates(
-    rank: dict[int, Size], groups: Groups, before: Before, lowered: Lowered, writes: Sequence[tuple[int, int]]
-) -> None:
-    """Change the rank of updates, and of the small numbers they need; `before` tells what a group needs."""
-    if writes:
-        _Updates(rank, groups, before, lowered, writes).run()
+def hoist_updates(ranked: Ranked, writes: Sequence[tuple[int, int]], fuel: Fuel) -> Ranked:
+    """Other ranks for updates, and for the small numbers they need."""
+    if not writes:
+        return ranked
+    rank = dict(ranked.rank)
+    _Updates(rank, ranked.grouped.groups, ranked.grouped.lowered, writes).run(fuel)
+    return Ranked(ranked.grouped, rank)
 
 
 class _Updates:
     def __init__(
-        self,
-        rank: dict[int, Size],
-        groups: Groups,
-        before: Before,
-        lowered: Lowered,
-        writes: Sequence[tuple[int, int]],
+        self, rank: dict[int, Size], groups: Groups, lowered: Lowered, writes: Sequence[tuple[int, int]]
     ) -> None:
-        self.rank, self.groups, self.before = rank, groups, before
+        self.rank, self.groups = rank, groups
         constants = {name for name, _ in lowered.constants}
         inputs = [value for value in lowered.values if value.kind is FusionKind.LEAF and value.name not in constants]
         pairs = [(lowered.returns[place], inputs[number]) for place, number in writes]
@@ -53,14 +49,15 @@ class _Updates:
         calls = [group for group in groups.all() if group.call is not None and may_fail(_operator(group.call))]
         self.least = max((rank[group.id] for group in calls), default=0)
 
-    def run(self) -> None:
+    def run(self, fuel: Fuel) -> None:
         for group in self.groups.all():
             if group.call is not None or not any(value in self.old for value in group.members):
                 continue
             needed = [value.id for value in group.members if self.readers.get(value, set()) - {group.id}]
             if needed:  # it computes what others wait for, too
-                self.rank[group.id] = max(needed)
-            elif any(self._dies_in(group, value) for value in set(_read(self.groups, group))):
+                if self.rank[group.id] != max(needed) and fuel.take(group):
+                    self.rank[group.id] = max(needed)
+            elif any(self._dies_in(group, value) for value in set(_read(self.groups, group))) and fuel.take(group):
                 self._move(group)
 
     def _dies_in(self, group: Group, value: FusionValue) -> bool:
@@ -72,7 +69,7 @@ class _Updates:
     def _move(self, group: Group) -> Size:
         """Let a group come as soon as all has come that it needs, or that reads what it overwrites."""
         found: Size = self.least
-        for needed in self.before(group):
+        for needed in before(self.groups, group):
             found = max(found, self._move(needed) if _is_small(needed) else self.rank[needed.id])
         for value in group.members:
             if value in self.old:

@@ -22,13 +22,14 @@ from smelt.symbolic.symsize import hint
 _CHAIN = 16  # no more values are computed again for the sake of one
 
 
-def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> bool:
-    """Rewrite what was read from `graph`, for each backward inside; whether there is one."""
+def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> Lowered:
+    """Rewrite what was read from `graph`, for each backward inside."""
     beginnings = _beginnings(lowered, graph)
     for name in reversed(beginnings):
         turn = next(item.id for item in lowered.items if item.name == name)
         _Turn(lowered, turn).run(fuel)
-    return bool(beginnings)
+    lowered.has_backward = bool(beginnings)
+    return lowered
 
 
 def _beginnings(lowered: Lowered, graph: fx.Graph) -> list[str]:

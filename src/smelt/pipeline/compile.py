@@ -69,7 +69,7 @@ def compile_llvm(
 
     def generate(half: Traced, name: str) -> tuple[Program, Built]:
         program: Program = run_passes(half, (*SIMPLIFY, LOWER[0]), PassContext(options, name, fuel))
-        return program, codegen.compile_kernels(program.kernels, options)
+        return program, codegen.compile_kernels(program.kernels, options, fuel, name)
 
     def compile_static(traced: Traced, in_symbols: InSymbols = lambda: None) -> Flat:
         if (known := pending_reuse.take(traced, options)) is not None:

@@ -132,7 +132,7 @@ def run_fuse(traced: Traced, context: PassContext) -> Program:
 
 
 def run_generate(program: Program, context: PassContext) -> Executable:
-    built = codegen.compile_kernels(program.kernels, context.options)
+    built = codegen.compile_kernels(program.kernels, context.options, context.fuel, context.name)
     return bind(program, built, context.options, context.consuming, context.arenas)
 
 

@@ -1,9 +1,11 @@
-"""The way a graph takes, as data: read the four tables below and you have the map.
+"""The way a graph takes, as data: read the tables below and you have the map.
 
     torch-level graph ── TRACE ──► pure graph, or a joint graph that is split into two ── SIMPLIFY ──► the same, simpler
                       ── LOWER ──► kernel program ──► machine code ──► a callable
 
 Every pass names the form it takes and the form it gives; with `check_specs` the rules of that form are run after it.
+"fuse" and "generate" have tables of their own (`fuse/fusion_passes.py`, and each target's); `smelt info stages` prints
+the whole map.
 """
 
 from smelt.pipeline.passes import (
@@ -42,7 +44,7 @@ TRACE_JOINT = (
         run_trace_joint,
         "the engine runs on ghosts, so every formula is eager's own",
     ),
-    Pass("lay images", Form.JOINT, Form.JOINT, run_lay_images, "before the split: what is saved lies as it is read"),
+    Pass("lay images", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
     Pass(
         "split",

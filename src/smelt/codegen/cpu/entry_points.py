@@ -39,8 +39,8 @@ def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
     """The functions of a planned kernel under the name `symbol`."""
     sizes = Sizes(len(plan.kernel.parameters))
     ways = [(symbol, plan, WorkspaceLayout.of(plan))]
-    while (otherwise := ways[-1][1].otherwise) is not None:
-        ways.append((f"{symbol}.way{len(ways)}", otherwise, WorkspaceLayout.of(otherwise)))
+    while (fallback := ways[-1][1].fallback) is not None:
+        ways.append((f"{symbol}.way{len(ways)}", fallback, WorkspaceLayout.of(fallback)))
     workspace = ways[0][2].size
     for _, _, layout in ways[1:]:
         workspace = greater(workspace, layout.size)
@@ -52,7 +52,7 @@ def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
         builders.append(part)
         signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
         texts += [part.pool_text, _function(signature, part)]
-    combine = plan.split in (Split.ROWS, Split.PLACES) and bool(plan.accumulators)
+    combine = plan.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(plan.accumulators)
     if combine:
         finish = Builder(target, symbol, sizes)
         _write_finish(finish, plan, ways[0][2], workspace)

@@ -36,7 +36,6 @@ from smelt.codegen.llvm import reductions
 from smelt.codegen.llvm.builder import SIGNED_LESS, Builder, LlvmValue, Loop
 from smelt.codegen.llvm.math import OF_NEGATIVE
 from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
-from smelt.codegen.llvm.sign_analysis import never_positive
 from smelt.ir.check_kernel import value_dtypes
 from smelt.ir.kernel import (
     Accumulate,
@@ -97,7 +96,7 @@ class Body:
 
     @classmethod
     def of(cls, b: Builder, plan: SchedulePlan, layout: WorkspaceLayout) -> "Body":
-        below = never_positive(plan.kernel) | ({plan.online.distance} if plan.online else set())
+        below = plan.never_positive | ({plan.online.distance} if plan.online else set())
         return cls(b, plan, layout, value_dtypes(plan.kernel), below=below)
 
     # Rows.
@@ -108,16 +107,16 @@ class Body:
         first, last = LlvmValue("%first", "i64"), LlvmValue("%last", "i64")
         rows = self.plan.kernel.rows
         match self.plan.split:
-            case Split.UNITS if self.plan.accumulators or self.plan.units < len(rows):
+            case Split.INDEPENDENT_ROWS if self.plan.accumulators or self.plan.units < len(rows):
                 self._each(self.plan.unit_axes, first, last, self._unit)
             case Split.COLS:
                 everything = self.number(product(axis.size for axis in rows))
                 self._each(rows, self.number(0), everything, self._row)
             case Split.TILES:
                 self._each(self.plan.tile_axes, first, last, self._tile)
-                if self.plan.tile is not None and self.plan.tile.streamed:
+                if self.plan.tile is not None and self.plan.tile.nontemporal:
                     self.b.emit("fence seq_cst")
-            case Split.PLACES:
+            case Split.SCATTER_BUCKETS:
                 self._clear()
                 self._each(rows, self.number(0), self.number(self.plan.kernel.row_count), self._placed_row)
                 self._empty_blocks()
@@ -224,7 +223,7 @@ class Body:
             before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
             self.pointers[each.square] = self.b.element(self.pointers[each.square], kind, before)
         self.edges = (left, self.b.add(left, tile.width))
-        if tile.streamed:
+        if tile.nontemporal:
             self._tile_in_lines(tile, top)
         else:
             self._tile_rows(tile, top)
@@ -269,7 +268,8 @@ class Body:
         self._hold_next_row(stage)
         self.ahead_by = ahead_by
         self.ahead = ahead(self.plan, stage) if ahead_by or self.b.target.prefetch_distance else []
-        self.early = early(self.plan.kernel, stage, self.b.target) if self.edges is None else []
+        early_too = self.plan.pipelines_loads and self.edges is None
+        self.early = early(self.plan.kernel, stage, self.b.target) if early_too else []
 
     def loop_stage(self, stage: Stage) -> None:
         inside = self.enter(stage)
@@ -656,7 +656,8 @@ class Body:
                 inside = b.icmp("ult", self.values[name], extent)
                 wanted = inside if wanted is None else b.and_(wanted, inside)
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
-        if stride == 0 and len(apart) == 1 and (run := Run.of(*apart[0], self.ramps)) is not None:
+        alone = self.plan.reads_runs and stride == 0 and len(apart) == 1
+        if alone and (run := Run.of(*apart[0], self.ramps)) is not None:
             memory = RunMemory(self.pointers[array], kind, self.plan.kernel.buffer(array).size, base)
             return run.read(b, memory, wanted, self.lanes)
         first = b.element(self.pointers[array], kind, base)
@@ -790,4 +791,5 @@ class Body:
         """What the axes shared out between threads add to the place of a result."""
         index = accumulator.instruction.index
         base = self.number(index.offset)
-        return self._add(base, self._terms(index, self.plan.unit_axes if self.plan.split is Split.UNITS else ()))
+        apart = self.plan.unit_axes if self.plan.split is Split.INDEPENDENT_ROWS else ()
+        return self._add(base, self._terms(index, apart))

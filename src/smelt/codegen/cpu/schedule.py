@@ -1,4 +1,4 @@
-"""Kernel → `SchedulePlan`: how its loops run on a target. Every choice is made here; `loop_nest` only writes it out.
+"""`SchedulePlan`: how a kernel's loops run on a target, and what the rows of `schedule_passes` ask to choose it.
 
     rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
     → rows() cols(j:32768), 16 lanes, split over cols
@@ -7,17 +7,16 @@ Axes of extent one go, neighbours that every access walks as one are merged, a f
 becomes a reduction per row first, and rows that every fold names become units, which share nothing between threads.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu.online_softmax import Online, online
-from smelt.codegen.cpu.row_pairing import paired
-from smelt.codegen.cpu.scans import fold_dtype, forwards, in_blocks, scanned
-from smelt.codegen.cpu.transpose_tiles import Tile, tiled
+from smelt.codegen.cpu.online_softmax import Online
+from smelt.codegen.cpu.scans import fold_dtype, scanned
+from smelt.codegen.cpu.transpose_tiles import Tile
 from smelt.codegen.llvm.builder import SIGNED_LESS
 from smelt.codegen.llvm.math import FLOAT32
 from smelt.device import Target
@@ -47,14 +46,12 @@ from smelt.symbolic.symsize import greater, hint, is_symsize, known_at_least, kn
 
 # Work is counted in instructions per point; below a grain a second thread costs more than it saves.
 GRAIN = 1 << 16
-_FEW_ROWS = 64
+FEW_ROWS = 64
 _UNITS_ENOUGH = 16
 _BLOCK_WORTH = 32
 BUCKETS = 1024  # places that are scattered to fall into so many, which threads share
 # Elements of a row: fewer are all in flight at once anyway, more are gone from the cache before they are needed.
 _FETCH_LEAST, _FETCH_MOST = 256, 4096
-# Rows of a tile are read in pieces too short for the processor to guess the next: each is asked for so much earlier.
-_TILE_BYTES_AHEAD = 1536
 _EARLY_MOST = 1  # two arrays are read faster as they come: the slope of gelu at 0.73 of a copy for 0.66
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4}
 _MATH = frozenset(FLOAT32) - {"sqrt", "rsqrt", "reciprocal"} | {"fmod", "remainder", "floordiv"}
@@ -67,11 +64,11 @@ _LIGHT_WORTH = 1 << 18  # points: LLVM takes half as long again for twice the re
 class Split(Enum):
     """What is shared out between threads."""
 
-    UNITS = "units"  # points of the leading row axes, each with its accumulators
+    INDEPENDENT_ROWS = "independent rows"  # points of the leading row axes, each with its accumulators
     ROWS = "rows"  # points of all row axes; accumulators are combined at the end
     COLS = "cols"  # blocks of lanes of the one col axis
     TILES = "tiles"  # squares of a row axis and the col axis
-    PLACES = "places"  # where rows scatter to: a row is run by the part that its place belongs to
+    SCATTER_BUCKETS = "scatter buckets"  # where rows scatter to: a row is run by the part that its place belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +101,25 @@ class Accumulator:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """A kernel in the shape its code will have. `units` counts the leading row axes that `Split.UNITS` shares out."""
+    """A kernel in the shape its code will have, as far as the rows of `schedule_passes` have come. `units` counts the
+    leading row axes that `Split.INDEPENDENT_ROWS` shares out."""
 
     kernel: Kernel
-    split: Split
-    units: int
-    lanes: int
-    threads: Size
-    accumulators: tuple[Accumulator, ...]
+    split: Split = Split.INDEPENDENT_ROWS
+    units: int = 0
+    lanes: int = 1
+    threads: Size = 1
+    accumulators: tuple[Accumulator, ...] = ()
     tile: Tile | None = None
-    otherwise: "SchedulePlan | None" = None
-    fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) asks memory for, for a row after it
+    fallback: "SchedulePlan | None" = None  # what is run where extents are shorter than this one needs
+    fetched: tuple[Load, ...] = ()  # what a loop of each row (see `asking`) prefetches, for a row after it
     fetched_rows: int = 1  # which row that is
     online: Online | None = None  # loops that run as one
+    pointwise: bool = False  # every point on its own, in any order
+    prefetches: bool = False  # loops that read one array prefetch it (`prefetched`)
+    pipelines_loads: bool = False  # loops with much to compute load one vector early (`pipelined_loads`)
+    reads_runs: bool = False  # reads at positions side by side are loads of whole vectors
+    never_positive: frozenset[str] = frozenset()  # values of which that is known
 
     @property
     def unit_axes(self) -> tuple[Axis, ...]:
@@ -133,7 +136,7 @@ class SchedulePlan:
 
     @property
     def needs(self) -> tuple[tuple[Size, Size], ...]:
-        """Extents that vary, and what each must be at least; where one is not, `otherwise` is run."""
+        """Extents that vary, and what each must be at least; where one is not, `fallback` is run."""
         wanted = [(self.width, self.lanes)]
         if self.tile is not None:
             wanted += [(self.tile.down.size, self.tile.height), (self.tile.along.size, self.tile.width)]
@@ -143,7 +146,7 @@ class SchedulePlan:
     def extent(self) -> Size:
         """How many points are shared out between threads."""
         match self.split:
-            case Split.UNITS:
+            case Split.INDEPENDENT_ROWS:
                 return product(axis.size for axis in self.unit_axes)
             case Split.ROWS:
                 return self.kernel.row_count
@@ -152,7 +155,7 @@ class SchedulePlan:
                 return -(-self.width // self.lanes) if again else self.width // self.lanes
             case Split.TILES:
                 return product(axis.size for axis in self.tile_axes)
-            case Split.PLACES:
+            case Split.SCATTER_BUCKETS:
                 return BUCKETS
 
     @property
@@ -162,50 +165,10 @@ class SchedulePlan:
         return (*self.kernel.rows[:-1], *self.tile.blocks)
 
 
-def plan(kernel: Kernel, target: Target) -> SchedulePlan:
-    """The schedule of `kernel` on `target`."""
-    kernel = _fold_rows_first(_without_unit_axes(forwards(kernel)))
-    pointwise = _is_pointwise(kernel)
-    kernel = _flattened(kernel) if pointwise else in_blocks(_ordered(kernel))
-    kernel, units = _units_first(kernel)
-    if target.pairs_rows and _only_folds_one_array(kernel):
-        kernel = paired(kernel) or kernel
-    kernel, as_one = online(kernel)
-    folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
-    accumulators = tuple(_accumulator(kernel, fold, units) for fold in folds)
-    split = Split.ROWS if folds and not units else Split.UNITS
-    scatters = [instruction for instruction in kernel.instructions() if isinstance(instruction, Scatter)]
-    if scatters and not units and placing(kernel):
-        split = Split.PLACES
-    rows, cols = hint(kernel.row_count), hint(kernel.col_count)
-    if pointwise and rows < _FEW_ROWS and cols > rows:
-        split = Split.COLS
-    if not folds and not scatters:
-        units = len(kernel.rows)
-    # Rows that may meet at one place, and do not say beforehand which, are run by one thread.
-    useful = greater(1, _total_cost(kernel) // GRAIN) if units or not scatters or split is Split.PLACES else 1
-    lanes = _lanes(kernel, target)
-    turned = tiled(kernel, lanes, target, repeatable=repeatable(kernel.instructions())) if pointwise else None
-    fetched = _fetched(kernel, target)
-    planned = SchedulePlan(kernel, split, units, lanes, useful, accumulators, fetched=fetched, online=as_one)
-    made = _or_otherwise(planned, lambda made: replace(made, lanes=1, fetched=()))
-    if turned is None:
-        return made
-    across = tuple(_streams(turned[0], turned[0].instructions())) if target.prefetch_next_row else ()
-    line = turned[1].width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
-    rows_ahead = -(-_TILE_BYTES_AHEAD // line)
-    in_tiles = SchedulePlan(turned[0], Split.TILES, units, lanes, useful, (), turned[1], None, across, rows_ahead)
-    return _or_otherwise(in_tiles, lambda _: made)
-
-
-def _or_otherwise(made: SchedulePlan, otherwise: Callable[[SchedulePlan], SchedulePlan]) -> SchedulePlan:
-    return replace(made, otherwise=otherwise(made)) if made.needs else made
-
-
 # Rewrites that keep the kernel's meaning.
 
 
-def _fold_rows_first(kernel: Kernel) -> Kernel:
+def fold_rows_first(kernel: Kernel) -> Kernel:
     """`accumulate sum b[0] = v` in a loop → `t = reduce sum v`, then `accumulate sum b[0] = t` once a row."""
     cols = {axis.name for axis in kernel.cols}
     stages: list[Stage] = []
@@ -238,7 +201,7 @@ def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: It
     return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
 
 
-def _without_unit_axes(kernel: Kernel) -> Kernel:
+def without_unit_axes(kernel: Kernel) -> Kernel:
     gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1} - scanned(kernel)
     rows = [axis for axis in kernel.rows if axis.name not in gone]
     cols = [axis for axis in kernel.cols if axis.name not in gone]
@@ -267,7 +230,7 @@ def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
     return _without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
 
 
-def _is_pointwise(kernel: Kernel) -> bool:
+def is_pointwise(kernel: Kernel) -> bool:
     """One loop, no folds, no scratch: every point on its own, in any order."""
     return (
         len(kernel.stages) == 1
@@ -278,7 +241,7 @@ def _is_pointwise(kernel: Kernel) -> bool:
     )
 
 
-def _flattened(kernel: Kernel) -> Kernel:
+def flattened(kernel: Kernel) -> Kernel:
     """A pointwise kernel with its axes in the order memory is written, merged, the last of them as its cols."""
     store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
     axes = list(kernel.rows + kernel.cols)
@@ -288,7 +251,7 @@ def _flattened(kernel: Kernel) -> Kernel:
     return replace(kernel, rows=kernel.rows[:-1], cols=kernel.rows[-1:])
 
 
-def _ordered(kernel: Kernel) -> Kernel:
+def ordered(kernel: Kernel) -> Kernel:
     """Cols with the axis most accesses walk by single steps last; neighbours merged."""
     kernel = _merged(_merged(kernel, cols=False), cols=True)
     if len(kernel.cols) < 2 or any(isinstance(i, Scatter) for i in kernel.instructions()):
@@ -302,7 +265,7 @@ def _ordered(kernel: Kernel) -> Kernel:
     return replace(kernel, cols=(*rest, last))
 
 
-def _units_first(kernel: Kernel) -> tuple[Kernel, int]:
+def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:
     """Row axes that every fold over rows and every scatter names, moved to the front; none if they are too few to
     share out. No two points that differ along them meet."""
     folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
@@ -353,7 +316,7 @@ def placing(kernel: Kernel) -> list[Instruction]:
     return found
 
 
-def _accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
+def accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
     axes = kernel.rows[units:] + kernel.cols
     kept = tuple(axis for axis in axes if axis.name in fold.index.axes)
     terms: list[tuple[str, Size]] = []
@@ -417,8 +380,15 @@ def _only_compared(body: Sequence[Instruction]) -> set[str]:
     return found
 
 
-def _lanes(kernel: Kernel, target: Target) -> int:
-    """A power of two: several registers of the widest value in flight, no more than the vector axis is long."""
+def may_unroll(kernel: Kernel) -> bool:
+    """Whether a point may be so little work, of so many, that more vectors side by side are worth their code."""
+    light = any(isinstance(i, Compute) and i.op in _LIGHT for i in kernel.instructions())
+    return light and hint(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH
+
+
+def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
+    """A power of two: several registers of the widest value in flight, no more than the vector axis is long. With
+    `unroll`, more of them where a point takes few."""
     dtypes = value_dtypes(kernel)
     widths = [4]
     math = 0
@@ -434,18 +404,18 @@ def _lanes(kernel: Kernel, target: Target) -> int:
         light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST
     # Long chains of arithmetic want several vectors to overlap, as far as there are registers to hold them.
     registers = 4 if not math or target.vector_registers >= 32 else 2
-    if light and math == 1 and hint(kernel.row_count * kernel.col_count) >= _LIGHT_WORTH:
+    if unroll and light and math == 1:
         registers = max(registers, target.unroll_light)
     most = registers * target.vector_bits // (8 * max(widths))
     size = kernel.cols[-1].size if kernel.cols else 1
     if is_symsize(size):
-        return most  # where it turns out shorter, `SchedulePlan.otherwise` is run
+        return most  # where it turns out shorter, `SchedulePlan.fallback` is run
     while most > max(1, size):
         most //= 2
     return max(1, most)
 
 
-def _fetched(kernel: Kernel, target: Target) -> tuple[Load, ...]:
+def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:
     """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
 
     One of several arrays, which then leaves the processor's own guesses to the others: a softmax's gradient runs at
@@ -475,7 +445,7 @@ def asking(kernel: Kernel) -> Stage:
     return max(reversed(loops[1:] or loops), key=lambda stage: sum(map(_cost, stage.body)))
 
 
-def _streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] = (1,)) -> list[Load]:
+def streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...] = (1,)) -> list[Load]:
     """Reads of whole arrays from outside: along cols by single steps, and not the same in every row."""
     if not kernel.cols:
         return []
@@ -485,27 +455,30 @@ def _streams(kernel: Kernel, body: Iterable[Instruction], steps: tuple[int, ...]
     return [load for load in loads if not rows or load.index.axes & rows]
 
 
-def _only_folds_one_array(kernel: Kernel) -> bool:
+def only_folds_one_array(kernel: Kernel) -> bool:
     """Whether all there is to memory is one array read, and what its columns come to."""
     instructions = kernel.instructions()
     along = kernel.cols[-1].name if kernel.cols else ""
     folds = any(isinstance(i, Accumulate) and along in i.index.axes for i in instructions)
-    return folds and _only_reads(instructions) and len(_streams(kernel, instructions)) == 1
+    return folds and _only_reads(instructions) and len(streams(kernel, instructions)) == 1
 
 
 def _only_reads(body: Iterable[Instruction]) -> bool:
     return not any(isinstance(i, Store | Scatter) for i in body)
 
 
-def ahead(made: SchedulePlan, stage: Stage) -> list[Load]:
-    """What a loop that reads one array asks memory for before it comes there, unless the row before it did.
-
-    With a second array, what the processor guesses by itself is as good or better.
-    """
-    found = [] if made.fetched else _streams(made.kernel, stage.body, (1, -1))
+def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
+    """What a loop that reads one array may prefetch. With a second array, what the processor guesses by itself is as
+    good or better."""
+    found = streams(kernel, stage.body, (1, -1))
     # Of rows that come the other way round, the next does not begin where this one ends.
     found = [load for load in found if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
     return found if len({load.buffer for load in found}) == 1 else []
+
+
+def ahead(made: SchedulePlan, stage: Stage) -> list[Load]:
+    """What a loop prefetches, unless the row before it did."""
+    return prefetchable(made.kernel, stage) if made.prefetches and not made.fetched else []
 
 
 def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
@@ -516,13 +489,18 @@ def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     """
     if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):
         return []
-    found = _streams(kernel, stage.body)
+    found = streams(kernel, stage.body)
     return found if len(found) <= _EARLY_MOST else []
 
 
 def compute_bound(body: Iterable[Instruction]) -> bool:
     """Whether a loop has so much to compute that it is this it takes time for."""
     return sum(map(_cost, body)) >= _MATH_COST
+
+
+def useful_threads(kernel: Kernel) -> Size:
+    """How many threads have enough to do to be worth waking."""
+    return greater(1, _total_cost(kernel) // GRAIN)
 
 
 def _total_cost(kernel: Kernel) -> Size:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.base.row import Burns, Row, run_rows
 from smelt.codegen.cpu.entry_points import EntryCode
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.kernel import Accumulate, Axis, Gather, Kernel, Load, Scatter, Store
@@ -31,6 +33,24 @@ class Family:
     body: Kernel
     more: int
     lengths: dict[int, int]
+
+
+def _share_bodies(kernels: Sequence[Kernel], fuel: Fuel) -> list[Family]:
+    return [each for each in families(kernels) if fuel.take(*(kernels[place].name for place in each.lengths))]
+
+
+MODULE = (
+    Row(
+        "share bodies", "kernels", "families", _share_bodies,
+        "before schedules: a family is scheduled once, for all its lengths", Burns.EACH,
+    ),
+)  # fmt: skip
+
+
+def shared(kernels: Sequence[Kernel], fuel: Fuel, of: str = "") -> list[Family]:
+    """Kernels that are to have one body. `of`: what `bisect` calls their program."""
+    found: list[Family] = run_rows(kernels, MODULE, fuel, fuel, f"{of}generate")
+    return found
 
 
 def families(kernels: Sequence[Kernel]) -> list[Family]:

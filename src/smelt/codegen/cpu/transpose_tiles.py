@@ -46,7 +46,7 @@ class Tile:
     width: int
     block: int
     turned: tuple[Turned, ...]
-    streamed: bool  # whether what is written goes past the cache
+    nontemporal: bool = False  # whether what is written bypasses the cache
 
     @property
     def blocks(self) -> tuple[Axis, Axis]:
@@ -83,7 +83,7 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tu
     stages = tuple(Stage(stage.loop, tuple(_replaced(stage.body, squares))) for stage in kernel.stages)
     private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in turned]
     changed = replace(kernel, rows=rows, stages=stages, buffers=(*kernel.buffers, *private))
-    return changed, Tile(down, along, height, width, 2 * block, turned, _streamed(kernel, along, lanes, target))
+    return changed, Tile(down, along, height, width, 2 * block, turned)
 
 
 def _turned_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
@@ -108,7 +108,7 @@ def _block(bits: int, register: int) -> int:
     return min(_BLOCK_MOST, max(2, register // bits))
 
 
-def _streamed(kernel: Kernel, along: Axis, lanes: int, target: Target) -> bool:
+def fills_whole_lines(kernel: Kernel, along: Axis, lanes: int, target: Target) -> bool:
     """Whether all that is written is so much that no cache keeps it, in whole lines if one begins where one does."""
     read = {i.buffer for i in kernel.instructions() if isinstance(i, Load)}
 

@@ -1,0 +1,202 @@
+"""The schedule of a kernel as a table of rows: kernel → `SchedulePlan`. `loop_nest` only writes out what they chose.
+
+    rows(b:8, h:4) cols(i:16, j:64)   all accesses contiguous, no folds
+    → rows() cols(j:32768), 16 lanes, split over cols
+
+Each row is given the plan so far and the target, and gives the next plan. An optional one that changes a plan burns a
+unit of fuel; without it the kernel computes the same, slower.
+"""
+
+from dataclasses import replace
+
+from smelt.base.fuel import Fuel
+from smelt.base.row import Burns, Row, run_rows
+from smelt.codegen.cpu.online_softmax import online
+from smelt.codegen.cpu.row_pairing import paired
+from smelt.codegen.cpu.scans import forwards, in_blocks
+from smelt.codegen.cpu.schedule import (
+    FEW_ROWS,
+    SchedulePlan,
+    Split,
+    accumulator,
+    early,
+    flattened,
+    fold_rows_first,
+    independent_rows_first,
+    is_pointwise,
+    lanes_of,
+    may_unroll,
+    next_row,
+    only_folds_one_array,
+    ordered,
+    placing,
+    prefetchable,
+    repeatable,
+    streams,
+    useful_threads,
+    without_unit_axes,
+)
+from smelt.codegen.cpu.transpose_tiles import fills_whole_lines, tiled
+from smelt.codegen.llvm.sign_analysis import never_positive
+from smelt.device import Target
+from smelt.ir.check_kernel import check_kernel
+from smelt.ir.kernel import Accumulate, Gather, Kernel, Scatter
+from smelt.ir.substitute_sizes import world_of
+from smelt.symbolic.symsize import hint
+
+# Rows of a tile are read in pieces too short for the processor to guess the next: each is prefetched so much earlier.
+_TILE_BYTES_AHEAD = 1536
+
+
+def _forward_scans(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, kernel=forwards(plan.kernel))
+
+
+def _drop_unit_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, kernel=without_unit_axes(plan.kernel))
+
+
+def _fold_rows_first(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, kernel=fold_rows_first(plan.kernel))
+
+
+def _order_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    pointwise = is_pointwise(plan.kernel)
+    kernel = flattened(plan.kernel) if pointwise else in_blocks(ordered(plan.kernel))
+    return replace(plan, kernel=kernel, pointwise=pointwise)
+
+
+def _independent_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    kernel, units = independent_rows_first(plan.kernel)
+    return replace(plan, kernel=kernel, units=units)
+
+
+def _pair_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    if not target.pairs_rows or not only_folds_one_array(plan.kernel):
+        return plan
+    kernel = paired(plan.kernel)
+    return plan if kernel is None else replace(plan, kernel=kernel)
+
+
+def _online_softmax(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    kernel, found = online(plan.kernel)
+    return plan if found is None else replace(plan, kernel=kernel, online=found)
+
+
+def _split(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    """What threads share out, how many are of use, and the accumulators each has."""
+    kernel, units = plan.kernel, plan.units
+    folds = [instruction for instruction in kernel.instructions() if isinstance(instruction, Accumulate)]
+    accumulators = tuple(accumulator(kernel, fold, units) for fold in folds)
+    split = Split.ROWS if folds and not units else Split.INDEPENDENT_ROWS
+    scatters = any(isinstance(instruction, Scatter) for instruction in kernel.instructions())
+    if scatters and not units and placing(kernel):
+        split = Split.SCATTER_BUCKETS
+    rows, cols = hint(kernel.row_count), hint(kernel.col_count)
+    if plan.pointwise and rows < FEW_ROWS and cols > rows:
+        split = Split.COLS
+    if not folds and not scatters:
+        units = len(kernel.rows)
+    # Rows that may write to one place, and do not say beforehand which, are run by one thread.
+    threads = useful_threads(kernel) if units or not scatters or split is Split.SCATTER_BUCKETS else 1
+    return replace(plan, split=split, units=units, threads=threads, accumulators=accumulators)
+
+
+def _vectorize(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, lanes=lanes_of(plan.kernel, target))
+
+
+def _unroll(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    lanes = lanes_of(plan.kernel, target, unroll=True) if may_unroll(plan.kernel) else plan.lanes
+    return plan if lanes == plan.lanes else replace(plan, lanes=lanes)
+
+
+def _prefetch_next_row(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    fetched = next_row(plan.kernel, target)
+    return replace(plan, fetched=fetched) if fetched else plan
+
+
+def _prefetch(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    wanted = bool(plan.online or target.prefetch_distance)
+    loops = [stage for stage in plan.kernel.stages if stage.loop] if wanted else []
+    return replace(plan, prefetches=True) if any(prefetchable(plan.kernel, stage) for stage in loops) else plan
+
+
+def _pipeline_loads(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    loops = [stage for stage in plan.kernel.stages if stage.loop]
+    found = any(early(plan.kernel, stage, target) for stage in loops)
+    return replace(plan, pipelines_loads=True) if found else plan
+
+
+def _contiguous_runs(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    found = any(isinstance(instruction, Gather) for instruction in plan.kernel.instructions())
+    return replace(plan, reads_runs=True) if found else plan
+
+
+def _known_signs(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    found = never_positive(plan.kernel)
+    return replace(plan, never_positive=found) if found else plan
+
+
+def _short_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    return replace(plan, fallback=replace(plan, lanes=1, fetched=())) if plan.needs else plan
+
+
+def _transpose_tiles(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    """Where extents may turn out too short for tiles, the plan without them is the fallback."""
+    kernel = plan.kernel
+    found = tiled(kernel, plan.lanes, target, repeatable=repeatable(kernel.instructions())) if plan.pointwise else None
+    if found is None:
+        return plan
+    across = tuple(streams(found[0], found[0].instructions())) if target.prefetch_next_row else ()
+    line = found[1].width * max((kernel.buffer(load.buffer).dtype.itemsize for load in across), default=1)
+    rows_ahead = -(-_TILE_BYTES_AHEAD // line)
+    made = replace(
+        plan, kernel=found[0], split=Split.TILES, tile=found[1], fallback=None, fetched=across, fetched_rows=rows_ahead
+    )
+    return replace(made, fallback=plan) if made.needs else made
+
+
+def _nontemporal_stores(plan: SchedulePlan, target: Target) -> SchedulePlan:
+    if plan.tile is None or not fills_whole_lines(plan.kernel, plan.tile.along, plan.lanes, target):
+        return plan
+    return replace(plan, tile=replace(plan.tile, nontemporal=True))
+
+
+KERNEL, PLAN = "kernel", "schedule"
+
+SCHEDULE = (
+    Row("forward scans", KERNEL, PLAN, _forward_scans, "first: every later row sees scans that run one way only"),
+    Row("drop unit axes", PLAN, PLAN, _drop_unit_axes, "before axes are ordered: what has one point has no order"),
+    Row("fold rows first", PLAN, PLAN, _fold_rows_first, "before axes merge: a fold over cols and rows becomes two"),
+    Row("order axes", PLAN, PLAN, _order_axes, "once folds are apart: as memory is written, neighbours merged"),
+    Row("independent rows", PLAN, PLAN, _independent_rows, "before rows are paired: pairs share what is not theirs"),
+    Row("pair rows", PLAN, PLAN, _pair_rows, "after the order of rows is fixed: it halves the last axis", Burns.ONE),
+    Row("online softmax", PLAN, PLAN, _online_softmax, "after pairing, which makes two maxima of one", Burns.ONE),
+    Row("split", PLAN, PLAN, _split, "once the kernel's loops are final: what threads share out of them"),
+    Row("vectorize", PLAN, PLAN, _vectorize, "after the split: lanes of the last axis, as registers allow"),
+    Row("unroll", PLAN, PLAN, _unroll, "after vectors: more of them where a point takes few registers", Burns.ONE),
+    Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: what a row asks for", Burns.ONE),
+    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops ask for that no row before did", Burns.ONE),
+    Row("pipeline loads", PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", Burns.ONE),
+    Row("contiguous runs", PLAN, PLAN, _contiguous_runs, "any time: how places side by side are read", Burns.ONE),
+    Row("known signs", PLAN, PLAN, _known_signs, "any time: shorter functions of what is never positive", Burns.ONE),
+    Row("short rows", PLAN, PLAN, _short_rows, "after vectors: code for sizes that turn out shorter than one"),
+    Row("transpose tiles", PLAN, PLAN, _transpose_tiles, "after the fallback it may need is made", Burns.ONE),
+    Row("non-temporal stores", PLAN, PLAN, _nontemporal_stores, "after tiles, which write whole lines", Burns.ONE),
+)
+
+
+def plan(
+    kernel: Kernel, target: Target, fuel: Fuel | None = None, *, check: bool = False, of: str = ""
+) -> SchedulePlan:
+    """The schedule of `kernel` on `target`. `of`: what `bisect` calls the kernel's program."""
+    fuel = Fuel() if fuel is None else fuel
+    checks = _check if check and world_of(kernel) is None else None
+    made: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, fuel, f"{of}generate", checks, kernel.name)
+    return made
+
+
+def _check(plan: SchedulePlan, after: str) -> None:
+    if plan.tile is None:  # in a tile, positions in its squares count from where the axes start
+        check_kernel(plan.kernel, after=after)

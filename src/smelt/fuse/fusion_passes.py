@@ -1,0 +1,146 @@
+"""The steps of fusion as tables, and `build_program`, which runs them: a pure graph → a planned kernel program.
+
+    READ    graph → values and library calls         GROUP   values → groups → steps in order → program
+    MEMORY  program → where its buffers are
+
+A group that cannot be written as a kernel is taken apart for good, and `GROUP` is run once more.
+"""
+
+from collections.abc import Sequence
+
+from smelt.base import events
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.base.options import Options, config
+from smelt.base.row import Burns, Row, run_rows
+from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
+from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
+from smelt.fuse.check_fusion import check_fusion
+from smelt.fuse.emit_program import CannotBuild, build_kernels
+from smelt.fuse.fusion_graph import Lowered, lower
+from smelt.fuse.greedy_fusion import form_groups, join_siblings
+from smelt.fuse.hoist_updates import hoist_updates
+from smelt.fuse.memory_plan import plan
+from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
+from smelt.fuse.rematerialize import rematerialize
+from smelt.ir.graph import Traced
+from smelt.ir.program import Program
+
+
+@dataclass(slots=True)
+class FusionContext:
+    """What the steps are given besides what they work on."""
+
+    name: str
+    traced: Traced
+    limits: Limits
+    fuel: Fuel
+    alone: frozenset[int] = frozenset()  # ids of values that get kernels of their own
+
+    @property
+    def writes(self) -> Sequence[tuple[int, int]]:
+        """Outputs that are new values of inputs, by position."""
+        return self.traced.writes
+
+
+def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
+    return rematerialize(lowered, context.traced.graph, context.fuel)
+
+
+def _group(lowered: Lowered, context: FusionContext) -> Grouped:
+    return Grouped(lowered, form_groups(lowered, context.limits, context.fuel, context.alone))
+
+
+def _join_siblings(grouped: Grouped, context: FusionContext) -> Grouped:
+    join_siblings(grouped.groups, grouped.lowered, context.fuel, context.alone)
+    return grouped
+
+
+def _rank(grouped: Grouped, context: FusionContext) -> Ranked:
+    return rank(grouped)
+
+
+def _hoist_updates(ranked: Ranked, context: FusionContext) -> Ranked:
+    return hoist_updates(ranked, context.writes, context.fuel)
+
+
+def _sort(ranked: Ranked, context: FusionContext) -> Ordered:
+    return sort(ranked)
+
+
+def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
+    return build_kernels(ordered, context.name, context.limits)
+
+
+def _write_in_place(program: Program, context: FusionContext) -> Program:
+    return write_in_place(program, context.writes, context.fuel)
+
+
+def _reuse_in_place(program: Program, context: FusionContext) -> Program:
+    return reuse_in_place(program, context.fuel)
+
+
+def _plan_memory(program: Program, context: FusionContext) -> Program:
+    # With sizes that vary, offsets are worked out for each combination of sizes.
+    return program if any(buffer.spec.varies for buffer in program.buffers) else plan(program)
+
+
+PURE, VALUES, GROUPS, RANKS = "pure graph", "values and calls", "groups", "ranked groups"
+ORDER, PROGRAM = "groups in order", "kernel program"
+
+READ = (
+    Row("read graph", PURE, VALUES, lambda traced, _: lower(traced), "first: views and writes are gone after it"),
+    Row(
+        "rematerialize", VALUES, VALUES, _rematerialize,
+        "before grouping: what is computed again joins the kernel that reads it", Burns.EACH,
+    ),
+)  # fmt: skip
+
+GROUP = (
+    Row("group", VALUES, GROUPS, _group, "in the graph's order: what a value reads is grouped already", Burns.EACH),
+    Row(
+        "join siblings", GROUPS, GROUPS, _join_siblings,
+        "after all producers are joined: kernels that are left read the same memory", Burns.EACH,
+    ),
+    Row("rank", GROUPS, RANKS, _rank, "once groups are final: a group stands where its last member does"),
+    Row(
+        "hoist updates", RANKS, RANKS, _hoist_updates,
+        "before the order is fixed: an update right behind its gradient lets the gradient go", Burns.EACH,
+    ),
+    Row("sort", RANKS, ORDER, _sort, "after ranks: each step behind all that it needs"),
+    Row("build kernels", ORDER, PROGRAM, _build_kernels, "in order, so that kernels are numbered as they run"),
+)  # fmt: skip
+
+MEMORY = (
+    Row(
+        "write in place", PROGRAM, PROGRAM, _write_in_place,
+        "before buffers are reused: an input's new value belongs where the old one is", Burns.EACH,
+    ),
+    Row("reuse in place", PROGRAM, PROGRAM, _reuse_in_place, "before offsets: fewer buffers to place", Burns.EACH),
+    Row("plan memory", PROGRAM, PROGRAM, _plan_memory, "last: lifetimes are known when no step changes any more"),
+)  # fmt: skip
+
+
+def build_program(
+    traced: Traced, name: str, options: Options, limits: Limits = DEFAULT_LIMITS, fuel: Fuel | None = None
+) -> Program:
+    """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes."""
+    fuel = fuel or Fuel(options.fuel)
+    context = FusionContext(name, traced, limits, fuel)
+    check = check_fusion if options.check_specs or config.check_specs else None
+    stage = f"{name}: fuse"
+    lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)
+    given = fuel.left
+    while True:
+        fuel.left = given
+        try:
+            grouped: Program = run_rows(lowered, GROUP, context, fuel, stage, check)
+        except CannotBuild as failed:
+            events.emit("fusion", f"{failed.group} is taken apart: {failed.reason}")
+            parts = {value.id for value in failed.values}
+            if parts <= context.alone:
+                raise AssertionError(f"{failed.group} cannot be computed even by itself: {failed.reason}") from failed
+            context.alone |= parts
+            continue
+        program: Program = run_rows(grouped, MEMORY, context, fuel, stage, check)
+        return program

@@ -1,0 +1,42 @@
+"""The map of the compiler: every table, those of fusion and of code generation included. `smelt info stages` prints it.
+
+    fuse: memory
+      write in place       kernel program → kernel program · optional, rewrite by rewrite
+                           before buffers are reused: an input's new value belongs where the old one is
+"""
+
+from collections.abc import Iterator, Sequence
+
+from smelt.base.row import Row
+from smelt.codegen.cpu.schedule_passes import SCHEDULE
+from smelt.codegen.cpu.shared_bodies import MODULE
+from smelt.fuse.fusion_passes import GROUP, MEMORY, READ
+from smelt.pipeline.passes import Pass
+from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
+
+# In the order in which a graph comes to them: title → rows.
+TABLES: dict[str, Sequence[Pass | Row]] = {
+    "trace, where no gradients are needed": TRACE_FORWARD,
+    "trace, in training": TRACE_JOINT,
+    "simplify, each graph": SIMPLIFY,
+    "lower, each graph": LOWER,
+    "fuse: read": READ,
+    "fuse: group": GROUP,
+    "fuse: memory": MEMORY,
+    "generate: the kernels of a program": MODULE,
+    "generate: each kernel": SCHEDULE,
+}
+
+
+def stage_map() -> str:
+    """All tables as text, one after the other."""
+    return "\n\n".join("\n".join([title, *_lines(rows)]) for title, rows in TABLES.items())
+
+
+def _lines(rows: Sequence[Pass | Row]) -> Iterator[str]:
+    for row in rows:
+        if isinstance(row, Row):
+            yield f"  {row.name:<20} {row.takes} → {row.gives} · {row.burns.value}"
+        else:
+            yield f"  {row.name:<20} {row.takes.value} → {row.gives.value}"
+        yield f"  {'':<20} {row.why}"
