@@ -36,7 +36,7 @@ from smelt.ir.kernel import (
 from smelt.ir.tensorspec import short_name
 from smelt.symbolic.expressions import ZERO, Expression, ShapeEnv, Symbol
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import varying
+from smelt.symbolic.symsize import sym_size
 
 _NAME = r"[A-Za-z_][\w.]*"
 _HEADER = rf"kernel ({_NAME}) rows\((.*)\) cols\((.*)\)"
@@ -69,19 +69,19 @@ def parse_kernel(text: str, sizes: Mapping[str, int] | None = None) -> Kernel:
 
     `sizes` are those that vary by name, with their values in the example.
     """
-    world = ShapeEnv() if sizes else None
+    shape_env = ShapeEnv() if sizes else None
     for name, example in (sizes or {}).items():
-        assert world is not None
-        world.symbol(name, example)
-    return _Parser(world).kernel(text)
+        assert shape_env is not None
+        shape_env.symbol(name, example)
+    return _Parser(shape_env).kernel(text)
 
 
 class _Parser:
-    """Reads sizes as expressions over the symbols of a world, or as plain numbers where there is none."""
+    """Reads sizes as expressions over the symbols of a shape_env, or as plain numbers where there is none."""
 
-    def __init__(self, world: ShapeEnv | None) -> None:
-        self.world = world
-        self.symbols = {symbol.text: symbol for symbol in world.symbols} if world is not None else {}
+    def __init__(self, shape_env: ShapeEnv | None) -> None:
+        self.shape_env = shape_env
+        self.symbols = {symbol.text: symbol for symbol in shape_env.symbols} if shape_env is not None else {}
 
     def kernel(self, text: str) -> Kernel:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -118,9 +118,9 @@ class _Parser:
         """A number, or an expression over sizes that vary."""
         if text.isdigit():
             return int(text)
-        if self.world is None:
+        if self.shape_env is None:
             raise SpecError("SM022", f"not {what}: {whole!r}")
-        return cast(Size, varying(self.world, self._expression(text, whole, what)))
+        return cast(Size, sym_size(self.shape_env, self._expression(text, whole, what)))
 
     def _expression(self, text: str, whole: str, what: str, axes: Mapping[str, Symbol] | None = None) -> Expression:
         try:
@@ -129,7 +129,7 @@ class _Parser:
             raise SpecError("SM022", f"not {what}: {whole!r}") from None
 
     def _value(self, node: ast.expr, names: Mapping[str, Symbol]) -> Expression:
-        assert self.world is not None
+        assert self.shape_env is not None
         match node:
             case ast.Constant(value=int(value)):
                 return Expression.of(value)
@@ -138,13 +138,13 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._value(operand, names)
             case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATIONS[type(op)](self.world, self._value(left, names), self._value(right, names))
+                return _OPERATIONS[type(op)](self.shape_env, self._value(left, names), self._value(right, names))
             case ast.Call(func=ast.Name(id=("max" | "min") as name), args=[left, right]):
-                return self.world.apply(name, self._value(left, names), self._value(right, names))
+                return self.shape_env.apply(name, self._value(left, names), self._value(right, names))
         raise KeyError(ast.dump(node))
 
     def index(self, text: str) -> Index:
-        if self.world is None:
+        if self.shape_env is None:
             return parse_index(text)
         taken = set(self.symbols)
         axes = {name: Symbol(name, 2) for name in re.findall(_NAME, text) if name not in {*taken, "max", "min"}}
@@ -160,8 +160,8 @@ class _Parser:
                 terms[named[0].text] += part
             else:
                 offset += part
-        sizes = [(name, varying(self.world, stride)) for name, stride in terms.items()]
-        return Index(tuple(sizes), varying(self.world, offset))
+        sizes = [(name, sym_size(self.shape_env, stride)) for name, stride in terms.items()]
+        return Index(tuple(sizes), sym_size(self.shape_env, offset))
 
     def _reaches(self, text: str, whole: str) -> tuple[tuple[str, Size, Size], ...]:
         parts = re.split(r", (?=(?:-?\d+|\(.+\))\*)", text)
@@ -173,7 +173,7 @@ class _Parser:
         return match[2], stride, self.size(match[3], whole, "an instruction")
 
     def _constant(self, text: str) -> float | int | bool:
-        if self.world is not None and set(re.findall(_NAME, text)) & set(self.symbols):
+        if self.shape_env is not None and set(re.findall(_NAME, text)) & set(self.symbols):
             return self.size(text, text, "a constant")
         return _parse_constant(text)
 
@@ -208,11 +208,11 @@ class _Parser:
 
 
 _OPERATIONS: dict[type, Callable[[ShapeEnv, Expression, Expression], Expression]] = {
-    ast.Add: lambda world, left, right: left + right,
-    ast.Sub: lambda world, left, right: left - right,
-    ast.Mult: lambda world, left, right: left * right,
-    ast.FloorDiv: lambda world, left, right: world.apply("//", left, right),
-    ast.Mod: lambda world, left, right: world.apply("%", left, right),
+    ast.Add: lambda shape_env, left, right: left + right,
+    ast.Sub: lambda shape_env, left, right: left - right,
+    ast.Mult: lambda shape_env, left, right: left * right,
+    ast.FloorDiv: lambda shape_env, left, right: shape_env.apply("//", left, right),
+    ast.Mod: lambda shape_env, left, right: shape_env.apply("%", left, right),
 }
 
 

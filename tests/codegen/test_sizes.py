@@ -120,8 +120,8 @@ def test_the_text_of_a_kernel_over_symbols_reads_back(name: str) -> None:
     sizes = {"s0": 5, "s1": 17}
     kernel = parse_kernel(TEXTS[name], sizes)
     assert parse_kernel(format_kernel(kernel), sizes) == kernel
-    world = next(axis.size for axis in kernel.cols).world  # type: ignore[attr-defined]
-    assert not world.facts and Symbol("s0", 5) in world.symbols
+    shape_env = next(axis.size for axis in kernel.cols).shape_env  # type: ignore[attr-defined]
+    assert not shape_env.guards and Symbol("s0", 5) in shape_env.symbols
 
 
 FAR = """

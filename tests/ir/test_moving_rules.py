@@ -188,12 +188,12 @@ VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 def _open(*shape: int) -> tuple[GhostTensor, ShapeEnv]:
     """A ghost with a symbol for each size, and where one finds what was decided about them."""
-    world = ShapeEnv()
-    sizes = [as_number(world, Expression.of(world.symbol(f"s{dim}", size))) for dim, size in enumerate(shape)]
+    shape_env = ShapeEnv()
+    sizes = [as_number(shape_env, Expression.of(shape_env.symbol(f"s{dim}", size))) for dim, size in enumerate(shape)]
     strides: list[Any] = [1]
     for size in reversed(sizes[1:]):
         strides.insert(0, strides[0] * size)
-    return GhostTensor(TensorSpec(tuple(sizes), tuple(strides), torch.float32, torch.device("cpu"))), world
+    return GhostTensor(TensorSpec(tuple(sizes), tuple(strides), torch.float32, torch.device("cpu"))), shape_env
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ def _open(*shape: int) -> tuple[GhostTensor, ShapeEnv]:
     ],
 )
 def test_sizes_stay_open(function: Callable[[Any], Any]) -> None:
-    x, world = _open(6, 8, 10)
+    x, shape_env = _open(6, 8, 10)
     with GhostMode(), _refusing():
         function(x)
-    assert [str(fact) for fact in world.facts if fact.relation == "=="] == []
+    assert [str(fact) for fact in shape_env.guards if fact.relation == "=="] == []
 
 
 _TRACED = """

@@ -74,14 +74,15 @@ def test_what_is_drawn_is_drawn_of_a_generator_of_its_own() -> None:
 
 
 def test_sizes_stay_what_they_are_called() -> None:
-    world = ShapeEnv()
-    n, h, w = [as_number(world, Expression.of(world.symbol(f"s{dim}", size))) for dim, size in enumerate((5, 6, 7))]
+    shape_env = ShapeEnv()
+    symbols = [shape_env.symbol(f"s{dim}", size) for dim, size in enumerate((5, 6, 7))]
+    n, h, w = [as_number(shape_env, Expression.of(symbol)) for symbol in symbols]
     value = GhostTensor(TensorSpec((n, 4, 2, h, w), (8 * h * w, 1, 4 * h * w, 4 * w, 4), torch.float32, CPU))
     with GhostMode():
         made = aten.replication_pad3d.default(value, [1, 1, 1, 1, 1, 1])
     room = (4 * (w + 2) * (h + 2) * 4, 1, 4 * (w + 2) * (h + 2), 4 * (w + 2), 4)
     assert [str(size) for size in made.stride()] == [str(size) for size in room]
-    assert not any(fact.relation == "==" for fact in world.facts), world.facts
+    assert not any(fact.relation == "==" for fact in shape_env.guards), shape_env.guards
 
 
 def test_what_is_too_large_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
     compile_kernels([gelu_1, gelu_2], options)     two names, one text → one piece of machine code
 
-Code for sizes that vary relies on facts of its own: it is used again where they hold, and the kernel's world relies on
-them from then on.
+Code for sizes that vary relies on facts of its own: it is used again where they hold, and the kernel's `ShapeEnv`
+relies on them from then on.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target, find
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
-from smelt.ir.substitute_sizes import resized, world_of
+from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ZERO, ShapeEnv, SizeGuard
 from smelt.symbolic.shapes import Size
@@ -69,7 +69,7 @@ def compile_kernels(
     how = _How(fuel, options.check_specs or config.check_specs, f"{program}: " if program else "")
     if how.check:
         for kernel in kernels:
-            if world_of(kernel) is None:
+            if shape_env_of(kernel) is None:
                 check_kernel(kernel, after="fuse")
     keys = {kernel.name: _key(kernel) for kernel in kernels}
     for kernel in kernels:
@@ -103,9 +103,9 @@ def _known(store: _Store, key: str, kernel: Kernel) -> CompiledKernel | None:
     known = store.get(key, ())
     if not known or not (known[0].sizes or known[0].facts):
         return known[0] if known else None
-    world = world_of(kernel)
-    assert world is not None  # it has the same text
-    examples = {symbol: symbol.example for symbol in world.symbols}
+    shape_env = shape_env_of(kernel)
+    assert shape_env is not None  # it has the same text
+    examples = {symbol: symbol.example for symbol in shape_env.symbols}
     return next((each for each in known if all(fact.holds(examples.__getitem__) for fact in each.facts)), None)
 
 
@@ -116,10 +116,10 @@ def _relied_on(store: _Store, key: str, kernel: Kernel) -> CompiledKernel:
     if versions[-1] is not found:
         versions.remove(found)
         versions.append(found)
-    world = world_of(kernel) if found.facts else None
+    shape_env = shape_env_of(kernel) if found.facts else None
     for fact in found.facts:
-        assert world is not None
-        world.decide(fact.relation, world.own(fact.expression), ZERO)
+        assert shape_env is not None
+        shape_env.guard(fact.relation, shape_env.own(fact.expression), ZERO)
     return found
 
 
@@ -192,16 +192,16 @@ def _text(units: Sequence[_Unit]) -> str:
 
 
 def _code(symbol: str, kernel: Kernel, target: Target, how: _How) -> EntryCode:
-    """Written in a world of its own, so that all it relies on is seen, whoever else relied on it before."""
-    world = world_of(kernel)
-    if world is None:
+    """Written in a shape_env of its own, so that all it relies on is seen, whoever else relied on it before."""
+    shape_env = shape_env_of(kernel)
+    if shape_env is None:
         return write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
     own = ShapeEnv()
-    for each in world.symbols:
+    for each in shape_env.symbols:
         own.symbol(each.text, each.example)
     kernel = resized(kernel, lambda size: size.moved(own))
     code = write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
-    return replace(code, facts=tuple(own.facts))
+    return replace(code, facts=tuple(own.guards))
 
 
 def _join(codes: Sequence[EntryCode]) -> str:

@@ -54,9 +54,9 @@ def filling(value: Any, is_size: Callable[[Any], bool] = varies) -> Fill | None:
     return None
 
 
-def world_of(kernel: Kernel) -> ShapeEnv | None:
-    """The world of the sizes in a kernel; None if they are plain numbers."""
-    return next((size.world for size in _sizes_in(kernel) if varies(size)), None)
+def shape_env_of(kernel: Kernel) -> ShapeEnv | None:
+    """The shape_env of the sizes in a kernel; None if they are plain numbers."""
+    return next((size.shape_env for size in _sizes_in(kernel) if varies(size)), None)
 
 
 def _sizes_in(kernel: Kernel) -> Iterator[Any]:

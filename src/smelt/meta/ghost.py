@@ -191,22 +191,22 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: to
 
 
 def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """The answer in terms of symbols. A meta kernel that cannot do that is told the sizes, which settles them."""
+    """The answer in terms of symbols. A meta kernel that cannot do that is given the sizes, which specializes them."""
     with contextlib.suppress(RuntimeError, TypeError, ImportError):
         said = _ask(func, args, kwargs, device)
         if said is not NotImplemented:
             return said
-    return _ask(func, _settled(args), {name: _settled(value) for name, value in kwargs.items()}, device)
+    return _ask(func, _specialized(args), {name: _specialized(value) for name, value in kwargs.items()}, device)
 
 
-def _settled(value: Any) -> Any:
+def _specialized(value: Any) -> Any:
     """The same with every size relied on."""
     if isinstance(value, torch.Tensor):
         spec = TensorSpec.of(value)
         shape, stride = tuple(map(int, spec.shape)), tuple(map(int, spec.stride))
         return GhostTensor(TensorSpec(shape, stride, spec.dtype, spec.device, int(spec.offset)))
     if isinstance(value, tuple | list):
-        return type(value)(_settled(item) for item in value)
+        return type(value)(_specialized(item) for item in value)
     if isinstance(value, torch.SymInt):
         return int(value)
     return float(value) if isinstance(value, torch.SymFloat) else value
@@ -354,13 +354,13 @@ class Recorder(GhostMode):  # type: ignore[no-untyped-call]
 
     def number_in(self, holder: fx.Node, spec: NumberSpec) -> Any:
         """The number that a tensor of one element holds: a symbol, or a float given at each call."""
-        what, world = spec.what, ShapeEnv()
-        world.closed = True  # nothing may depend on what the number is
+        what, shape_env = spec.what, ShapeEnv()
+        shape_env.closed = True  # nothing may depend on what the number is
         leaf = what.symbol if isinstance(what, Expression) else what
         if leaf not in self._given:
             node = self._given[leaf] = self.graph.call_function(torch.ops.aten._local_scalar_dense.default, (holder,))
             set_spec(node, spec)
-        return as_number(world, what)
+        return as_number(shape_env, what)
 
     def placeholder(self, name: str, spec: TensorSpec) -> GhostTensor:
         """A new graph input, after those there are and before everything else."""

@@ -450,8 +450,8 @@ def _applied(input: Any, weight: Any, bias: Any) -> Any:
 @functools.cache
 def _multiplies_by_integers() -> bool:
     """Whether this version of PyTorch relies on the sizes of a batch that it multiplies."""
-    world = ShapeEnv()
-    size = as_number(world, Expression.of(world.symbol("size", 7)))
+    shape_env = ShapeEnv()
+    size = as_number(shape_env, Expression.of(shape_env.symbol("size", 7)))
     cpu = torch.device("cpu")
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         batch = GhostTensor(TensorSpec((size, 3, 4), (12, 4, 1), torch.float32, cpu))
@@ -460,7 +460,7 @@ def _multiplies_by_integers() -> bool:
             torch.matmul(batch, weight)
         except RuntimeError:  # it cannot be told with symbols
             return True
-    return any(fact.relation == "==" for fact in world.facts)
+    return any(fact.relation == "==" for fact in shape_env.guards)
 
 
 # Complex numbers.

@@ -92,8 +92,8 @@ def compile_llvm(
         # Nothing is compiled, so there is nothing to look up, nor to keep for another process.
         return _bound_parts(bound, traced, options, bind_to_sizes).joined()
 
-    def trace(traced: Traced, world: ShapeEnv) -> Tracing:
-        return _trace_in_symbols(traced, world, options, decompositions_for(options), why_not_generate, generate)
+    def trace(traced: Traced, shape_env: ShapeEnv) -> Tracing:
+        return _trace_in_symbols(traced, shape_env, options, decompositions_for(options), why_not_generate, generate)
 
     return _compile(traced, options, compile_static, bind_only, trace)
 
@@ -128,8 +128,8 @@ def compile_aot_eager(traced: Traced, options: Options) -> Flat:
             return bind_only(bound, lambda: traced)
         return _compile_static(traced, options, lower, {}).joined()
 
-    def trace(traced: Traced, world: ShapeEnv) -> Tracing:
-        return _trace_in_symbols(traced, world, options, {})
+    def trace(traced: Traced, shape_env: ShapeEnv) -> Tracing:
+        return _trace_in_symbols(traced, shape_env, options, {})
 
     return _compile(traced, options, compile_static, bind_only, trace)
 
@@ -146,7 +146,7 @@ def _compile(traced: Traced, options: Options, compile_static: Callable[..., Fla
 
 def _trace_in_symbols(
     traced: Traced,
-    world: ShapeEnv,
+    shape_env: ShapeEnv,
     options: Options,
     decompositions: Decompositions,
     why_not: Callable[[Traced], str | None] = lambda traced: None,
@@ -157,7 +157,7 @@ def _trace_in_symbols(
     number = next(_numbers)
     context = PassContext(options, f"graph{number}", Fuel(options.fuel), decompositions)
     found = _made_pure(traced, context, why_not)
-    return Tracing(number, world, found, tuple(world.facts), generate, checks=context.check_specs)
+    return Tracing(number, shape_env, found, tuple(shape_env.guards), generate, checks=context.check_specs)
 
 
 def _bound_parts(

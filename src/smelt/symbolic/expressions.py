@@ -1,4 +1,4 @@
-"""Symbolic numbers: sizes and other integers that may differ from call to call, and what was decided about them.
+"""Symbolic numbers: sizes and other integers that may differ from call to call, and the guards on them.
 
 A `ShapeEnv` belongs to one compilation. Its symbols stand for integers that are at least two (0 and 1 behave unlike all
 others, so code is compiled for them separately); integers computed from them are `Expression`s, polynomials in normal
@@ -6,10 +6,10 @@ form, so that equal ones are equal objects of Python. Whoever asks which way a c
 bounds of the symbols if that is enough, else from the sizes of the example, and then the answer is kept as a
 `SizeGuard` that compiled code may rely on and guards must check.
 
-    s0 = world.symbol("x.shape[0]", 7)         7 in the example
+    s0 = shape_env.symbol("x.shape[0]", 7)     7 in the example
     (s0 + 1) * 2 - s0                          Expression s0 + 2
-    world.decide("<", s0, 1 + s0)              True, always
-    world.decide("==", s0, 7)                  True, and the fact s0 - 7 == 0
+    shape_env.guard("<", s0, 1 + s0)           True, always
+    shape_env.guard("==", s0, 7)               True, and the guard s0 - 7 == 0
 """
 
 import operator
@@ -33,7 +33,7 @@ class Symbol:
     text: str
     example: int
     origin: Any = field(default=None, repr=False)
-    world: "ShapeEnv | None" = field(default=None, repr=False)
+    shape_env: "ShapeEnv | None" = field(default=None, repr=False)
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -198,16 +198,16 @@ COMPUTED = "computed"
 """The origin of a float that a graph takes out of a tensor it has computed: nobody knows it before the graph runs."""
 
 
-class Undecided(RuntimeError):
+class DataDependent(RuntimeError):
     """The answer depends on a number that only running the graph can tell."""
 
 
 class ShapeEnv:
-    """The symbols of one compilation and what was decided about them. Closed once its guards are made."""
+    """The symbols of one compilation and the guards on them. Closed once code to check the guards is made."""
 
     def __init__(self) -> None:
         self.symbols: list[Symbol] = []
-        self.facts: dict[SizeGuard, None] = {}
+        self.guards: dict[SizeGuard, None] = {}
         self.fixed: dict[Any, None] = {}  # given floats that are relied on
         self.computed: dict[Any, None] = {}  # floats that some numbers have none of: 1 / 0, the logarithm of -1
         self.closed = False
@@ -224,7 +224,7 @@ class ShapeEnv:
         return made
 
     def reading(self, text: str, example: int, origin: Any = None) -> Symbol:
-        """An integer for facts alone, of which nothing is known. Two that are called the same are not the same."""
+        """An integer for guards alone, of which nothing is known. Two that are called the same are not the same."""
         unique, copies = text, 1
         while unique in self._texts:
             copies += 1
@@ -232,18 +232,18 @@ class ShapeEnv:
         self._texts.add(unique)
         return Symbol(unique, example, origin, self)
 
-    def again(self, values: Callable[[Symbol], int]) -> "ShapeEnv":
-        """The same symbols with these values as the example, and all that was decided here relied on there."""
+    def with_examples(self, values: Callable[[Symbol], int]) -> "ShapeEnv":
+        """The same symbols with these values as the example, and the guards from here."""
         made = ShapeEnv()
         for symbol in self.symbols:
             made.symbol(symbol.text, values(symbol), symbol.origin)
-        for fact in self.facts:
-            if made.decide(fact.relation, made.own(fact.expression), ZERO) is False:
-                raise ValueError(f"{fact} does not hold")
+        for guard in self.guards:
+            if made.guard(guard.relation, made.own(guard.expression), ZERO) is False:
+                raise ValueError(f"{guard} does not hold")
         return made
 
     def own(self, expression: Expression) -> Expression:
-        """An expression over symbols of another world, over those of the same names here."""
+        """An expression over symbols of another `ShapeEnv`, over those of the same names here."""
         named = {symbol.text: symbol for symbol in self.symbols}
         return self._own(expression, named)
 
@@ -316,11 +316,11 @@ class ShapeEnv:
         if (low is not None and low > 0) or (high is not None and high < 0):
             return relation == "!="
         for told in ("==", "!="):
-            if SizeGuard(told, difference) in self.facts or SizeGuard(told, -difference) in self.facts:
+            if SizeGuard(told, difference) in self.guards or SizeGuard(told, -difference) in self.guards:
                 return relation == told
         return None
 
-    def decide(self, relation: str, left: Expression, right: Expression) -> bool:
+    def guard(self, relation: str, left: Expression, right: Expression) -> bool:
         """Which way a comparison goes; if that depends on the symbols, it goes as in the example from now on."""
         answer = self.known(relation, left, right)
         if answer is not None:
@@ -329,33 +329,33 @@ class ShapeEnv:
         answer = RELATIONS[relation](self.example(difference), 0)
         if _extent(difference) > LARGEST:  # guards could not compute it
             for symbol in sorted(difference.symbols(), key=self.symbols.index):
-                self.settle(Expression.of(symbol))
+                self.specialize(Expression.of(symbol))
             return answer
-        fact = SizeGuard(relation if answer else _OPPOSITE[relation], difference)
-        if fact in self.facts:
+        new = SizeGuard(relation if answer else _OPPOSITE[relation], difference)
+        if new in self.guards:
             return answer
         if self.closed:
-            raise RuntimeError(f"{fact} was decided after the guards were made")
-        self.facts[fact] = None
-        if fact.relation == "==":
+            raise RuntimeError(f"{new} was guarded after the code for the guards was made")
+        self.guards[new] = None
+        if new.relation == "==":
             self._put_equal(difference)
         return answer
 
-    def settle(self, expression: Expression) -> int:
+    def specialize(self, expression: Expression) -> int:
         """The integer an expression is; it is relied on from now on."""
         found = self.example(expression)
-        self.decide("==", expression, Expression.of(found))
+        self.guard("==", expression, Expression.of(found))
         return found
 
-    def settle_leaf(self, leaf: Any) -> None:
+    def specialize_leaf(self, leaf: Any) -> None:
         """A symbol, or a float that is given at each call, is what it is in the example from now on."""
         if isinstance(leaf, Symbol):
-            self.settle(Expression.of(leaf))
+            self.specialize(Expression.of(leaf))
         elif leaf.origin is COMPUTED:
-            raise Undecided(leaf.text)
+            raise DataDependent(leaf.text)
         elif leaf not in self.fixed:
             if self.closed:
-                raise RuntimeError(f"{leaf.text} was relied on after the guards were made")
+                raise RuntimeError(f"{leaf.text} was specialized after the code for the guards was made")
             self.fixed[leaf] = None
 
     def _put_equal(self, difference: Expression) -> None:

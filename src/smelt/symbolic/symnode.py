@@ -4,10 +4,10 @@
 tensors, the dispatcher, functionalization and the C++ autograd engine like an integer; where one of them has to know
 which way to go, it asks the node, and the node asks its `ShapeEnv`.
 
-    as_size(world, s0)  →  torch.SymInt;  t.new_empty(that).shape[0] * 2  →  torch.SymInt over 2*s0
+    as_size(shape_env, s0)  →  torch.SymInt;  t.new_empty(that).shape[0] * 2  →  torch.SymInt over 2*s0
 
 A float that differs from call to call is a `Formula`: nothing is known of it but how it is computed; comparing it
-settles every number it was computed from.
+specializes every number it was computed from.
 """
 
 import math
@@ -84,7 +84,7 @@ def _applied(name: str) -> Binary:
 
 
 def _told(function: Callable[[int, int], int]) -> Binary:
-    """Of integers that are settled."""
+    """Of integers that are specialized."""
     return lambda one, other: one.wrap_int(function(one.int_(), other.int_()))
 
 
@@ -95,17 +95,17 @@ def _compared(relation: str) -> Binary:
 class Node:
     """The object inside a `torch.SymInt`, `SymFloat` or `SymBool`, with the methods PyTorch calls on it."""
 
-    __slots__ = ("_what", "world")
+    __slots__ = ("_what", "shape_env")
 
-    def __init__(self, world: ShapeEnv, what: What) -> None:
-        self.world = world
+    def __init__(self, shape_env: ShapeEnv, what: What) -> None:
+        self.shape_env = shape_env
         self._what = what
 
     @property
     def what(self) -> What:
         """What it stands for, in the simplest form known by now."""
         if isinstance(self._what, Expression):
-            self._what = self.world.simplest(self._what)
+            self._what = self.shape_env.simplest(self._what)
         return self._what
 
     # --- what it is ---
@@ -152,13 +152,13 @@ class Node:
     __repr__ = _graph_repr = __str__
 
     def wrap_int(self, number: int) -> "Node":
-        return Node(self.world, Expression.of(number))
+        return Node(self.shape_env, Expression.of(number))
 
     def wrap_float(self, number: float) -> "Node":
-        return Node(self.world, Formula(float, (number,), number, repr(number)))
+        return Node(self.shape_env, Formula(float, (number,), number, repr(number)))
 
     def wrap_bool(self, truth: bool) -> "Node":
-        return Node(self.world, truth)
+        return Node(self.shape_env, truth)
 
     # --- questions that are answered now ---
 
@@ -170,18 +170,18 @@ class Node:
 
     def guard_int(self, file: Any, line: int) -> int:
         assert isinstance(self._what, Expression)
-        return self.world.settle(self._what)
+        return self.shape_env.specialize(self._what)
 
     def guard_float(self, file: Any, line: int) -> float:
         assert isinstance(self._what, Formula)
         for leaf in self._what.leaves():
-            self.world.settle_leaf(leaf)
+            self.shape_env.specialize_leaf(leaf)
         return self._what.example
 
     def guard_bool(self, file: Any, line: int) -> bool:
         what = self._what
         if isinstance(what, Comparison):
-            return self.world.decide(what.relation, what.left, what.right)
+            return self.shape_env.guard(what.relation, what.left, what.right)
         if isinstance(what, bool):
             return what
         return self.guard_float(file, line) != 0 if isinstance(what, Formula) else self.guard_int(file, line) != 0
@@ -193,16 +193,17 @@ class Node:
 
     def statically_known_true(self, file: Any, line: int) -> bool:
         what = self._what
-        return bool(isinstance(what, Comparison) and self.world.known(what.relation, what.left, what.right))
+        return bool(isinstance(what, Comparison) and self.shape_env.known(what.relation, what.left, what.right))
 
     # --- arithmetic ---
 
     def _integer(self, other: "Node", function: Callable[[Expression, Expression], Expression]) -> "Node":
         assert isinstance(self._what, Expression) and isinstance(other._what, Expression)
-        return Node(self.world, self.world.simplest(function(self._what, other._what)))
+        return Node(self.shape_env, self.shape_env.simplest(function(self._what, other._what)))
 
     def _float(self, function: Callable[..., Any], *others: "Node") -> "Node":
-        return Node(self.world, _formula(self.world, function, (self._what, *(other._what for other in others))))
+        operands = (self._what, *(other._what for other in others))
+        return Node(self.shape_env, _formula(self.shape_env, function, operands))
 
     def _either(self, other: "Node", function: Callable[[Any, Any], Any]) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
@@ -212,7 +213,7 @@ class Node:
     add, sub, mul = map(_arithmetic, (operator.add, operator.sub, operator.mul))
 
     def neg(self) -> "Node":
-        return Node(self.world, -self._what) if isinstance(self._what, Expression) else self._float(operator.neg)
+        return Node(self.shape_env, -self._what) if isinstance(self._what, Expression) else self._float(operator.neg)
 
     def pos(self) -> "Node":
         return self
@@ -220,15 +221,15 @@ class Node:
     def abs(self) -> "Node":
         if not isinstance(self._what, Expression):
             return self._float(operator.abs)
-        return self if self.world.decide(">=", self._what, ZERO) else self.neg()
+        return self if self.shape_env.guard(">=", self._what, ZERO) else self.neg()
 
     def _apply(self, other: "Node", name: str) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
             return self._float(FUNCTIONS[name], other)
-        return self._integer(other, lambda left, right: self.world.apply(name, left, right))
+        return self._integer(other, lambda left, right: self.shape_env.apply(name, left, right))
 
     def _divide(self, other: "Node", name: str) -> "Node":
-        if isinstance(other._what, Expression) and self.world.decide("==", other._what, ZERO):
+        if isinstance(other._what, Expression) and self.shape_env.guard("==", other._what, ZERO):
             raise ZeroDivisionError("integer division or modulo by zero" if name == "//" else "integer modulo by zero")
         return self._apply(other, name)
 
@@ -253,9 +254,9 @@ class Node:
     def pow_by_natural(self, other: "Node") -> "Node":
         assert isinstance(self._what, Expression) and isinstance(other._what, Expression)
         made = ONE
-        for _ in range(self.world.settle(other._what)):
+        for _ in range(self.shape_env.specialize(other._what)):
             made = made * self._what
-        return Node(self.world, self.world.simplest(made))
+        return Node(self.shape_env, self.shape_env.simplest(made))
 
     pow = pow_by_natural
 
@@ -286,27 +287,27 @@ class Node:
         return self._to_int(round) if digits is None else self.wrap_float(round(self.guard_float("", 0), digits))
 
     def is_integer(self) -> "Node":
-        return Node(self.world, self.is_int() or self.guard_float("", 0).is_integer())
+        return Node(self.shape_env, self.is_int() or self.guard_float("", 0).is_integer())
 
     # --- comparison ---
 
     def _compare(self, other: "Node", relation: str) -> "Node":
         left, right = self._what, other._what
         if isinstance(left, Expression) and isinstance(right, Expression):
-            known = self.world.known(relation, left, right)
-            return Node(self.world, Comparison(relation, left, right) if known is None else known)
-        return Node(self.world, RELATIONS[relation](_settled(self), _settled(other)))
+            known = self.shape_env.known(relation, left, right)
+            return Node(self.shape_env, Comparison(relation, left, right) if known is None else known)
+        return Node(self.shape_env, RELATIONS[relation](_specialized(self), _specialized(other)))
 
     eq, ne, lt, le, gt, ge = map(_compared, RELATIONS)
 
     def sym_not(self) -> "Node":
-        return Node(self.world, not self.guard_bool("", 0))
+        return Node(self.shape_env, not self.guard_bool("", 0))
 
     def sym_and(self, other: "Node") -> "Node":
-        return Node(self.world, self.guard_bool("", 0) and other.guard_bool("", 0))
+        return Node(self.shape_env, self.guard_bool("", 0) and other.guard_bool("", 0))
 
     def sym_or(self, other: "Node") -> "Node":
-        return Node(self.world, self.guard_bool("", 0) or other.guard_bool("", 0))
+        return Node(self.shape_env, self.guard_bool("", 0) or other.guard_bool("", 0))
 
     and_, or_ = sym_and, sym_or
 
@@ -326,21 +327,21 @@ class Node:
         for dimension in order:
             size, stride = sizes[dimension]._what, strides[dimension]._what
             assert isinstance(size, Expression) and isinstance(stride, Expression)
-            if self.world.decide("==", size, ONE):
+            if self.shape_env.guard("==", size, ONE):
                 continue
-            if not self.world.decide("==", stride, expected):
-                return Node(self.world, False)
-            expected = self.world.simplest(expected * size)
-        return Node(self.world, True)
+            if not self.shape_env.guard("==", stride, expected):
+                return Node(self.shape_env, False)
+            expected = self.shape_env.simplest(expected * size)
+        return Node(self.shape_env, True)
 
     def is_contiguous(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
         return self._in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
 
     def is_channels_last_contiguous_2d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._in_order((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.world, False)
+        return self._in_order((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.shape_env, False)
 
     def is_channels_last_contiguous_3d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._in_order((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.world, False)
+        return self._in_order((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.shape_env, False)
 
     def _channels_last(self, order: "Sequence[int]", sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
         """Whether strides grow from the channels outwards; where either order fits, they do not."""
@@ -348,26 +349,26 @@ class Node:
         for dimension in order:
             size, stride = sizes[dimension]._what, strides[dimension]._what
             assert isinstance(size, Expression) and isinstance(stride, Expression)
-            if dimension == 1 and self.world.decide("==", stride, ZERO):
-                return Node(self.world, False)
-            if self.world.decide("==", size, ZERO) or self.world.decide("<", stride, least):
-                return Node(self.world, False)
+            if dimension == 1 and self.shape_env.guard("==", stride, ZERO):
+                return Node(self.shape_env, False)
+            if self.shape_env.guard("==", size, ZERO) or self.shape_env.guard("<", stride, least):
+                return Node(self.shape_env, False)
             channels = strides[1]._what
             assert isinstance(channels, Expression)
-            if dimension == 0 and self.world.decide("==", least, channels):
-                return Node(self.world, False)
-            least = stride * size if self.world.decide(">", size, ONE) else stride
-        return Node(self.world, True)
+            if dimension == 0 and self.shape_env.guard("==", least, channels):
+                return Node(self.shape_env, False)
+            least = stride * size if self.shape_env.guard(">", size, ONE) else stride
+        return Node(self.shape_env, True)
 
     def is_channels_last_strides_2d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._channels_last((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.world, False)
+        return self._channels_last((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.shape_env, False)
 
     def is_channels_last_strides_3d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._channels_last((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.world, False)
+        return self._channels_last((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.shape_env, False)
 
     def is_non_overlapping_and_dense(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        world = self.world
-        places = sorted(range(len(sizes)), key=lambda place: _example(world, strides[place]._what))
+        shape_env = self.shape_env
+        places = sorted(range(len(sizes)), key=lambda place: _example(shape_env, strides[place]._what))
         return self._in_order(places, sizes, strides)
 
     def is_non_overlapping_and_dense_indicator(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
@@ -377,25 +378,25 @@ class Node:
 Node.str = Node.__str__  # type: ignore[attr-defined]  # the protocol's name, which inside the class would hide Python's
 
 
-def _example(world: ShapeEnv, what: Any) -> Any:
+def _example(shape_env: ShapeEnv, what: Any) -> Any:
     if isinstance(what, Expression):
-        return world.example(what)
+        return shape_env.example(what)
     return what.example if isinstance(what, Formula) else what
 
 
-def _settled(node: Node) -> Any:
+def _specialized(node: Node) -> Any:
     return node.int_() if node.is_int() else node.guard_float("", 0)
 
 
 Number = int | float | torch.SymInt | torch.SymFloat
 
 
-def as_number(world: ShapeEnv, what: Expression | Formula) -> Any:
+def as_number(shape_env: ShapeEnv, what: Expression | Formula) -> Any:
     """The Python number of what is always the same, else a `torch.SymInt` or `torch.SymFloat`."""
     if isinstance(what, Formula):
-        return torch.SymFloat(Node(world, what))  # type: ignore[no-untyped-call]
-    what = world.simplest(what)
-    return what.constant if what.constant is not None else torch.SymInt(Node(world, what))  # type: ignore[no-untyped-call]
+        return torch.SymFloat(Node(shape_env, what))  # type: ignore[no-untyped-call]
+    what = shape_env.simplest(what)
+    return what.constant if what.constant is not None else torch.SymInt(Node(shape_env, what))  # type: ignore[no-untyped-call]
 
 
 def meaning(number: Any) -> Any:
@@ -405,9 +406,9 @@ def meaning(number: Any) -> Any:
 
 def apply(function: Callable[..., Any], *numbers: Any) -> Any:
     """A function that yields a float, of numbers one of which is symbolic: computed at each call."""
-    world = next(number.node.world for number in numbers if is_symbolic(number))
-    made = _formula(world, function, tuple(map(meaning, numbers)))
-    return torch.SymFloat(Node(world, made))  # type: ignore[no-untyped-call]
+    shape_env = next(number.node.shape_env for number in numbers if is_symbolic(number))
+    made = _formula(shape_env, function, tuple(map(meaning, numbers)))
+    return torch.SymFloat(Node(shape_env, made))  # type: ignore[no-untyped-call]
 
 
 _DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
@@ -416,20 +417,20 @@ _OF_ALL_NUMBERS = frozenset(
 )
 
 
-def _formula(world: ShapeEnv, function: Callable[..., Any], operands: tuple[Any, ...]) -> Formula:
+def _formula(shape_env: ShapeEnv, function: Callable[..., Any], operands: tuple[Any, ...]) -> Formula:
     """What a function yields; if it may raise for other numbers, that it does not is relied on."""
     key = (function, *[each.hex() if isinstance(each, float) else each for each in operands])
-    known: Formula | None = world.formulas.get(key)
+    known: Formula | None = shape_env.formulas.get(key)
     if known is not None:
         return known
     divisor = operands[1] if function in _DIVISIONS else None
-    if isinstance(divisor, Expression) and not world.closed:
-        world.decide("==", divisor, ZERO)  # by 0, the next line raises
-    example = function(*[_example(world, each) for each in operands])
-    made = world.formulas[key] = Formula(function, operands, example, f"{function.__name__}(…)")
+    if isinstance(divisor, Expression) and not shape_env.closed:
+        shape_env.guard("==", divisor, ZERO)  # by 0, the next line raises
+    example = function(*[_example(shape_env, each) for each in operands])
+    made = shape_env.formulas[key] = Formula(function, operands, example, f"{function.__name__}(…)")
     certain = function in _OF_ALL_NUMBERS or (divisor is not None and not isinstance(divisor, Formula))
-    if not certain and not world.closed and not made.is_computed:
-        world.computed[made] = None
+    if not certain and not shape_env.closed and not made.is_computed:
+        shape_env.computed[made] = None
     return made
 
 
@@ -440,15 +441,15 @@ def is_symbolic(number: object) -> bool:
 
 def example_of(number: Any) -> Any:
     """The value in the example, without relying on it."""
-    return _example(number.node.world, number.node.what) if is_symbolic(number) else number
+    return _example(number.node.shape_env, number.node.what) if is_symbolic(number) else number
 
 
 def surely_equal(left: Any, right: Any) -> bool:
-    """Whether two sizes are equal whatever their symbols are; decides nothing."""
+    """Whether two sizes are equal whatever their symbols are; guards nothing."""
     if not (is_symbolic(left) or is_symbolic(right)):
         return bool(left == right)
-    world: ShapeEnv = (left if is_symbolic(left) else right).node.world
-    return bool(world.known("==", _expression(left), _expression(right)))
+    shape_env: ShapeEnv = (left if is_symbolic(left) else right).node.shape_env
+    return bool(shape_env.known("==", _expression(left), _expression(right)))
 
 
 def _expression(number: Any) -> Expression:

@@ -1,13 +1,13 @@
 """`SymSize`: a size that differs from call to call, for stages that compute with sizes as if they were integers.
 
-    rows = varying(world, s0)                  s0 is 7 in the example
+    rows = sym_size(shape_env, s0)             s0 is 7 in the example
     rows * 4 + 1                               SymSize 4*s0 + 1
-    rows * 4 > rows                            True, always: nothing is relied on
-    rows > 5                                   True as in the example, and the world keeps the fact s0 - 5 > 0
-    range(rows)                                range(0, 7), and the fact s0 - 7 == 0
+    rows * 4 > rows                            True, always: no guard
+    rows > 5                                   True as in the example, and the guard s0 - 5 > 0
+    range(rows)                                range(0, 7), and the guard s0 - 7 == 0: specialized
 
-So a stage written for integers is right for symbols too: whatever it learns of them is a fact of the world, checked for
-every other size before what it made is used. A choice of speed alone asks `hint`, which keeps nothing.
+So a stage written for integers is right for symbols too: whatever it learns of them is a guard of the `ShapeEnv`,
+checked for every other size before what it made is used. A choice of speed alone asks `hint`, which keeps nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ Values = Callable[[Symbol], int]
 class SymSize(_Base):
     """An integer that is given at each call, or computed from such. `isinstance(it, int)` holds."""
 
-    __slots__ = ("_expression", "world")
+    __slots__ = ("_expression", "shape_env")
 
-    world: ShapeEnv
+    shape_env: ShapeEnv
     _expression: Expression
 
     if not TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SymSize(_Base):
     @property
     def expression(self) -> Expression:
         """In the simplest form known by now."""
-        return self.world.simplest(self._expression)
+        return self.shape_env.simplest(self._expression)
 
     # --- arithmetic ---
 
@@ -78,7 +78,7 @@ class SymSize(_Base):
         return self // other, self % other
 
     def __neg__(self) -> Any:
-        return varying(self.world, -self._expression)
+        return sym_size(self.shape_env, -self._expression)
 
     def __pos__(self) -> Any:
         return self
@@ -89,28 +89,28 @@ class SymSize(_Base):
     # --- questions, answered as in the example; the answer is relied on ---
 
     def __eq__(self, other: object) -> bool:
-        return _decided("==", self, other)
+        return _guarded("==", self, other)
 
     def __ne__(self, other: object) -> bool:
-        return _decided("!=", self, other)
+        return _guarded("!=", self, other)
 
     def __lt__(self, other: object) -> bool:
-        return _decided("<", self, other)
+        return _guarded("<", self, other)
 
     def __le__(self, other: object) -> bool:
-        return _decided("<=", self, other)
+        return _guarded("<=", self, other)
 
     def __gt__(self, other: object) -> bool:
-        return _decided(">", self, other)
+        return _guarded(">", self, other)
 
     def __ge__(self, other: object) -> bool:
-        return _decided(">=", self, other)
+        return _guarded(">=", self, other)
 
     def __bool__(self) -> bool:
-        return self.world.decide("!=", self._expression, ZERO)
+        return self.shape_env.guard("!=", self._expression, ZERO)
 
     def __index__(self) -> int:
-        return self.world.settle(self._expression)
+        return self.shape_env.specialize(self._expression)
 
     __int__ = __index__
 
@@ -140,35 +140,35 @@ class SymSize(_Base):
         """The integer it is for these values of the symbols."""
         return self.expression.evaluate(values)
 
-    def moved(self, world: ShapeEnv) -> Any:
-        """The same over the symbols of another world."""
-        return varying(world, world.own(self.expression))
+    def moved(self, shape_env: ShapeEnv) -> Any:
+        """The same over the symbols of another `ShapeEnv`."""
+        return sym_size(shape_env, shape_env.own(self.expression))
 
 
-class VaryingFloat(_FloatBase):
+class SymScalar(_FloatBase):
     """A float computed from sizes, which operators take as a number. `isinstance(it, float)` holds.
 
     Nothing is known of it but how it is computed: whoever asks for more relies on every size in it.
     """
 
-    __slots__ = ("formula", "text", "world")
+    __slots__ = ("formula", "shape_env", "text")
 
     formula: Formula
     text: str
-    world: ShapeEnv
+    shape_env: ShapeEnv
 
     if not TYPE_CHECKING:
         __class__ = property(lambda self: float)
 
         def __eq__(self, other: object) -> bool:
-            return self.text == other.text if type(other) is VaryingFloat else float(self) == other
+            return self.text == other.text if type(other) is SymScalar else float(self) == other
 
         def __getattr__(self, name: str) -> Any:
             return getattr(float(self), name)
 
     def __float__(self) -> float:
         for leaf in self.formula.leaves():
-            self.world.settle_leaf(leaf)
+            self.shape_env.specialize_leaf(leaf)
         return self.formula.example
 
     def __hash__(self) -> int:
@@ -186,13 +186,13 @@ class VaryingFloat(_FloatBase):
     def evaluate(self, values: Values) -> float:
         return float(self.formula.evaluate(values))
 
-    def moved(self, world: ShapeEnv) -> Any:
-        return _varying_float(world, _moved(self.formula, world))
+    def moved(self, shape_env: ShapeEnv) -> Any:
+        return _sym_float(shape_env, _moved(self.formula, shape_env))
 
 
-def _varying_float(world: ShapeEnv, formula: Formula) -> Any:
-    made = object.__new__(VaryingFloat)
-    made.world, made.formula, made.text = world, formula, _text(formula)
+def _sym_float(shape_env: ShapeEnv, formula: Formula) -> Any:
+    made = object.__new__(SymScalar)
+    made.shape_env, made.formula, made.text = shape_env, formula, _text(formula)
     return made
 
 
@@ -203,11 +203,11 @@ def _text(what: Any) -> str:
     return repr(what)
 
 
-def _moved(what: Any, world: ShapeEnv) -> Any:
+def _moved(what: Any, shape_env: ShapeEnv) -> Any:
     if isinstance(what, Expression):
-        return world.own(what)
+        return shape_env.own(what)
     if isinstance(what, Formula):
-        return replace(what, operands=tuple(_moved(each, world) for each in what.operands))
+        return replace(what, operands=tuple(_moved(each, shape_env) for each in what.operands))
     return what
 
 
@@ -217,16 +217,16 @@ def _float_operator(name: str) -> Callable[..., Any]:
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "neg", "abs", "bool",
               "lt", "le", "gt", "ge", "int"):  # fmt: skip
-    setattr(VaryingFloat, f"__{_name}__", _float_operator(f"__{_name}__"))
+    setattr(SymScalar, f"__{_name}__", _float_operator(f"__{_name}__"))
 
 
-def varying(world: ShapeEnv, what: Any) -> Any:
+def sym_size(shape_env: ShapeEnv, what: Any) -> Any:
     """The size of an expression: a plain integer if it is always the same."""
-    expression = world.simplest(Expression.of(what))
+    expression = shape_env.simplest(Expression.of(what))
     if expression.constant is not None:
         return expression.constant
     made = object.__new__(SymSize)
-    made.world, made._expression = world, expression
+    made.shape_env, made._expression = shape_env, expression
     return made
 
 
@@ -241,26 +241,26 @@ def is_symsize(size: object) -> bool:
 
 def varies(number: object) -> bool:
     """Whether a size, or a float computed from sizes, differs from call to call."""
-    return type(number) is SymSize or type(number) is VaryingFloat
+    return type(number) is SymSize or type(number) is SymScalar
 
 
 def hint(size: int) -> int:
     """The size in the example. For choices of speed alone: nothing may be wrong for other sizes because of them."""
-    return size.world.example(size.expression) if type(size) is SymSize else size
+    return size.shape_env.example(size.expression) if type(size) is SymSize else size
 
 
 def known_equal(left: int, right: int) -> bool:
     """Whether two sizes are equal whatever their symbols are; relies on nothing."""
     if is_symsize(left) or is_symsize(right):
-        world = _world(left, right)
-        return bool(world.known("==", expression_of(left), expression_of(right)))
+        shape_env = _shape_env_of(left, right)
+        return bool(shape_env.known("==", expression_of(left), expression_of(right)))
     return surely_equal(left, right)
 
 
 def known_at_least(size: int, least: int) -> bool:
     """Whether a size is no less than another whatever their symbols are; relies on nothing."""
     if is_symsize(size) or is_symsize(least):
-        return bool(_world(size, least).known(">=", expression_of(size), expression_of(least)))
+        return bool(_shape_env_of(size, least).known(">=", expression_of(size), expression_of(least)))
     return size >= least
 
 
@@ -281,21 +281,21 @@ def lesser(left: int, right: int) -> int:
 
 def _extreme(function: str, left: int, right: int) -> int:
     if is_symsize(left) or is_symsize(right):
-        world = _world(left, right)
-        found: int = varying(world, world.apply(function, expression_of(left), expression_of(right)))
+        shape_env = _shape_env_of(left, right)
+        found: int = sym_size(shape_env, shape_env.apply(function, expression_of(left), expression_of(right)))
         return found
     return max(left, right) if function == "max" else min(left, right)
 
 
-def _world(left: int, right: int) -> ShapeEnv:
+def _shape_env_of(left: int, right: int) -> ShapeEnv:
     found = left if type(left) is SymSize else right
     assert type(found) is SymSize
-    return found.world
+    return found.shape_env
 
 
 def _combined(size: SymSize, other: Any, function: Callable[[Expression, Expression], Expression]) -> Any:
     if isinstance(other, int):
-        return varying(size.world, function(size._expression, expression_of(other)))
+        return sym_size(size.shape_env, function(size._expression, expression_of(other)))
     if isinstance(other, float):
         return function(size.__index__(), other)  # type: ignore[arg-type]
     return NotImplemented
@@ -306,23 +306,23 @@ def _divided(name: str, left: Any, right: Any) -> Any:
         return NotImplemented
     if right == 0:
         raise ZeroDivisionError("integer division or modulo by zero")
-    world = _world(left, right)
-    return varying(world, world.apply(name, expression_of(left), expression_of(right)))
+    shape_env = _shape_env_of(left, right)
+    return sym_size(shape_env, shape_env.apply(name, expression_of(left), expression_of(right)))
 
 
-def _decided(relation: str, size: SymSize, other: object) -> bool:
+def _guarded(relation: str, size: SymSize, other: object) -> bool:
     if isinstance(other, float):
         return RELATIONS[relation](size.__index__(), other)  # type: ignore[arg-type]
     if not isinstance(other, int):
         return relation == "!=" if relation in ("==", "!=") else NotImplemented
     if not is_symsize(other) and abs(other) >= LARGEST:  # no size is as large
         return RELATIONS[relation](0, other)
-    return size.world.decide(relation, size._expression, expression_of(other))
+    return size.shape_env.guard(relation, size._expression, expression_of(other))
 
 
 def is_symbolic_size(number: object) -> bool:
     """Whether this is a size, or computed from sizes: something to decide about, unlike numbers given to a graph."""
-    if not isinstance(number, torch.SymInt | torch.SymFloat) or not is_symbolic(number) or number.node.world.closed:
+    if not isinstance(number, torch.SymInt | torch.SymFloat) or not is_symbolic(number) or number.node.shape_env.closed:
         return False
     what = meaning(number)
     return isinstance(what, Expression) or all(isinstance(leaf, Symbol) for leaf in what.leaves())
@@ -332,12 +332,12 @@ def from_symbolic(number: Any) -> Any:
     """The size in a `torch.SymInt` of ours, or float in a `torch.SymFloat`; anything else as it is."""
     if not is_symbolic_size(number):
         return number
-    what, world = meaning(number), number.node.world
-    return varying(world, what) if isinstance(what, Expression) else _varying_float(world, what)
+    what, shape_env = meaning(number), number.node.shape_env
+    return sym_size(shape_env, what) if isinstance(what, Expression) else _sym_float(shape_env, what)
 
 
 def to_symbolic(number: Any) -> Any:
     """A size as PyTorch takes it; anything else as it is."""
     if type(number) is SymSize:
-        return as_number(number.world, number.expression)
-    return as_number(number.world, number.formula) if type(number) is VaryingFloat else number
+        return as_number(number.shape_env, number.expression)
+    return as_number(number.shape_env, number.formula) if type(number) is SymScalar else number

@@ -141,7 +141,7 @@ class Sizes:
         pairs = zip((*one.shape, *one.stride), (*other.shape, *other.stride), strict=True)
         for pair in pairs:
             left, right = (Expression.of(meaning(size)) for size in pair)
-            self.shape_env.decide("==", left, right)
+            self.shape_env.guard("==", left, right)
 
     def computed(self) -> "list[tuple[Callable[..., Any], tuple[int, ...]]]":
         """Functions that must not raise, and which of the collected values each takes."""
@@ -170,7 +170,7 @@ class Sizes:
         one = Expression.of(1)
         facts = [SizeGuard(">", Expression.of(symbol) - one) for symbol in self.shape_env.symbols]
         facts += [SizeGuard("==", Expression.of(stride) - step) for stride, step in self._strides]
-        return _Registers([*facts, *self.shape_env.facts]).built()
+        return _Registers([*facts, *self.shape_env.guards]).built()
 
 
 def _belongs_to_module(source: Source | None) -> bool:

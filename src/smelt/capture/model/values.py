@@ -26,7 +26,7 @@ from smelt.capture.model.set_order import NOTHING, Call, remade
 from smelt.capture.model.source import Source
 from smelt.capture.model.static import class_dict_of, is_a, mro_of, own_dict, static_lookup
 from smelt.meta.ghost import GhostTensor
-from smelt.symbolic.expressions import Undecided
+from smelt.symbolic.expressions import DataDependent
 from smelt.symbolic.symnode import example_of, is_symbolic
 
 CONSTANT_TYPES: tuple[type, ...] = (
@@ -92,7 +92,7 @@ class Number(Constant):
         if self.symbolic is not None:
             try:
                 return type(self.known)(self.symbolic)  # asks the symbols, which remember that they were asked
-            except Undecided as unknowable:
+            except DataDependent as unknowable:
                 raise Unsupported("B004", str(unknowable)) from None
         pending = [self]
         while pending:  # a sum may be long

@@ -45,7 +45,7 @@ from smelt.meta.effects import is_random, quietly_written, raises
 from smelt.meta.ghost import GhostError, GhostMode, GhostTensor
 from smelt.meta.nonleaf import computed
 from smelt.meta.symbolic_decomps import spell_out
-from smelt.symbolic.expressions import COMPUTED, Expression, ShapeEnv, Symbol, Undecided
+from smelt.symbolic.expressions import COMPUTED, DataDependent, Expression, ShapeEnv, Symbol
 from smelt.symbolic.shapes import may_overlap
 from smelt.symbolic.symnode import Formula, as_number, is_symbolic
 
@@ -504,7 +504,7 @@ class Tape:
             function = method(target) if opcode == "call_method" else target
             made = spell_out(function, ghosts, named)
             return function(*ghosts, **named) if made is NotImplemented else made
-        except (GhostError, Undecided) as unknowable:
+        except (GhostError, DataDependent) as unknowable:
             raise Unsupported("B004", _name_of(target)) from unknowable
         except Exception as error:
             text = str(error).split("\nException raised from ")[0]  # where in C++ is nobody's concern

@@ -16,11 +16,11 @@ from smelt.base.row import Burns, Row, run_rows
 from smelt.codegen.cpu.entry_points import EntryCode
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.kernel import Accumulate, Axis, Gather, Kernel, Load, Scatter, Store
-from smelt.ir.substitute_sizes import resized, world_of
+from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import SMALLEST, ShapeEnv, Symbol
 from smelt.symbolic.shapes import Size
-from smelt.symbolic.symsize import varying
+from smelt.symbolic.symsize import sym_size
 
 _LEAST_COLS = 64  # whole vectors of every target fit: no body is written for less
 
@@ -69,8 +69,8 @@ def _family(kernels: Sequence[Kernel], lengths: dict[int, int]) -> Family:
     axis = _along(kernels[place])
     assert axis is not None
     more = _least(kernels[place]) - SMALLEST
-    world = ShapeEnv()
-    varies = varying(world, world.symbol("length", length - more)) + more
+    shape_env = ShapeEnv()
+    varies = sym_size(shape_env, shape_env.symbol("length", length - more)) + more
     return Family(_lengthened(kernels[place], axis, varies), more, lengths)
 
 
@@ -80,7 +80,7 @@ def _least(kernel: Kernel) -> int:
 
 def _along(kernel: Kernel) -> Axis | None:
     """The axis whose size is the kernel's length; None if it has none, or sizes that vary already."""
-    if len(kernel.rows) > 1 or len(kernel.cols) > 1 or world_of(kernel) is not None:
+    if len(kernel.rows) > 1 or len(kernel.cols) > 1 or shape_env_of(kernel) is not None:
         return None
     axis = next(iter(kernel.rows + kernel.cols), None)
     if axis is None or axis.size < _least(kernel):

@@ -10,9 +10,9 @@ from dataclasses import field
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.symbolic.expressions import Expression
-from smelt.symbolic.symsize import VaryingFloat, expression_of
+from smelt.symbolic.symsize import SymScalar, expression_of
 
-RuntimeParam = Expression | VaryingFloat
+RuntimeParam = Expression | SymScalar
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Sizes:
     told: dict[RuntimeParam, int] = field(default_factory=dict)
 
     def slot(self, number: float) -> int:
-        what = number if type(number) is VaryingFloat else expression_of(number)  # type: ignore[arg-type]
+        what = number if type(number) is SymScalar else expression_of(number)  # type: ignore[arg-type]
         return self.told.setdefault(what, len(self.told))
 
 

@@ -123,7 +123,7 @@ def _unbind(value: Any, dim: int = 0) -> Any:
     if at is None:
         return NotImplemented
     shape, stride = list(value.shape), list(value.stride())
-    count, step = int(shape[at]), stride[at]  # how many tensors come out is settled
+    count, step = int(shape[at]), stride[at]  # how many tensors come out is specialized
     del shape[at], stride[at]
     return [view_of(value, shape, stride, index * step) for index in range(count)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.symsize import SymSize, VaryingFloat
+from smelt.symbolic.symsize import SymScalar, SymSize
 
 # The dtypes these rules speak about; anything else (complex, quantized, 8-bit floats) is left to PyTorch.
 KNOWN = frozenset(
@@ -59,7 +59,7 @@ def result_dtype(operands: Iterable[Any]) -> torch.dtype | None:
 def number_dtype(value: Any) -> torch.dtype | None:
     """What a Python number counts as: bool, int64, or the default float dtype."""
     kind = type(value)
-    if kind is float or kind is torch.SymFloat or kind is VaryingFloat:
+    if kind is float or kind is torch.SymFloat or kind is SymScalar:
         return torch.get_default_dtype()
     if kind is bool:
         return torch.bool

@@ -219,7 +219,7 @@ def _split(value: Any, size: int, dim: int = 0) -> Any:
     if rank == 0 or not -rank <= dim < rank or size < 1:
         return NotImplemented
     extent = value.shape[dim]
-    count = int((extent + size - 1) // size)  # how many tensors come out is settled
+    count = int((extent + size - 1) // size)  # how many tensors come out is specialized
     if count == 0:
         return NotImplemented
     return _split_with_sizes(value, [*[size] * (count - 1), extent - size * (count - 1)], dim)

@@ -53,7 +53,7 @@ def split(x: Tensor, size: int, dim: int = 0) -> Any:
     if x.dim() == 0 or not -x.dim() <= dim < x.dim() or size <= 0:
         return NotImplemented
     extent = x.shape[dim]
-    count = int((extent + size - 1) // size)  # how many tensors come out is settled
+    count = int((extent + size - 1) // size)  # how many tensors come out is specialized
     sizes = [min(size, extent - number * size) for number in range(count)] or [0]
     return split_with_sizes(x, sizes, dim)
 

@@ -26,7 +26,7 @@ from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of
 from smelt.meta.ghost import GhostError
 from smelt.pipeline.sizes.template import VERSIONS, Bound, Tracing, hold
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.symbolic.expressions import SMALLEST, ZERO, Expression, ShapeEnv, Symbol, Undecided
+from smelt.symbolic.expressions import SMALLEST, ZERO, DataDependent, Expression, ShapeEnv, Symbol
 from smelt.symbolic.symnode import Formula, apply, as_number, example_of, is_symbolic, meaning
 from smelt.symbolic.symsize import from_symbolic, to_symbolic
 
@@ -83,8 +83,8 @@ class _Values(dict[Any, Any]):
     """Values of symbols; one that turned out to be something else while the graph was captured is that."""
 
     def __missing__(self, symbol: Symbol) -> int:
-        assert symbol.world is not None
-        meant = symbol.world.simplest(Expression.of(symbol))
+        assert symbol.shape_env is not None
+        meant = symbol.shape_env.simplest(Expression.of(symbol))
         if meant.symbol == symbol:
             raise KeyError(symbol)
         value = self[symbol] = meant.evaluate(self.__getitem__)
@@ -235,7 +235,7 @@ class SizedGraph:
         return len(self._tracings) < VERSIONS or self._tracing(values) is not None
 
     def _numbers(self, values: Values) -> dict[Symbol, int]:
-        """Values by symbols of any world of ours."""
+        """Values by symbols of any shape_env of ours."""
         return {Symbol(name, values[leaf]): values[leaf] for name, leaf in self._named()}
 
     def _named(self) -> list[tuple[str, Symbol]]:
@@ -259,15 +259,15 @@ class SizedGraph:
         found = self._tracing(values)
         if found is None:
             try:
-                traced, world = self._over(values)
-                found = self._trace(traced, world)
+                traced, shape_env = self._over(values)
+                found = self._trace(traced, shape_env)
             except Exception as error:  # whatever it is, plain sizes are the answer
-                if self._checks and is_fault(error, Undecided, GhostError):
+                if self._checks and is_fault(error, DataDependent, GhostError):
                     raise
                 self._compile_alone(f"{type(error).__name__}: {error}")
                 return None
-            if all(world.simplest(Expression.of(symbol)).constant is not None for symbol in world.symbols):
-                self._compile_alone(f"it relies on each: {', '.join(map(str, world.facts))}")
+            if all(shape_env.simplest(Expression.of(symbol)).constant is not None for symbol in shape_env.symbols):
+                self._compile_alone(f"it relies on each: {', '.join(map(str, shape_env.guards))}")
                 return None
             count("sizes_traced")
             self._tracings.append((self._floats(values), found))
@@ -279,16 +279,16 @@ class SizedGraph:
         emit("sizes", f"a graph is compiled for each combination of sizes: {reason}")
 
     def _over(self, values: Values) -> tuple[Traced, ShapeEnv]:
-        """The graph over symbols of a new world, whose example these sizes are."""
-        world = ShapeEnv()
+        """The graph over symbols of a new shape_env, whose example these sizes are."""
+        shape_env = ShapeEnv()
         symbolic = _Values((leaf, values[leaf]) for leaf in self._places)  # not what was worked out for these sizes
         for name, leaf in self._named():
-            symbolic[leaf] = as_number(world, Expression.of(world.symbol(name, values[leaf])))
-        captured = next(leaf.world for leaf in self._symbols)
-        for fact in captured.facts if captured is not None else ():
+            symbolic[leaf] = as_number(shape_env, Expression.of(shape_env.symbol(name, values[leaf])))
+        captured = next(leaf.shape_env for leaf in self._symbols)
+        for fact in captured.guards if captured is not None else ():
             known = meaning(fact.expression.evaluate(symbolic.__getitem__))
-            world.decide(fact.relation, Expression.of(known), ZERO)
-        return self._at(symbolic), world
+            shape_env.guard(fact.relation, Expression.of(known), ZERO)
+        return self._at(symbolic), shape_env
 
     def _at(self, values: Values) -> Traced:
         """The graph for these sizes: inputs have plain shapes, numbers are open inputs or constants."""

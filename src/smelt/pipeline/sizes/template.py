@@ -3,9 +3,9 @@
     graph over x: f32[s0, 4]   ── trace, simplify, fuse, generate ──►   Template: program and machine code over s0
     Template at s0 = 7         ──►   the program for 7: buffers with places, kernels that are told {7, 28, …}
 
-Whatever a stage relies on is a fact of the world its symbols belong to (`symbolic.symsize`). Sizes for which some fact
-does not hold get a version of their own, made with them as the example; after `VERSIONS` of these a half is compiled
-for each combination of sizes alone.
+Whatever a stage relies on is a guard of the `ShapeEnv` its symbols belong to (`symbolic.symsize`). Sizes for which some
+guard does not hold get a version of their own, made with them as the example; after `VERSIONS` of these a half is
+compiled for each combination of sizes alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from smelt.ir.kernel import Buffer, Kernel, Role
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec
-from smelt.symbolic.expressions import ShapeEnv, SizeGuard, Symbol, Undecided
+from smelt.symbolic.expressions import DataDependent, ShapeEnv, SizeGuard, Symbol
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
@@ -101,7 +101,7 @@ class Template:
     """One half of a graph in symbols, with the programs made of it."""
 
     half: Traced
-    world: ShapeEnv
+    shape_env: ShapeEnv
     name: str
     generate: Generate
     versions: list[_Version] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Template:
                 try:
                     found = self._made(values)
                 except Exception as error:  # whatever it is, plain sizes are the answer
-                    if self.checks and is_fault(error, Undecided):
+                    if self.checks and is_fault(error, DataDependent):
                         raise
                     self.why_alone = f"{type(error).__name__}: {error}"
                     events.count("sizes_refused")
@@ -128,11 +128,11 @@ class Template:
         return None if found is None else found.form.at(values)
 
     def _made(self, values: Values) -> _Version:
-        world = self.world.again(values.__getitem__)
-        half = resized_graph(self.half, lambda size: size.moved(world))
+        shape_env = self.shape_env.with_examples(values.__getitem__)
+        half = resized_graph(self.half, lambda size: size.moved(shape_env))
         program, kernels = self.generate(half, self.name)
-        events.emit("sizes", f"{self.name} relies on {', '.join(map(str, world.facts)) or 'nothing'}", world)
-        return _Version(tuple(world.facts), TemplateForm(program, kernels))
+        events.emit("sizes", f"{self.name} relies on {', '.join(map(str, shape_env.guards)) or 'nothing'}", shape_env)
+        return _Version(tuple(shape_env.guards), TemplateForm(program, kernels))
 
 
 def _told(kernel: Kernel, count: int) -> Kernel:
@@ -145,7 +145,7 @@ class Tracing:
     """A graph traced in symbols: what it became, what it relies on, and what makes programs of its halves."""
 
     number: int
-    world: ShapeEnv
+    shape_env: ShapeEnv
     found: Pure | Halves
     facts: tuple[SizeGuard, ...]
     generate: Generate | None
@@ -160,7 +160,7 @@ class Tracing:
     def template(self, half: Traced, name: str) -> Template:
         """`half` is one of the graphs found, or a part of one; equal names, equal halves."""
         assert self.generate is not None
-        return self.templates.setdefault(name, Template(half, self.world, name, self.generate, checks=self.checks))
+        return self.templates.setdefault(name, Template(half, self.shape_env, name, self.generate, checks=self.checks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from smelt.symbolic.expressions import FUNCTIONS, RELATIONS, Expression, ShapeEn
 from smelt.symbolic.symnode import as_number, example_of, is_symbolic, meaning, surely_equal
 
 
-def numbers(world: ShapeEnv, *examples: int) -> list[Any]:
+def numbers(shape_env: ShapeEnv, *examples: int) -> list[Any]:
     return [
-        as_number(world, Expression.of(world.symbol(f"s{place}", each))) for place, each in enumerate(examples)
+        as_number(shape_env, Expression.of(shape_env.symbol(f"s{place}", each))) for place, each in enumerate(examples)
     ]
 
 
 def test_equal_expressions_are_equal_objects() -> None:
-    world = ShapeEnv()
-    a, b = numbers(world, 7, 5)
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 5)
     assert meaning((a + 1) * (b + 1)) == meaning(a * b + a + b + 1)
     assert meaning((a * b * 6) // (2 * b)) == meaning(a * 3)
     assert meaning((a * 6) % 3 + a) == meaning(a)
     assert (a - a) == 0 and type(a - a) is int
-    assert not world.facts
+    assert not shape_env.guards
 
 
 @pytest.mark.parametrize(
@@ -44,24 +44,24 @@ def test_equal_expressions_are_equal_objects() -> None:
     ],
 )
 def test_what_bounds_decide_is_no_fact(question: Any, answer: bool) -> None:
-    world = ShapeEnv()
-    assert bool(question(*numbers(world, 7, 5))) is answer
-    assert not world.facts
+    shape_env = ShapeEnv()
+    assert bool(question(*numbers(shape_env, 7, 5))) is answer
+    assert not shape_env.guards
 
 
 def test_what_the_example_decides_is_a_fact() -> None:
-    world = ShapeEnv()
-    a, b = numbers(world, 7, 5)
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 5)
     assert a > b
     assert a != 9
-    assert [str(fact) for fact in world.facts] == ["s0 - s1 > 0", "s0 - 9 != 0"]
+    assert [str(fact) for fact in shape_env.guards] == ["s0 - s1 > 0", "s0 - 9 != 0"]
     assert a > b and a != 9
-    assert len(world.facts) == 2
+    assert len(shape_env.guards) == 2
 
 
 def test_equal_symbols_become_one() -> None:
-    world = ShapeEnv()
-    a, b = numbers(world, 7, 7)
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 7)
     c = a * b
     assert a == b
     assert meaning(c) == meaning(a * a)
@@ -72,17 +72,17 @@ def test_equal_symbols_become_one() -> None:
 
 
 def test_after_the_guards_nothing_is_decided() -> None:
-    world = ShapeEnv()
-    (a,) = numbers(world, 7)
-    world.closed = True
+    shape_env = ShapeEnv()
+    (a,) = numbers(shape_env, 7)
+    shape_env.closed = True
     assert a >= 2
-    with pytest.raises(RuntimeError, match="after the guards were made"):
+    with pytest.raises(RuntimeError, match="after the code for the guards was made"):
         int(a)
 
 
 def test_division_by_zero_is_pythons() -> None:
-    world = ShapeEnv()
-    a, b = numbers(world, 7, 7)
+    shape_env = ShapeEnv()
+    a, b = numbers(shape_env, 7, 7)
     with pytest.raises(ZeroDivisionError):
         a // (a - b)
 
@@ -106,9 +106,9 @@ def evaluate(tree: Any, names: dict[str, Any], functions: dict[str, Any]) -> Any
 @given(EXPRESSIONS, EXPRESSIONS, st.tuples(*[st.integers(2, 9)] * 6), st.sampled_from(sorted(RELATIONS)))
 def test_symbols_compute_as_numbers_do(left: Any, right: Any, values: tuple[int, ...], relation: str) -> None:
     """On the example always; on other values of the symbols wherever the facts hold."""
-    world = ShapeEnv()
+    shape_env = ShapeEnv()
     examples, others = dict(zip("abc", values[:3], strict=True)), dict(zip("abc", values[3:], strict=True))
-    symbols = dict(zip("abc", numbers(world, *values[:3]), strict=True))
+    symbols = dict(zip("abc", numbers(shape_env, *values[:3]), strict=True))
     try:
         one, other = evaluate(left, symbols, IN_SYMBOLS), evaluate(right, symbols, IN_SYMBOLS)
     except ZeroDivisionError:
@@ -119,8 +119,8 @@ def test_symbols_compute_as_numbers_do(left: Any, right: Any, values: tuple[int,
     assert example_of(one) == evaluate(left, examples, PLAIN)
     answer = bool(RELATIONS[relation](one, other))
     assert answer == RELATIONS[relation](evaluate(left, examples, PLAIN), evaluate(right, examples, PLAIN))
-    given_values = {symbol: others["abc"[place]] for place, symbol in enumerate(world.symbols)}
-    if all(RELATIONS[fact.relation](fact.expression.evaluate(given_values.__getitem__), 0) for fact in world.facts):
+    given_values = {symbol: others["abc"[place]] for place, symbol in enumerate(shape_env.symbols)}
+    if all(guard.holds(given_values.__getitem__) for guard in shape_env.guards):
         assert answer == RELATIONS[relation](evaluate(left, others, PLAIN), evaluate(right, others, PLAIN))
         if is_symbolic(one):
             assert meaning(one).evaluate(given_values.__getitem__) == evaluate(left, others, PLAIN)
