@@ -192,7 +192,7 @@ def _text(units: Sequence[_Unit]) -> str:
 
 
 def _code(symbol: str, kernel: Kernel, target: Target, how: _How) -> EntryCode:
-    """Written in a shape_env of its own, so that all it relies on is seen, whoever else relied on it before."""
+    """Written with a `ShapeEnv` of its own, so that all it relies on is seen, whoever else relied on it before."""
     shape_env = shape_env_of(kernel)
     if shape_env is None:
         return write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)

@@ -41,7 +41,7 @@ from smelt.codegen.llvm.sign_analysis import never_positive
 from smelt.device import Target
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Accumulate, Gather, Kernel, Scatter
-from smelt.ir.substitute_sizes import world_of
+from smelt.ir.substitute_sizes import shape_env_of
 from smelt.symbolic.symsize import hint
 
 # Rows of a tile are read in pieces too short for the processor to guess the next: each is prefetched so much earlier.
@@ -192,7 +192,7 @@ def plan(
 ) -> SchedulePlan:
     """The schedule of `kernel` on `target`. `of`: what `bisect` calls the kernel's program."""
     fuel = Fuel() if fuel is None else fuel
-    checks = _check if check and world_of(kernel) is None else None
+    checks = _check if check and shape_env_of(kernel) is None else None
     made: SchedulePlan = run_rows(SchedulePlan(kernel), SCHEDULE, target, fuel, f"{of}generate", checks, kernel.name)
     return made
 
