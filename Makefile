@@ -42,8 +42,9 @@ TORCH := torch==2.13.0
 NATIVE := $(wildcard src/smelt/csrc/*.[ch] src/smelt/csrc/*/*.[ch])
 
 # Capture, runtime and compiled autograd pass whole without it; these files are what depends on it most.
-NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/test_guards.py tests/autograd/test_elsewhere.py \
-	tests/runtime/test_interface.py tests/runtime/test_overlap.py tests/runtime/test_products.py tests/runtime/test_launch.py
+NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_guards.py \
+	tests/runtime/autograd/test_moved_storage.py tests/runtime/test_overlap.py \
+	$(patsubst %,tests/runtime/program/test_%.py,interface products launch)
 
 .PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
@@ -111,7 +112,7 @@ test-no-layout: $(VENV)/dev
 	@SMELT_NO_LAYOUT=1 $(PY) -m pytest -q $(NO_LAYOUT) $(ARGS)
 
 test-leaks: $(VENV)/dev
-	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/test_leaks.py $(ARGS)
+	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/driver/test_leaks.py $(ARGS)
 
 test-wheel: $(VENV)/dev
 	@$(PY) -m pytest -q -rs -m 'slow or not slow' tests/packaging $(ARGS)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python_versions.md"
 VERSIONS = ("3.12", "3.13")  # 3.11 is what `make test` runs
 TORCH = "torch==2.10.0"  # the newest that pip has without CUDA for both
-BESIDE = ("llvmlite", "numpy", "rich", "pytest", "pytest-xdist", "hypothesis", "setuptools")
+BESIDE = ("llvmlite", "numpy", "rich", "pytest", "hypothesis", "setuptools")
 
 # What differs from Python to Python: bytecode and frames in C, reading bytecode, and capture of what programs say.
 CAPTURE = (
@@ -33,7 +33,7 @@ CAPTURE = (
 PARTS = {
     "the C part": ("tests/native",),
     "reading bytecode": ("tests/versions",),
-    "capture": tuple(f"tests/capture/test_{name}.py" for name in CAPTURE.split()),
+    "capture": tuple(str(next((ROOT / "tests/capture").rglob(f"test_{name}.py"))) for name in CAPTURE.split()),
 }
 
 
@@ -144,7 +144,7 @@ def page(rows: list[Row]) -> str:
     for row in rows:
         cells = [row.why_not] * len(PARTS) if row.why_not else [str(row.outcomes[part]) for part in PARTS]
         lines.append(f"| {row.version} | {row.torch} | {platform.machine()} | {' | '.join(cells)} |")
-    lines += ["", "Capture is these files of `tests/capture`: " + ", ".join(CAPTURE.split()) + "."]
+    lines += ["", "Capture is these files of the folders of `tests/capture`: " + ", ".join(CAPTURE.split()) + "."]
     failed = [(row.version, name) for row in rows for each in row.outcomes.values() for name in each.failed]
     if failed:
         lines += ["", "## What fails", "", *(f"- Python {version}: `{name}`" for version, name in failed)]

@@ -21,8 +21,8 @@ from smelt.codegen.llvm import compile as engine
 from smelt.device import Target, find, names, register
 from smelt.ir.kernel import Kernel
 from smelt.ir.scalar import SCALAR_OPS
+from tests.codegen.llvm.test_scalars import CASES, kernel_of
 from tests.codegen.running import call
-from tests.codegen.test_scalars import CASES, kernel_of
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel

@@ -1,7 +1,7 @@
 """Every instruction of this Python is followed by capture or listed as left to Python, whatever the version.
 
-The handlers are read from the source, so that this runs where torch is not installed; tests/capture/test_table.py holds
-what is read here to the table itself.
+The handlers are read from the source, so that this runs where torch is not installed;
+tests/capture/opcodes/test_table.py holds what is read here to the table itself.
 """
 
 import ast

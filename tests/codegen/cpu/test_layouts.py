@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smelt.codegen.cpu import schedule
 from smelt.ir.kernel import Axis, Buffer, Cast, Compute, Index, Instruction, Kernel, Load, Role, Stage, Store
 from smelt.symbolic.shapes import contiguous_stride, product
-from tests.codegen.test_kernels import same_as_reference
+from tests.codegen.cpu.test_kernels import same_as_reference
 from tests.kernel_text import parse_kernel
 
 DTYPES = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.capture.interpreter.test_language import Point, Vector, X
 from tests.capture.programs import Captured, compare
-from tests.capture.test_language import Point, Vector, X
 
 
 def of_counters(x):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import smelt
-import tests.capture.test_guards_deep as this_module
+import tests.capture.guards.test_guards_deep as this_module
 from smelt import _native
 from tests.capture.programs import Captured, assert_alike
 

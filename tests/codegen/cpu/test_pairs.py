@@ -11,7 +11,7 @@ from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import find
 from smelt.ir.kernel import Kernel, Load
 from smelt.ir.text import format_kernel
-from tests.codegen.test_kernels import filled, kernels, same_as_reference
+from tests.codegen.cpu.test_kernels import filled, kernels, same_as_reference
 from tests.ir.kernels import COLUMN_SUM, LAYER_NORM, SOFTMAX, sized
 from tests.kernel_reference import run_kernel
 from tests.kernel_text import parse_kernel

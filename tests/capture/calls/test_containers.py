@@ -9,7 +9,7 @@ from torch import nn
 
 import smelt
 from tests.capture.programs import Captured, compare
-from tests.capture.test_writes import World, both, whole
+from tests.capture.replay.test_writes import World, both, whole
 
 
 class Output(OrderedDict):

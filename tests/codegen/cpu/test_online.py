@@ -18,7 +18,7 @@ from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.ir.kernel import Kernel
-from tests.codegen import test_kernels, test_sizes
+from tests.codegen.cpu import test_kernels, test_sizes
 from tests.ir.kernels import SOFTMAX, sized
 from tests.kernel_text import parse_kernel
 

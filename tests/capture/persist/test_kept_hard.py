@@ -17,7 +17,7 @@ import torch
 import smelt
 from smelt.capture import CompiledRegion
 from tests.capture.kept import Plainly, Worlds, worlds
-from tests.capture.test_kept import HEAD, given
+from tests.capture.persist.test_kept import HEAD, given
 
 __all__ = ["worlds"]
 
@@ -635,7 +635,7 @@ class Processes:
         for name, text in {**files, "driver.py": DRIVER}.items():
             if not (home / name).exists() or (home / name).read_text() != text:
                 (home / name).write_text(text)
-        source, tests = Path(smelt.__file__).parent.parent, Path(__file__).parent.parent.parent
+        source, tests = Path(smelt.__file__).parent.parent, Path(__file__).parents[3]
         environment = {**os.environ, "SMELT_CACHE": "1", "SMELT_CACHE_DIR": str(self.folder / "cache")}
         environment |= {"PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1", **settings}
         environment["PYTHONPATH"] = os.pathsep.join([str(source), str(tests)])

@@ -590,7 +590,7 @@ def test_fullgraph_without_a_break() -> None:
 
 
 def test_every_break_code_is_explained() -> None:
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "breaks.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "breaks.md").read_text(encoding="utf-8")
     for code, (text, hint) in REASONS.items():
         assert f"## {code}: {text.replace('{}', '…')}\n" in page
         assert hint[1:] in page

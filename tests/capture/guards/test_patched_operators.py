@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import smelt
-from tests.capture.test_patched import BACKENDS, World, patched
+from tests.capture.guards.test_patched import BACKENDS, World, patched
 
 sin, sin_default = torch.ops.aten.sin, torch.ops.aten.sin.default
 arange = functools.lru_cache(torch.arange)

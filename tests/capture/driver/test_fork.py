@@ -169,7 +169,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 def _run(*command: str) -> None:
     ran = subprocess.run(
         [sys.executable, *command],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=240,

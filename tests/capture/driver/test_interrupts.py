@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smelt
 from tests.capture.interrupted.points import DELICATE
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _WORLDS = ("simple", "broken", "writing", "nested", "recalled", "keeping")
 _PLACES = 36  # of each
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import tests.capture.test_guards as this_module
+import tests.capture.guards.test_guards as this_module
 from smelt.base.errors import SmeltWarning
 from smelt.base.options import config
 from tests.capture.programs import Captured, assert_alike, observe

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.capture.programs import Captured
-from tests.capture.test_writes import Box, picture
+from tests.capture.replay.test_writes import Box, picture
 
 NAMES = "abc"
 STATEMENTS = [

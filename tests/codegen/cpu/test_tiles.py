@@ -12,7 +12,7 @@ from smelt.codegen.cpu.schedule import Split
 from smelt.codegen.cpu.schedule_passes import plan
 from smelt.device import Target, find, register
 from smelt.ir.kernel import Kernel
-from tests.codegen.test_kernels import same_as_reference
+from tests.codegen.cpu.test_kernels import same_as_reference
 from tests.kernel_text import parse_kernel
 
 

@@ -12,7 +12,7 @@ from smelt.codegen.cpu.schedule_passes import plan
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.device import Target, register
 from smelt.ir.kernel import Kernel
-from tests.codegen.test_kernels import same_as_reference
+from tests.codegen.cpu.test_kernels import same_as_reference
 from tests.ir.kernels import SOFTMAX, sized
 from tests.kernel_text import parse_kernel
 
