@@ -123,7 +123,7 @@ def _mean(results: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], 
 
 
 def _wide_enough(ticks: dict[float, str], rows: Sequence[Row], step: float, form: str) -> dict[float, str]:
-    """More ticks where a figure lies outside of them."""
+    """More ticks where a figure is outside of them."""
     figures = [figure for row in rows for figure in (row.smelt, row.other)]
     while max(figures) > max(ticks) * 1.6:
         ticks = {**ticks, max(ticks) * step: form.format(max(ticks) * step)}

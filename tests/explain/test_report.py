@@ -95,8 +95,8 @@ def test_memory_rises_in_the_forward_and_covers_both_halves(data: Any) -> None:
     for (_, saved), (_, alive) in zip(memory["saved"], memory["ours"], strict=True):
         assert saved <= alive
     assert memory["saved"][-1][1] == 0  # the backward lets go of all it was given
-    again = {node["id"] for node in data["graphs"][1]["stages"][2]["nodes"] if node.get("again")}
-    assert {each["name"] for each in memory["again"]} <= again
+    recomputed = {node["id"] for node in data["graphs"][1]["stages"][2]["nodes"] if node.get("recomputed")}
+    assert {each["name"] for each in memory["recomputed"]} <= recomputed
 
 
 def test_what_eager_writes_in_place_takes_no_memory() -> None:

@@ -130,7 +130,7 @@ def test_sizes_that_meet_or_are_relied_on(backend: str) -> None:
 
 def test_every_size_is_let_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound versions are dropped when there are many, and made again when their sizes come back."""
-    monkeypatch.setattr("smelt.pipeline.sizes.dispatch.KEPT", 3)
+    monkeypatch.setattr("smelt.pipeline.sizes.dispatch.BOUND_LIMIT", 3)
     smelt.reset()
     compiled = smelt.compile(lambda x: (x * 2).sin().sum(0), dynamic=True)
     for rows in (*range(2, 12), 3, 2):

@@ -55,7 +55,7 @@ def aot_function(
 
     Arguments may be nested containers; tensors in them are inputs, and a version is made for each combination of the
     numbers and other plain values. Tensors that `fn` reaches in other ways are constants, and must not require grad.
-    What no graph can stand for, say an input that is given another shape, is run by PyTorch, with a warning.
+    What no graph can do, for example giving an input another shape, falls back to eager, with a warning.
     """
     for name, given in (("fn", fn), ("fw_compiler", fw_compiler)):
         if not callable(given):
@@ -118,7 +118,7 @@ class _Versions:
 
     def __init__(self, fn: Callable[..., Any], stage: "_Stage") -> None:
         self.fn, self.stage = fn, stage
-        self._ready: dict[Any, _Entry | None] = {}  # None: PyTorch is to run it
+        self._ready: dict[Any, _Entry | None] = {}  # None: falls back to eager
         self._building = locks.lock()
         self._said: set[str] = set()
 
@@ -128,7 +128,7 @@ class _Versions:
         reason = next(filter(None, map(why_not_traced, leaves)), None)
         if around is None or reason is not None:
             if reason is not None:
-                self._leave_to_pytorch(reason)
+                self._fall_back(reason)
             return self.fn(*args, **kwargs)
         entry = self._entry(leaves, tree, around)
         return self.fn(*args, **kwargs) if entry is None else entry(leaves)
@@ -161,17 +161,17 @@ class _Versions:
             with torch._C._InferenceMode(False), torch.set_grad_enabled(recording):  # which the first switches on
                 return self.stage.build(self.fn, leaves, tree)
         except NotPure as refused:
-            self._leave_to_pytorch(refused.reason)
+            self._fall_back(refused.reason)
             return None
 
-    def _leave_to_pytorch(self, reason: str) -> None:
+    def _fall_back(self, reason: str) -> None:
         if reason in self._said:
             return
         self._said.add(reason)
         events.count("eager_graphs")
-        events.emit("graph", f"a function is run by PyTorch: {reason}")
+        events.emit("graph", f"a function falls back to eager: {reason}")
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
-        warn(f"SM020: {name} is run by PyTorch, and its compilers are not called: {reason}")
+        warn(f"SM020: {name} falls back to eager, and its compilers are not called: {reason}")
 
 
 class _Stage:
@@ -234,7 +234,7 @@ class _Stage:
         return None if traced is None else _compiled(self.backward, traced)
 
     def _part(self, halves: Halves, arrived: int, source: int | None) -> Callable[..., tuple[Any, ...]] | None:
-        """A part of a backward, compiled when somebody looks at an output that others lean on."""
+        """A part of a backward, compiled when somebody observes the gradient of an output that others depend on."""
         traced = None if halves.arriving is None else cut_at_outputs(halves.arriving(), halves.plan, arrived, source)
         return None if traced is None else _compiled(self.backward, traced)
 
@@ -256,7 +256,7 @@ class _Entry:
     ) -> None:
         self.run = run
         self.places = places
-        self.constants = constants  # some are told by their address, which must not be another's one day
+        self.constants = constants  # some are keyed by their address, which must not be reused
         self.out_tree = out_tree
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -297,7 +297,7 @@ def _lifted(mod: torch.nn.Module) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _replaced(mod: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Put other tensors in the place of a module's own, wherever it holds them, and take them out again."""
+    """Replace a module's tensors, wherever it holds them, and restore them."""
     current, _ = _state(mod)
     substitute = {id(current[name]): tensor for name, tensor in tensors.items()}
     slots: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
@@ -312,7 +312,7 @@ def _replaced(mod: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iter
             held[name] = other
         yield
         if any(held.get(name) is not other for held, name, _own, other in slots):
-            raise CannotTrace("the module puts a new tensor in the place of a parameter or buffer")
+            raise CannotTrace("the module replaces a parameter or buffer")
     finally:
         for held, name, own, _other in slots:
             held[name] = own

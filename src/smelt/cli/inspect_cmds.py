@@ -33,11 +33,11 @@ def add_explain(commands: Commands) -> None:
 
 def _explain(given: argparse.Namespace) -> int:
     target = load(given.target)
-    told = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
+    explanation = smelt.explain(target.model, backend=given.backend)(*target.args, **target.kwargs)
     if given.full or given.guards:
-        print(told.text(full=given.full, guards=given.guards))
+        print(explanation.text(full=given.full, guards=given.guards))
     else:
-        told.show()
+        explanation.show()
     return 0
 
 
@@ -84,7 +84,7 @@ def _bisect(given: argparse.Namespace) -> int:
 def add_bench(commands: Commands) -> None:
     parser = commands.add_parser(
         "bench",
-        help="how fast a program runs compiled, beside eager",
+        help="how fast a program runs compiled, compared with eager",
         epilog="example: smelt bench train.py:example --backward",
     )
     add_target(parser)
@@ -113,7 +113,7 @@ def _bench(given: argparse.Namespace) -> int:
         times["smelt"].append(once(compiled))
     eager, ours = (statistics.median(times[name]) for name in ("eager", "smelt"))
     print(f"eager {eager * 1e3:.3f} ms, smelt {ours * 1e3:.3f} ms: {eager / ours:.2f} times eager's speed")
-    print(f"first call, compiling included: {first:.2f} s; medians of {len(times['smelt'])} calls each, in turns")
+    print(f"first call, compiling included: {first:.2f} s; medians of {len(times['smelt'])} calls each, interleaved")
     return 0
 
 

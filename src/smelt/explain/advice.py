@@ -23,7 +23,7 @@ _MUCH = 1 << 20  # bytes saved for the backward that are worth a word
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason for an advice and the user's line it is for. `code`: what stands there; `inside`: a library's line."""
+    """One reason for an advice and the user's line it is for. `code`: that line's text; `inside`: a library's line."""
 
     reason: str
     file: str
@@ -71,15 +71,16 @@ def advice(
     """What to change to get fewer breaks, recompiles and bytes."""
     found: dict[str, dict[Cause, None]] = {}
     for broken in breaks:
-        found.setdefault(broken.hint, {})[_of_break(broken)] = None  # versions of one function say the same
-    for again in recompiles:
-        if not (again.resumed and breaks):  # those go with the breaks
-            cause = Cause(f"{again.function} was recompiled: {again.reason}", again.file, again.line, again.function)
-            found.setdefault(again.hint, {})[cause] = None
+        found.setdefault(broken.hint, {})[_of_break(broken)] = None  # versions of one function have the same advice
+    for recompiled in recompiles:
+        if not (recompiled.resumed and breaks):  # fixed with the breaks
+            reason = f"{recompiled.function} was recompiled: {recompiled.reason}"
+            cause = Cause(reason, recompiled.file, recompiled.line, recompiled.function)
+            found.setdefault(recompiled.hint, {})[cause] = None
     advices = [Advice(hint, tuple(_once_per_line(causes))) for hint, causes in found.items()]
     if saved_bytes > _MUCH:
         saved = f"{saved_bytes / 1e6:.1f} MB are saved for the backward"
-        advices.append(Advice(f"{saved}: options={{'memory_budget': 0.5}} keeps half of them"))
+        advices.append(Advice(f"{saved}: options={{'memory_budget': 0.5}} saves half of them"))
     return tuple(advices)
 
 
@@ -101,7 +102,7 @@ def _of_break(record: BreakRecord) -> Cause:
 
 
 def _once_per_line(causes: Iterable[Cause]) -> list[Cause]:
-    """Later versions of a function fail by other values of the same thing: the first is enough."""
+    """Later versions of a function fail on other values of the same variable: the first is enough."""
     found: dict[tuple[str, str, str], Cause] = {}
     for cause in causes:
         found.setdefault((cause.where, cause.code, cause.reason.partition(": expected ")[0]), cause)

@@ -3,7 +3,7 @@
     program whose result is wrong  →  the graph that is wrong  →  the rewrite that makes it so, by halving the fuel
                                    →  the fewest operators that are still wrong  →  a file that runs alone
 
-Every step asks the same question, `smelt.explain.verify`'s: does this part from eager by more than rounding?
+Every step asks the same question, `smelt.explain.verify`'s: does this differ from eager by more than rounding?
 """
 
 import base64
@@ -77,7 +77,7 @@ def _graphs_of(
     def backend(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             if all(each.graph is not graph for each in found):
-                found.append(_Recorded(graph, tuple(map(_own, inputs))))
+                found.append(_Recorded(graph, tuple(map(_clone, inputs))))
             return graph(*inputs)
 
         return run
@@ -86,7 +86,7 @@ def _graphs_of(
     return found
 
 
-def _own(value: Any) -> Any:
+def _clone(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     return value
@@ -178,11 +178,11 @@ def _cleaned(recorded: _Recorded, graph: fx.Graph) -> _Recorded:
     """Without what nobody uses, inputs included."""
     graph.eliminate_dead_code()
     places = [node for node in graph.nodes if node.op == "placeholder"]
-    kept = [(node, value) for node, value in zip(places, recorded.inputs, strict=True) if node.users]
+    used_inputs = [(node, value) for node, value in zip(places, recorded.inputs, strict=True) if node.users]
     for node in places:
         if not node.users:
             graph.erase_node(node)
-    return _Recorded(fx.GraphModule(recorded.graph, graph), tuple(value for _, value in kept))
+    return _Recorded(fx.GraphModule(recorded.graph, graph), tuple(value for _, value in used_inputs))
 
 
 def _values(recorded: _Recorded) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _values(recorded: _Recorded) -> dict[str, Any]:
             return value
 
     torch.manual_seed(0)
-    Noting(recorded.graph).run(*map(_own, recorded.inputs))
+    Noting(recorded.graph).run(*map(_clone, recorded.inputs))
     return found
 
 
@@ -211,7 +211,7 @@ def _source(recorded: _Recorded, verdict: Verdict) -> str:
     imports = [line for name, value in used.items() if (line := _import(name, value)) is not None]
     inputs = ",\n    ".join(map(_literal, recorded.inputs))
     return "\n".join([
-        '"""Written by `smelt bisect`: here smelt parts from eager.',
+        '"""Written by `smelt bisect`: here smelt differs from eager.',
         "",
         str(verdict),
         '"""',

@@ -22,7 +22,7 @@ PYTHONS = ((3, 11), (3, 12), (3, 13))
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at; `good` is None for what is only said."""
+    """One thing that was checked; `good` is None for plain information."""
 
     name: str
     good: bool | None
@@ -45,9 +45,9 @@ def examine(compile: Compile) -> Iterator[Check]:
         ("disk cache", _cache),
         ("self-check", lambda: _self_check(compile)),
     )
-    for name, look in checks:
+    for name, check in checks:
         try:
-            good, text = look()
+            good, text = check()
         except Exception as error:
             good, text = False, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         yield Check(name, good, text)
@@ -76,7 +76,7 @@ def _threads() -> tuple[bool, str]:
     from smelt.torch_abi.symbols import has_openmp
 
     count = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
-    return True, count if has_openmp() else f"{count}; PyTorch's OpenMP is not there, kernels run on one thread"
+    return True, count if has_openmp() else f"{count}; PyTorch's OpenMP was not found, kernels run on one thread"
 
 
 def _layouts() -> tuple[bool | None, str]:
@@ -102,7 +102,7 @@ def _layouts() -> tuple[bool | None, str]:
 def _gpu() -> tuple[None, str]:
     if not torch.cuda.is_available():
         return None, "none that PyTorch can use"
-    return None, f"{torch.cuda.get_device_name()}; graphs on it are run by PyTorch, as code is generated for CPUs only"
+    return None, f"{torch.cuda.get_device_name()}; graphs on it fall back to eager, as code is generated for CPUs only"
 
 
 def _cache() -> tuple[bool | None, str]:

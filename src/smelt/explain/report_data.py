@@ -28,34 +28,34 @@ from smelt.ir.provenance import origin_of
 from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.runtime.program.profile import Taken
 
-_LONG = 4000  # lines of a file that is shown whole; of a longer one, those round what was captured
-_ROUND = 40
+_LONG = 4000  # lines of a file that is shown whole; of a longer one, those around what was captured
+_AROUND = 40
 
 
 def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, Any]:
-    """Everything the page shows of one run, but the code of kernels, which `codes` is given."""
-    told = from_events(events, Story)
-    data = told.to_dict()
-    files = _Files(told)
+    """Everything the page shows of one run, except the code of kernels, which goes into `codes`."""
+    explained = from_events(events, Story)
+    data = explained.to_dict()
+    files = _Files(explained)
     return {
         "title": title,
         "summary": {
-            "graphs": told.graph_count,
-            "breaks": told.graph_break_count,
-            "recompiles": len(told.recompile_reasons),
-            "operators": told.op_count,
-            "kernels": told.kernel_count,
-            "library calls": sum(len(story.library_calls) for story in told.stories),
-            "bytes saved": sum(story.saved_bytes for story in told.stories),
-            "seconds": sum(seconds for _, seconds in told.compile_times),
+            "graphs": explained.graph_count,
+            "breaks": explained.graph_break_count,
+            "recompiles": len(explained.recompile_reasons),
+            "operators": explained.op_count,
+            "kernels": explained.kernel_count,
+            "library calls": sum(len(story.library_calls) for story in explained.stories),
+            "bytes saved": sum(story.saved_bytes for story in explained.stories),
+            "seconds": sum(seconds for _, seconds in explained.compile_times),
         },
         "files": files.texts(),
-        "graphs": _Graphs(events, told, files, codes).made(),
+        "graphs": _Graphs(events, explained, files, codes).made(),
         "breaks": [{**each, "file": files.number(each["file"])} for each in data["break_reasons"]],
         "recompiles": [{**each, "file": files.number(each["file"])} for each in data["recompile_reasons"]],
         "left": data["left_to_python"],
-        "advice": [_advice(each, files) for each in told.advices],
-        "times": [[stage, seconds] for stage, seconds in told.compile_times],
+        "advice": [_advice(each, files) for each in explained.advices],
+        "times": [[stage, seconds] for stage, seconds in explained.compile_times],
     }
 
 
@@ -70,13 +70,13 @@ def _advice(each: Advice, files: "_Files") -> dict[str, Any]:
 class _Files:
     """The text of every file that something was captured from. The program's own come before those of libraries."""
 
-    def __init__(self, told: Story) -> None:
+    def __init__(self, explained: Story) -> None:
         self._wanted: dict[str, set[int]] = {}
-        for story in told.stories:
+        for story in explained.stories:
             for file, lines in story.lines.items():
                 self._wanted.setdefault(file, set()).update(lines)
-        causes = (cause for each in told.advices for cause in each.causes)
-        for found in (told.break_reasons, told.recompile_reasons, causes):
+        causes = (cause for each in explained.advices for cause in each.causes)
+        for found in (explained.break_reasons, explained.recompile_reasons, causes):
             for record in found:
                 self._wanted.setdefault(record.file, set()).add(record.line)
         paths = sorted(self._wanted, key=is_installed)
@@ -91,16 +91,16 @@ class _Files:
     def _text(self, path: str) -> dict[str, Any]:
         numbers = self._wanted[path]
         text = [line.rstrip("\n") for line in linecache.getlines(path)]
-        first = 1 if len(text) <= _LONG else max(1, min(numbers) - _ROUND)
-        last = len(text) if len(text) <= _LONG else max(numbers) + _ROUND
+        first = 1 if len(text) <= _LONG else max(1, min(numbers) - _AROUND)
+        last = len(text) if len(text) <= _LONG else max(numbers) + _AROUND
         return {"path": path, "library": is_installed(path), "first": first, "lines": text[first - 1 : last]}
 
 
 class _Graphs:
     """One entry per captured graph; what later stages reported is matched as `explanation` does."""
 
-    def __init__(self, events: Sequence[Event], told: Story, files: _Files, codes: Codes) -> None:
-        self._told, self._files, self._codes = told, files, codes
+    def __init__(self, events: Sequence[Event], explained: Story, files: _Files, codes: Codes) -> None:
+        self._explained, self._files, self._codes = explained, files, codes
         self._graphs: list[dict[str, Any]] = []
         self._eager: list[Joint | Pure | None] = []
         self._taken: dict[str, list[Taken]] = {}
@@ -112,7 +112,7 @@ class _Graphs:
 
     def _take(self, subject: object) -> None:
         if isinstance(subject, GraphRecord):
-            self._graphs.append(self._captured(self._told.stories[len(self._graphs)]))
+            self._graphs.append(self._captured(self._explained.stories[len(self._graphs)]))
             self._eager.append(None)
             self._apart.append({})
         elif isinstance(subject, Made):
@@ -130,7 +130,8 @@ class _Graphs:
             self._graphs[-1]["stages"] = [self._graphs[-1]["stages"][0], *self._pure_stages(subject)]
 
     def made(self) -> list[dict[str, Any]]:
-        for graph, story, eager, apart in zip(self._graphs, self._told.stories, self._eager, self._apart, strict=True):
+        stories = self._explained.stories
+        for graph, story, eager, apart in zip(self._graphs, stories, self._eager, self._apart, strict=True):
             graph["programs"] = [self._programs[each.name] for each in story.programs]
             graph["stages"] += [each.pop("drawn") for each in graph["programs"] if "drawn" in each]
             graph["memory"] = timelines(story, eager)
@@ -158,13 +159,13 @@ class _Graphs:
         return stages
 
     def _drawn(self, graph: fx.Graph, saved: Iterable[str], in_backward: bool = False) -> dict[str, Any]:
-        """Nodes and edges of a graph; what is false or unknown of a node is left out."""
-        kept = set(saved)
+        """Nodes and edges of a graph; false and unknown fields are omitted."""
+        saved_names = set(saved)
         nodes, edges = [], []
         for node in graph.nodes:
             origin = origin_of(node)
             place = PLACE.match(node.stack_trace or (origin.place if origin is not None else "") or "")
-            again = in_backward and node.op == "call_function" and phase_of(node) is not Phase.BACKWARD
+            recomputed = in_backward and node.op == "call_function" and phase_of(node) is not Phase.BACKWARD
             described = {
                 "id": node.name,
                 "op": node.op,
@@ -173,8 +174,8 @@ class _Graphs:
                 "file": self._files.number(place["file"]) if place is not None else None,
                 "line": int(place["line"]) if place is not None else None,
                 "origin": origin.node if origin is not None else node.name if node.stack_trace else None,
-                "saved": node.name in kept or None,
-                "again": again or None,
+                "saved": node.name in saved_names or None,
+                "recomputed": recomputed or None,
             }
             nodes.append({key: value for key, value in described.items() if value is not None})
             edges += [[source.name, node.name] for source in node.all_input_nodes]
@@ -186,7 +187,7 @@ class _Graphs:
         records = iter(self._made[len(self._made) - silent.count(False) :])
         steps = []
         for step, is_silent in zip(program.steps, silent, strict=True):
-            record = Made(str(step.op), (), "is made only to raise PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
+            record = Made(str(step.op), (), "runs only to raise PyTorch's own error") if is_silent else next(records)  # type: ignore[union-attr]
             described: dict[str, Any] = {"name": record.name, "members": list(record.members)}
             if isinstance(step, Launch):
                 described |= {"kind": "kernel", "code": self._codes.number(step.kernel)}

@@ -2,9 +2,9 @@
 
     {"ours": [[0.0, 0], [0.1, 4096], …], "eager": [[0.0, 0], …], "saved": […], "turn": True}
 
-A place is 0 to 1 in the forward and 1 to 2 in the backward, or 0 to 1 in a graph that is not split. Counted is what the
-step allocates: neither inputs and parameters nor the new values written into them. Each value counts from where it is
-made to where it is read for the last time, as memory planning has it too; an arena holds the same in one piece.
+A place is 0 to 1 in the forward and 1 to 2 in the backward, or 0 to 1 in a graph that is not split. What the step
+allocates is counted: neither inputs and parameters nor new values copied into them. Each value counts from where it is
+computed to its last use, as in memory planning; an arena holds the same in one piece.
 """
 
 from collections.abc import Hashable
@@ -26,36 +26,36 @@ Curve = list[list[float]]
 
 
 def timelines(story: GraphStory, eager: Joint | Pure | None) -> dict[str, Any]:
-    """What a report says of the memory of one graph. Sizes that differ from call to call are those of the example."""
-    ahead = next((each for each in story.programs if each.name.startswith("forward")), None)
-    behind = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
-    if ahead is None:
-        return {"ours": [], "eager": [], "saved": [], "turn": False, "again": []}
-    ahead, behind = resized(ahead, hint), resized(behind, hint)
-    turn = behind is not None and story.halves is not None
-    ours, saved = _of_programs(ahead, behind if turn else None, story.halves)
+    """What a report says of the memory of one graph. Dynamic sizes are those of the example."""
+    forward = next((each for each in story.programs if each.name.startswith("forward")), None)
+    backward = next((each for each in reversed(story.programs) if each.name.startswith("backward")), None)
+    if forward is None:
+        return {"ours": [], "eager": [], "saved": [], "turn": False, "recomputed": []}
+    forward, backward = resized(forward, hint), resized(backward, hint)
+    turn = backward is not None and story.halves is not None
+    ours, saved = _of_programs(forward, backward if turn else None, story.halves)
     theirs = [] if eager is None else _of_eager(resized_graph(eager.traced, hint).graph, eager.plan)
-    return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "again": _computed_again(story.halves)}
+    return {"ours": ours, "eager": theirs, "saved": saved, "turn": turn, "recomputed": _recomputed(story.halves)}
 
 
-def _of_programs(ahead: Program, behind: Program | None, halves: Halves | None) -> tuple[Curve, Curve]:
+def _of_programs(forward: Program, backward: Program | None, halves: Halves | None) -> tuple[Curve, Curve]:
     """All that is alive, and what of it is saved for the backward."""
-    usage = program_usage(ahead.unplanned())
-    if behind is None or halves is None:
+    usage = program_usage(forward.unplanned())
+    if backward is None or halves is None:
         return _spread(_alive(usage), 0), []
     plan = halves.plan
-    kept = {key for key in usage.returned[plan.forward_outputs :] if key is not None}
+    saved_keys = {key for key in usage.returned[plan.forward_outputs :] if key is not None}
     results = usage.bytes_of(usage.returned[: plan.results])
-    given = handed_over(usage, plan, len(behind.inputs))
-    later = program_usage(behind.unplanned(), given)
-    saved: set[Hashable] = set(behind.inputs[: len(plan.saved)])
+    given = handed_over(usage, plan, len(backward.inputs))
+    later = program_usage(backward.unplanned(), given)
+    saved: set[Hashable] = set(backward.inputs[: len(plan.saved)])
     ours = [*_spread(_alive(usage), 0), *_spread([results + size for size in _alive(later)], 1)]
-    return ours, [*_spread(_alive(usage, kept), 0), *_spread(_alive(later, saved), 1)]
+    return ours, [*_spread(_alive(usage, saved_keys), 0), *_spread(_alive(later, saved), 1)]
 
 
 def _of_eager(graph: fx.Graph, plan: JointPlan) -> Curve:
-    """Of the graph run operator by operator: every value lives until it is read for the last time, and what is written
-    to an input needs no memory of its own."""
+    """Of the graph run operator by operator: every value lives until its last use, and new values of mutated inputs
+    need no memory of their own."""
     usage = graph_usage(graph)
     for key in usage.returned[plan.results : plan.forward_outputs]:
         if key is not None and key not in usage.returned[: plan.results]:
@@ -93,8 +93,8 @@ def _alive(usage: MemoryUsage, only: set[Hashable] | None = None) -> list[int]:
     return found
 
 
-def _computed_again(halves: Halves | None) -> list[dict[str, Any]]:
-    """What the backward computes again instead of keeping it, the largest first."""
+def _recomputed(halves: Halves | None) -> list[dict[str, Any]]:
+    """What the backward recomputes instead of saving it, the largest first."""
     if halves is None or halves.backward is None:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""What the compiler did in one run, told by its events: graphs, breaks, recompiles, programs, times; no rendering.
+"""What the compiler did in one run, from its events: graphs, breaks, recompiles, programs, times; no rendering.
 
     events ── from_events ──► Story: counts, what to change, then one line a graph
 """
@@ -24,7 +24,7 @@ from smelt.symbolic.symsize import hint
 
 OP_CODES = frozenset({"call_function", "call_method", "call_module"})
 MORE = """More: --full adds break reasons with stacks, operators, kernels, saved values, guards; --guards only guards.
-      From Python: told.text(full=True), told.text(guards=True); told.to_html(path) writes a page."""
+      From Python: explanation.text(full=True), explanation.text(guards=True); explanation.to_html(path)."""
 _MANY = 10  # graphs of a summary, and line ranges of one
 PLACE = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
 
@@ -74,12 +74,12 @@ class GraphStory:
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """What the forward keeps for the backward."""
+        """What the forward saves for the backward."""
         return () if self.halves is None else self.halves.plan.saved
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the backward keeps alive beside the graph's own inputs."""
+        """Bytes saved for the backward, besides the graph's own inputs."""
         return sum(hint(saved.spec.nbytes) for saved in self.saved if saved.source is None)
 
     def summary(self, number: int) -> list[str]:
@@ -102,12 +102,12 @@ class GraphStory:
         lines.append(f"    {_many(len(self.kernels), 'kernel')}, {_many(len(self.library_calls), 'library call')}")
         lines += [f"      {name}" for name in (*self.kernels, *self.library_calls)]
         if self.halves is not None:
-            lines.append(f"    saves {self.saved_bytes} bytes for the backward beside its inputs")
+            lines.append(f"    saves {self.saved_bytes} bytes for the backward besides its inputs")
             lines += [f"      {saved.name}: {saved.spec.nbytes} bytes, {saved.why}" for saved in self._largest()]
         return lines
 
     def guards_text(self, number: int) -> list[str]:
-        """What must hold for it to run again, in words."""
+        """What must hold for it to be reused, in words."""
         if self.guards is None:
             return []
         head = f"  Graph {number}: {self.record.function} is reused while"
@@ -196,7 +196,7 @@ class Story:
 
     @property
     def recompiles_behind_breaks(self) -> list[str]:
-        """Recompiles of the parts behind breaks, a line each: mending the breaks comes first."""
+        """Recompiles of the parts behind breaks, a line each: fixing the breaks comes first."""
         found = (each for each in self.recompile_reasons if each.resumed and self.break_reasons)
         return list(dict.fromkeys(f"{each.where} in {each.function}: {each.reason}" for each in found))
 
@@ -254,12 +254,12 @@ class Story:
                 *(f"      {frame}" for frame in record.stack),
             ]
         lines += ["Recompile Reasons:"] if self.recompile_reasons else []
-        for number, again in enumerate(self.recompile_reasons, 1):
+        for number, recompiled in enumerate(self.recompile_reasons, 1):
             lines += [
                 f"  Recompile Reason {number}:",
-                f"    Reason: {again.reason}",
-                f"    Hint: {again.hint}",
-                f"    Function: {again.where} in {again.function}, version {again.version}",
+                f"    Reason: {recompiled.reason}",
+                f"    Hint: {recompiled.hint}",
+                f"    Function: {recompiled.where} in {recompiled.function}, version {recompiled.version}",
             ]
         lines.append("Ops per Graph:")
         for number, story in enumerate(self.stories, 1):
@@ -307,10 +307,10 @@ class Story:
         return "\n".join(format_graph(traced.graph, f"graph {n}") for n, traced in enumerate(self.graphs, 1))
 
 
-Told = TypeVar("Told", bound=Story)
+StoryType = TypeVar("StoryType", bound=Story)
 
 
-def from_events(events: Sequence[Event], kind: type[Told]) -> Told:
+def from_events(events: Sequence[Event], kind: type[StoryType]) -> StoryType:
     """Put together what a run reported."""
     times: Counter[str] = Counter()
     for timing in _subjects(events, "timing", Timing):

@@ -1,4 +1,4 @@
-"""`smelt.verify(model, args)`: run a program by every backend and say whether, and where, they part from eager.
+"""`smelt.verify(model, args)`: run a program by every backend and say whether, and where, they differ from eager.
 
     >>> print(smelt.verify(model, (x,)))
     eager       right   forward, gradients       3 values, largest error 0.3 of what is expected
@@ -6,10 +6,10 @@
     llvm        WRONG   gradient of weight: off by 0.5 at [3, 1] (-0.25, eager has 0.25), expected 5e-7
 
 What is expected of a backend is an error against the same program in float64 of at most twice eager's plus 4 ulp of the
-tensor's largest value; roundings are chance, so it is called wrong beyond 16 times that. A gradient may be off by the
+tensor's largest value; rounding varies, so it is called wrong beyond 16 times that. A gradient may be off by the
 rounding of the largest gradient too: one that cancels to nothing, as of a bias before a batch norm, is made of terms of
-that size. Where there is no float64 program (it draws random numbers, or has its dtypes written down) a backend is held
-against eager itself, by the tolerances of `torch.testing`. The model and what it was given stay as they were.
+that size. Where there is no float64 program (it draws random numbers, or sets dtypes explicitly) a backend is compared
+with eager itself, by the tolerances of `torch.testing`. The model and its arguments stay unchanged.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from smelt.base.fast_dataclass import dataclass
 Compile = Callable[..., Any]
 
 _LOOSE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-7}  # torch.testing's
-_CHANCE = 16  # how many times the expected error may be the luck of roundings
+_SLACK = 16  # how many times the expected error is still taken for rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One value held against eager's."""
+    """One value compared with eager's."""
 
     name: str  # "output[0]", "gradient of layers.0.weight", "layers.1.running_mean afterwards"
     error: float  # the largest, as a part of what is expected
@@ -78,11 +78,11 @@ class Verification:
 
     @property
     def first_wrong(self) -> Verdict | None:
-        """The backend nearest to eager that parts from it: the stage it adds is where to look."""
+        """The backend nearest to eager that differs from it: the stage it adds is where to look."""
         return next((verdict for verdict in self.verdicts if not verdict.right), None)
 
     def __str__(self) -> str:
-        lines = [*map(str, self.verdicts), f"held against {self.reference}"]
+        lines = [*map(str, self.verdicts), f"compared with {self.reference}"]
         if self.first_wrong is not None:
             lines.append(_STAGES[self.first_wrong.backend])
         return "\n".join(lines)
@@ -96,7 +96,7 @@ _STAGES = {
 
 
 class Judge:
-    """Eager's answer and the float64 one, against which any number of ways to run the program are held."""
+    """Eager's answer and the float64 one, with which any number of ways to run the program are compared."""
 
     def __init__(
         self, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], compile: Compile
@@ -120,7 +120,7 @@ class Judge:
             mine = self._program.run(self._compile(self._model, backend=backend, options=settings))
         except Exception as error:
             return Verdict(backend, (), _first_line(error))
-        return Verdict(backend, tuple(_hold_against(mine, self._eager, self._exact)))
+        return Verdict(backend, tuple(_compare(mine, self._eager, self._exact)))
 
 
 def verify(judge: Judge, backends: Sequence[str], options: Mapping[str, Any]) -> Verification:
@@ -140,7 +140,7 @@ class _Program:
         self.modules = list(_modules_of(model))
 
     def run(self, function: Callable[..., Any], seed: int = 0, double: bool = False) -> dict[str, Any]:
-        """Everything it yields, by name: outputs, gradients, and what it has written."""
+        """Everything it returns, by name: outputs, gradients, and mutated tensors."""
         with _restored(self.modules) as state, torch.random.fork_rng(devices=()):
             leaves: dict[str, torch.Tensor] = {}
             if double:
@@ -150,9 +150,9 @@ class _Program:
                 leaves[name] = tensor
             args, kwargs = _copied(self.given, "argument", double, leaves)
             torch.manual_seed(seed)
-            yielded = dict(_flattened(function(*args, **kwargs), "output"))
-            _backward(yielded.values())
-            values = {name: _plain(value) for name, value in yielded.items()}
+            returned = dict(_flattened(function(*args, **kwargs), "output"))
+            _backward(returned.values())
+            values = {name: _plain(value) for name, value in returned.items()}
             for name, leaf in leaves.items():
                 if leaf.grad is not None:
                     values[f"gradient of {name}"] = _plain(leaf.grad)
@@ -183,11 +183,11 @@ def _restored(modules: Sequence[torch.nn.Module]) -> Iterator[dict[str, torch.Te
         prefix = f"{type(module).__name__} " if number else ""
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             state[prefix + name] = tensor
-    kept = [(tensor, tensor.data, tensor.data.clone(), tensor.grad) for tensor in state.values()]
+    originals = [(tensor, tensor.data, tensor.data.clone(), tensor.grad) for tensor in state.values()]
     try:
         yield state
     finally:
-        for tensor, data, content, grad in kept:
+        for tensor, data, content, grad in originals:
             tensor.grad = None
             tensor.data = data
             tensor.data.copy_(content)
@@ -262,7 +262,7 @@ def _equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(same(value, second[name]) for name, value in first.items())
 
 
-def _hold_against(mine: dict[str, Any], eager: dict[str, Any], reference: dict[str, Any]) -> Iterator[Found]:
+def _compare(mine: dict[str, Any], eager: dict[str, Any], reference: dict[str, Any]) -> Iterator[Found]:
     gradients = [_largest(value) for name, value in reference.items() if name.startswith("gradient of ")]
     for name, theirs in eager.items():
         if name not in mine:
@@ -272,7 +272,7 @@ def _hold_against(mine: dict[str, Any], eager: dict[str, Any], reference: dict[s
         if isinstance(theirs, torch.Tensor) and isinstance(ours, torch.Tensor):
             fits = isinstance(exact, torch.Tensor) and exact.shape == theirs.shape
             terms = max(gradients) if name.startswith("gradient of ") else 0.0
-            yield _held_tensor(name, ours, theirs, exact if fits else theirs, terms)  # type: ignore[arg-type]
+            yield _compare_tensor(name, ours, theirs, exact if fits else theirs, terms)  # type: ignore[arg-type]
         elif type(ours) is not type(theirs):
             yield Found(name, float("inf"), f"is {type(ours).__name__}, eager has {type(theirs).__name__}")
         elif isinstance(theirs, int | float | str | bytes | None) and ours != theirs:
@@ -288,7 +288,7 @@ def _largest(value: torch.Tensor) -> float:
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def _held_tensor(name: str, ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, terms: float) -> Found:
+def _compare_tensor(name: str, ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, terms: float) -> Found:
     for what in ("dtype", "shape", "device"):
         if getattr(ours, what) != getattr(theirs, what):
             return Found(name, float("inf"), f"{what} {getattr(ours, what)}, eager has {getattr(theirs, what)}")
@@ -310,7 +310,7 @@ def _held_tensor(name: str, ours: torch.Tensor, theirs: torch.Tensor, exact: tor
         expected = 2 * float((eager - exact).abs().max()) + real.eps * (4 * scale + terms) + real.tiny
     off = (mine - exact).abs()
     error = float(off.max()) / expected if off.numel() else 0.0
-    if error <= _CHANCE:
+    if error <= _SLACK:
         return Found(name, error, None)
     return Found(name, error, f"{_where(off == off.max(), ours, theirs)}, expected {expected:.2g}")
 

@@ -33,7 +33,7 @@ from smelt.base.options import config
 MAGIC = b"smelt cache 1\n"
 SUFFIX = ".smelt"
 _TEMPORARY = ".tmp-"
-_ABANDONED = 3600.0  # seconds after which a file that was never finished is somebody's who died
+_ABANDONED = 3600.0  # seconds after which an unfinished file belongs to a process that died
 _HEAD = len(MAGIC) + hashlib.sha256().digest_size
 _MOST_PARTS = 64
 
@@ -90,7 +90,7 @@ class CacheStore:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
-        # Looking at every file takes longer than writing one: that is done when a part of the limit has been written.
+        # Listing every file takes longer than writing one: that is done when a part of the limit has been written.
         left = _room.get(self, -1) - len(contents)
         _room[self] = left if left >= 0 else min(self.limit - self._evict(), self.limit // 16)
         return True
@@ -117,8 +117,9 @@ class CacheStore:
                         yield entry.path, entry.stat(follow_symlinks=False)
 
     def _evict(self) -> int:
-        """Get below the limit, with a little to spare, so that not every file that comes makes one go; what is left."""
-        # What is larger than all may be is no file of ours, and no reason for those to go.
+        """Evict files until below the limit, with a little to spare, so that not every write evicts one; the bytes
+        left."""
+        # A file larger than the limit is not ours, and no reason to evict others.
         entries = sorted(self._entries(), key=lambda each: (each[1].st_size <= self.limit, each[1].st_mtime))
         now = time.time()
         total = sum(found.st_size for _, found in entries)
@@ -131,7 +132,7 @@ class CacheStore:
         return total
 
 
-_room: dict[CacheStore, int] = {}  # bytes that may be written before the files are looked at again
+_room: dict[CacheStore, int] = {}  # bytes that may be written before the files are listed again
 
 
 def _deleted(path: str) -> bool:
@@ -181,8 +182,8 @@ _OPENING = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")  # 
 
 
 def _read(path: Path, most: int) -> bytes:
-    """A plain file of at most so many bytes that nobody else can have written. What it is is looked at before it is
-    read: opening a pipe must not wait for a writer, and a file of a terabyte need not have any data."""
+    """The contents of a plain file of at most `most` bytes that nobody else can have written. Its kind is checked
+    before it is read: opening a pipe must not wait for a writer, and a sparse file may claim a terabyte."""
     descriptor = os.open(path, functools.reduce(operator.or_, (getattr(os, name, 0) for name in _OPENING), os.O_RDONLY))
     try:
         found = os.fstat(descriptor)

@@ -1,10 +1,10 @@
-"""Whether tensors that are written lie in memory of others: the one answer that every part goes by.
+"""Whether mutated tensors overlap the memory of others: the one answer that every part uses.
 
     overlap((x, y), (0,))    →   True: a write to x may be seen in y
 
-Memory that PyTorch did not allocate may be behind any number of storages: two slices of one array of numpy's are two.
-So the ranges of addresses are compared, each storage as a whole: views of one storage count as overlapping, for they
-also share what counts their writes. A file or shared memory may besides be mapped at two addresses.
+Memory that PyTorch did not allocate may be behind any number of storages: two slices of one NumPy array are two. So
+address ranges are compared, each storage as a whole: views of one storage count as overlapping, for they also share a
+version counter. A file or shared memory may also be mapped at two addresses.
 """
 
 import re
@@ -24,7 +24,7 @@ Range = tuple[int, int]
 
 
 def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
-    """Whether one of the `written` lies in memory of another of these. What is no tensor lies nowhere."""
+    """Whether one of the `written` overlaps another of these. What is no tensor overlaps nothing."""
     found = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
     if found is None:
         return _overlap_as_asked(tensors, written)
@@ -32,7 +32,7 @@ def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
 
 
 def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> bool:
-    """Whether one of the `written` lies in memory of one of the others; among themselves they may."""
+    """Whether one of the `written` overlaps one of the others; they may overlap each other."""
     both = [*written, *others]
     if not overlap(both, tuple(range(len(written)))):
         return False
@@ -45,7 +45,7 @@ def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> b
 
 
 def _overlap_as_asked(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
-    """The same where the C part does not know where to look: it is told, or the tensors are asked."""
+    """The same where the C part does not know the offsets: it is connected, or the tensors' methods are called."""
     if connect():
         found = _native.overlap(tensors, written)  # type: ignore[arg-type]
         if found is not None:
@@ -94,7 +94,7 @@ def _memory_of_all(tensors: Sequence[Any]) -> Iterator[tuple[int, Range]]:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A part of a file, or of shared memory, that lies in some tensor's memory."""
+    """A part of a file, or of shared memory, that is mapped into some tensor's memory."""
 
     file: bytes
     start: int
@@ -109,8 +109,8 @@ _MAPPING, _SHARED = _LINE % b"(.)", _LINE % b"(s)"
 
 
 def _mapped_twice(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
-    """Whether a written tensor and another show one part of a file, though they lie apart. Only asked of memory that
-    PyTorch did not allocate; where the system does not say what is mapped, nothing is."""
+    """Whether a written tensor and another map one part of a file at two addresses. Only for memory that PyTorch did
+    not allocate; where the system does not list its mappings, False."""
     foreign = [
         (place, memory)
         for place, memory in _memory_of_all(tensors)
@@ -139,7 +139,7 @@ def _mapped_twice(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
 
 
 def _mapped(tensors: Sequence[tuple[int, Range]], mappings: Sequence[tuple[bytes, ...]]) -> Iterator[_Mapped]:
-    """Which parts of which files these lie in."""
+    """Which parts of which files are mapped into these."""
     for start, end, kind, offset, file in mappings:
         first, after, skipped = int(start, 16), int(end, 16), int(offset, 16)
         for place, (low, high) in tensors:

@@ -1,8 +1,8 @@
-"""What PyTorch keeps on a thread and the compiler changes: told to `_native.sheltered`, which puts it back.
+"""PyTorch's thread state that the compiler changes: registered with `_native.sheltered`, which restores it.
 
-A compiler enters dispatch modes, switches grad mode and autocast, pops the caller's hooks. Blocks put all that back,
-unless an exception arrives from outside (Ctrl-C) while one of them is entered or left. So what captures or
-compiles is called through `_native.sheltered`: whatever was raised and wherever, it puts back what differs.
+A compiler enters dispatch modes, switches grad mode and autocast, pops the caller's hooks. `with` blocks restore
+all that, unless an exception arrives from outside (Ctrl-C) while one of them is entered or left. So what captures or
+compiles is called through `_native.sheltered`: whatever was raised and wherever, it restores what differs.
 """
 
 import functools
@@ -51,7 +51,7 @@ def _flags() -> tuple[Any, ...]:
 
 
 def teach() -> None:
-    """Tell `_native.sheltered` of all this."""
+    """Register all this with `_native.sheltered`."""
     modes = (
         torch._C._len_torch_dispatch_stack,
         torch._C._get_dispatch_stack_at,
@@ -81,7 +81,7 @@ def teach() -> None:
 
 
 def _lower_flags() -> None:
-    """Other threads of the parent may have been in modes; in a child they are gone."""
+    """Other threads of the parent may have been in modes; a forked child does not have them."""
     flags, names, told = _flags()
     if not torch._C._len_torch_dispatch_stack():
         flags.update(dict.fromkeys(names, False))

@@ -316,7 +316,7 @@ def test_a_float_wherever_an_operator_takes_one(function: Callable[..., Any], ba
 @pytest.mark.parametrize("backend", ["aot_eager", "llvm"])
 def test_more_sizes_than_are_kept(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smelt.pipeline.sizes.dispatch.LIMIT", 3)
-    monkeypatch.setattr("smelt.pipeline.sizes.dispatch.KEPT", 3)
+    monkeypatch.setattr("smelt.pipeline.sizes.dispatch.BOUND_LIMIT", 3)
     follow(pointwise, rows(2, 3, 4, 5, 6, 7, 3, 6), backend)
     monkeypatch.setattr("smelt.pipeline.sizes.dispatch.VERSIONS", 0)  # compiled for each size alone
     with pytest.warns(SmeltWarning, match="SM012"):

@@ -103,16 +103,16 @@ function drawMemory(view) {
   if (!data.graphs.some((graph) => graph.memory.ours.length)) view.append(make("p", { class: "quiet" }, "Nothing was compiled to kernels."));
   data.graphs.forEach((graph, number) => {
     if (!graph.memory.ours.length) return;
-    const { ours, eager, saved, turn, again } = graph.memory, high = most(ours), theirs = most(eager);
+    const { ours, eager, saved, turn, recomputed } = graph.memory, high = most(ours), theirs = most(eager);
     view.append(make("h2", {}, `Graph ${number + 1}: ${graph.function}`));
     const tile = (text, value) => make("div", {}, make("b", {}, value), make("span", {}, text));
     view.append(make("div", { class: "tiles" }, tile("smelt at its peak", bytes(high)), eager.length ? tile("eager at its peak", bytes(theirs)) : null, theirs ? tile("of eager's", (100 * high / theirs).toFixed(0) + " %") : null,
-      turn ? tile("saved for the backward", bytes(graph.saved_bytes)) : null, turn ? tile("values computed again in the backward", String(again.length)) : null));
+      turn ? tile("saved for the backward", bytes(graph.saved_bytes)) : null, turn ? tile("values recomputed in the backward", String(recomputed.length)) : null));
     view.append(plot(graph.memory, `Bytes alive over the step: smelt at most ${bytes(high)}, eager ${bytes(theirs)}`));
     view.append(make("p", { class: "quiet" }, "Memory that the step allocates, from its beginning to its end: inputs and parameters are not in it. Eager's curve is that of the same operators run one by one."));
     if (graph.saved.length) view.append(make("h3", {}, "Saved for the backward"), shortTable(["value", "bytes", "why"], [...graph.saved].sort((a, b) => a.input - b.input || b.bytes - a.bytes).map((each) =>
       make("tr", {}, make("td", {}, make("code", {}, each.name)), make("td", { class: "amount" }, bytes(each.bytes)), make("td", {}, each.input ? "an input, alive anyhow" : each.why)))));
-    if (again.length) view.append(make("h3", {}, "Computed again in the backward instead"), shortTable(["value", "bytes"], again.map((each) => make("tr", {}, make("td", {}, make("code", {}, each.name)), make("td", { class: "amount" }, bytes(each.bytes))))));
+    if (recomputed.length) view.append(make("h3", {}, "Recomputed in the backward instead"), shortTable(["value", "bytes"], recomputed.map((each) => make("tr", {}, make("td", {}, make("code", {}, each.name)), make("td", { class: "amount" }, bytes(each.bytes))))));
   });
 }
 
@@ -139,7 +139,7 @@ function plot({ ours, eager, saved, turn }, words) {
 function drawGuards(view) {
   const line = (text) => make("li", {}, ...text.split("`").map((part, at) => at % 2 ? make("code", {}, part) : part));
   data.graphs.forEach((graph, number) => {
-    view.append(make("h2", {}, `Graph ${number + 1}: ${graph.function} is used again while`));
+    view.append(make("h2", {}, `Graph ${number + 1}: ${graph.function} is reused while`));
     const parts = new Map(), list = make("ul");
     for (const text of graph.guards) { const owner = /^`([\w]+)[.[]/.exec(text)?.[1] ?? ""; parts.set(owner, [...(parts.get(owner) || []), text]); }
     const process = (parts.get("") ?? []).filter((text) => !text.includes("`") && !text.startsWith("modules"));

@@ -2,7 +2,7 @@
 let drawing = null, turns = 0, matches = [], matchAt = -1;
 const positions = new Map();
 const stageOf = () => data.graphs[by("graph").value].stages[by("stage").value];
-const LEGEND = [["--one", "in a kernel"], ["--three", "library call"], ["--two", "saved for the backward"], ["--four", "computed again"]];
+const LEGEND = [["--one", "in a kernel"], ["--three", "library call"], ["--two", "saved for the backward"], ["--four", "recomputed"]];
 
 function drawGraphs() {
   data.graphs.forEach((graph, number) => by("graph").append(make("option", { value: number }, `${number + 1}: ${graph.function}`)));
@@ -148,7 +148,7 @@ function inputs(stage) {
 const graphStyle = () => [
   { selector: "node", style: { label: "data(text)", "text-wrap": "wrap", "text-valign": "center", "font-size": 11, "font-family": "system-ui, sans-serif", shape: "round-rectangle", width: "data(width)", height: 36, color: color("--text"), "background-color": color("--soft"), "border-width": 1, "border-color": color("--line") } },
   { selector: ".placeholder, .output", style: { height: 16, "font-size": 9, color: color("--quiet"), "background-opacity": 0.25, "border-style": "dashed" } },
-  ...[["kernel", "--one"], ["library", "--three"], ["again", "--four"], ["saved", "--two"]].map(([kind, name]) => (
+  ...[["kernel", "--one"], ["library", "--three"], ["recomputed", "--four"], ["saved", "--two"]].map(([kind, name]) => (
     { selector: "." + kind, style: { "border-color": color(name), "border-width": 2, "background-color": mixed("--panel", name, 0.16) } })),
   { selector: "edge", style: { width: 1.2, "line-color": color("--edge"), "target-arrow-color": color("--edge"), "target-arrow-shape": "triangle", "arrow-scale": 0.7, "curve-style": "straight" } },
   { selector: "edge.long", style: { opacity: 0.22 } },
@@ -189,7 +189,7 @@ const brief = (name) => name.length > 30 ? "…" + name.slice(-29) : name;
 
 function kindOf(node) {
   const step = stepOf(node);
-  return [node.op, node.saved ? "saved" : "", node.again ? "again" : "", step ? step.kind : ""].join(" ");
+  return [node.op, node.saved ? "saved" : "", node.recomputed ? "recomputed" : "", step ? step.kind : ""].join(" ");
 }
 
 function stepOf(node) {
@@ -255,8 +255,8 @@ function describe(id) {
     make("table", {},
       node.op === "step" ? row("kind", step.kind === "kernel" ? "kernel" : `library call: it ${step.why}`) : row("operator", node.label),
       row("value", node.shape || "–"),
-      node.saved ? row("kept", "saved for the backward") : null,
-      node.again ? row("kept", "not kept: computed again here") : null,
+      node.saved ? row("saved", "for the backward") : null,
+      node.recomputed ? row("saved", "no: recomputed here") : null,
       node.file === undefined ? null : row("line", place(node.file, node.line), make("code", { class: "quote" }, (lineText(node.file, node.line) ?? "").trim())),
       step && node.op !== "step" ? row("computed by", link(`${node.step[0]}: ${step.name}`, () => goToStep(number, node.step)), drawnStep < 0 ? null : make("br"), drawnStep < 0 ? null : link("show it in the drawing", () => goToNode(number, drawnStep, `step ${node.step[1] + 1}`))) : null,
     ),

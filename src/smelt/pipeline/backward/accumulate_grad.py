@@ -1,7 +1,7 @@
 """Adding a gradient to a leaf, as PyTorch's engine does.
 
-The first gradient becomes `leaf.grad` itself where nobody else has it and it lies in memory as the leaf does; otherwise
-a copy that does. Later ones are added to it in place.
+The first gradient becomes `leaf.grad` itself if nobody else holds it and it has the strides of the leaf; otherwise a
+copy that has. Later ones are accumulated in place.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from smelt.symbolic.shapes import is_dense
 
 
 def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: bool) -> None:
-    """Add `gradient` to what the leaf has; `owned`: nobody else has it. Gradients must be switched off."""
+    """Accumulate `gradient` into the leaf; `owned`: nobody else holds it. Grad mode must be off."""
     before = leaf.grad
     if before is None:
-        own = gradient if owned and _lies_alike(gradient, leaf) else _copy(gradient, leaf)
+        own = gradient if owned and _has_leaf_strides(gradient, leaf) else _copy(gradient, leaf)
         leaf.grad = BASE.detach(own) if own._is_view() else own
     elif type(before) is torch.Tensor and before.layout is torch.strided:
         BASE.add_(before, gradient)
@@ -25,15 +25,15 @@ def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: b
 
 
 def deliver(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Let PyTorch do it, with all hooks of the leaf and of its node."""
+    """Let the engine accumulate, with all hooks of the leaf and of its node."""
     engine.run_backward((leaf,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def _lies_alike(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
-    return (gradient.stride() == leaf.stride() and gradient.is_contiguous()) or _obeys(gradient, leaf)
+def _has_leaf_strides(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    return (gradient.stride() == leaf.stride() and gradient.is_contiguous()) or _follows_layout_contract(gradient, leaf)
 
 
-def _obeys(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+def _follows_layout_contract(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
     """PyTorch's rule: the leaf's own strides if it is dense, else row-major; extents of one may have any but zero."""
     if leaf.numel() and not is_dense(leaf.shape, leaf.stride()):
         return gradient.is_contiguous()

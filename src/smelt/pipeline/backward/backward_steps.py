@@ -1,6 +1,6 @@
-"""What the steps of a captured backward do, one after the other, on one graph.
+"""Running the steps of a captured backward, one after the other.
 
-Pass(engine, reading, values, numbers)    slots being filled; each step is a function of it
+BackwardRun(engine, reading, values, numbers)    slots being filled; each step is a function of it
 """
 
 from collections import Counter
@@ -37,12 +37,12 @@ from smelt.pipeline.backward.accumulate_grad import accumulate, deliver
 from smelt.torch_abi.node_layout import materializes
 
 Values = list[Any]
-Run = Callable[["Pass"], None]
+Run = Callable[["BackwardRun"], None]
 
 
 @dataclass(slots=True)
-class Pass:
-    """One backward on its way."""
+class BackwardRun:
+    """The state of one backward that is running."""
 
     engine: Any
     reading: GraphReading
@@ -51,7 +51,7 @@ class Pass:
     hooks: dict[HookAt, tuple[Any, int]]  # the dict that a hook is in, and its key there
 
 
-def run_steps(steps: Sequence[Run], run: Pass) -> None:
+def run_steps(steps: Sequence[Run], run: BackwardRun) -> None:
     for step in steps:
         step(run)
 
@@ -69,8 +69,8 @@ def read_slots(step: Step) -> list[int]:
 
 
 def detached(step: Graph, slots: frozenset[int]) -> Graph:
-    """The graph with results detached that are views and go to those slots: a leaf's gradient is no view to PyTorch,
-    whatever made it. What shares memory with another result, or with an input, is left to whoever takes it."""
+    """The graph with views detached that go to those slots: a leaf's gradient is no view to PyTorch, whatever computed
+    it. What aliases another result or an input is handled when it is accumulated."""
     graph = fx.Graph()
     results: Any = graph.graph_copy(step.traced.graph, {})
     roots = Counter(map(view_root, results))
@@ -84,7 +84,7 @@ def detached(step: Graph, slots: frozenset[int]) -> Graph:
     return replace(step, traced=replace(step.traced, graph=graph))
 
 
-def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[int], run: Pass) -> None:
+def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[int], run: BackwardRun) -> None:
     """A graph that calls no Python code."""
     values = run.values
     inputs = [values[source] for source in step.inputs]  # type: ignore[index]  # there are no hooks among them
@@ -94,7 +94,7 @@ def run_graph(call: Callable[..., tuple[Any, ...]], step: Graph, done: Sequence[
         values[slot] = value
 
 
-def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: Pass) -> None:
+def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: BackwardRun) -> None:
     values = run.values
     inputs = [_hook(run, each) if isinstance(each, HookAt) else values[each] for each in step.inputs]
     for slot in done:
@@ -105,7 +105,7 @@ def run_module(call: Callable[..., Any], step: Graph, done: Sequence[int], run: 
 
 
 def find_hooks(reading: GraphReading, places: Sequence[HookAt]) -> dict[HookAt, tuple[Any, int]]:
-    """Where hooks are before the first of them runs: it may remove others, or itself."""
+    """The hooks, looked up before the first of them runs: it may remove others, or itself."""
     found = {}
     for at in places:
         functions = _functions(reading, at)
@@ -113,13 +113,13 @@ def find_hooks(reading: GraphReading, places: Sequence[HookAt]) -> dict[HookAt, 
     return found
 
 
-def _hook(run: "Pass", at: HookAt) -> Any:
+def _hook(run: "BackwardRun", at: HookAt) -> Any:
     functions, key = run.hooks[at]
-    return functions.get(key, _nothing)
+    return functions.get(key, _removed_hook)
 
 
-def _nothing(*gradients: Any) -> None:
-    """In place of a hook that was removed since."""
+def _removed_hook(*gradients: Any) -> None:
+    """In place of a hook that was removed meanwhile."""
 
 
 def _functions(reading: GraphReading, at: HookAt) -> Any:
@@ -134,17 +134,17 @@ def _functions(reading: GraphReading, at: HookAt) -> Any:
 _delivering = locks.lock()
 
 
-def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: Pass) -> None:
+def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: BackwardRun) -> None:
     with _native.Held(_delivering):  # two threads may train the same leaves
         _native.deliver(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
 
 
-def _deliver_by_engine(step: DeliverByEngine, run: Pass) -> None:
+def _deliver_by_engine(step: DeliverByEngine, run: BackwardRun) -> None:
     gradient = run.values[step.slot]
     deliver(run.engine, run.reading.nodes[step.node].variable, gradient)
 
 
-def _call_leaf_hooks(step: CallLeafHooks, run: Pass) -> None:
+def _call_leaf_hooks(step: CallLeafHooks, run: BackwardRun) -> None:
     leaf = run.reading.nodes[step.node].variable
     for at in step.hooks:
         result = _hook(run, at)(leaf)
@@ -152,7 +152,7 @@ def _call_leaf_hooks(step: CallLeafHooks, run: Pass) -> None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
-def _hooks_by_engine(step: HooksByEngine, run: Pass) -> None:
+def _hooks_by_engine(step: HooksByEngine, run: BackwardRun) -> None:
     node, values = run.reading.nodes[step.node], run.values
     edges = tuple(GradientEdge(node, place) for place, _, _ in step.gradients)
     given = tuple(values[slot] for _, slot, _ in step.gradients)
@@ -161,7 +161,7 @@ def _hooks_by_engine(step: HooksByEngine, run: Pass) -> None:
         values[after] = laid_out(value, settled(spec_of_tensor(values[before])).stride)
 
 
-def _call_node(step: CallNode, run: Pass) -> None:
+def _call_node(step: CallNode, run: BackwardRun) -> None:
     node, values = run.reading.nodes[step.node], run.values
     gradients = [None if slot is None else values[slot] for slot in step.gradients]
     found = _called_python(node, gradients) if step.python else _called(node, gradients)
@@ -170,8 +170,8 @@ def _call_node(step: CallNode, run: Pass) -> None:
             continue
         if (result is None) != (expected is None):
             raise RuntimeError(
-                f"{step.name} gave a gradient where it gave none before, or none where it gave one: "
-                "leave what uses it out of compiled autograd"
+                f"{step.name} returned a gradient where it returned None before, or None where it returned one: "
+                "disable compiled autograd for what uses it"
             )
         if expected is not None:
             slot, spec = expected
@@ -210,7 +210,7 @@ def _like(result: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return laid_out(result, spec.stride)
 
 
-BETWEEN: dict[type, Callable[[Any, Pass], None]] = {
+STEP_RUNNERS: dict[type, Callable[[Any, BackwardRun], None]] = {
     DeliverByEngine: _deliver_by_engine,
     CallLeafHooks: _call_leaf_hooks,
     HooksByEngine: _hooks_by_engine,
@@ -219,8 +219,9 @@ BETWEEN: dict[type, Callable[[Any, Pass], None]] = {
 
 
 @leave_alone
-class _Carrier(torch.autograd.Function):
-    """A node whose backward is a whole compiled one: Python code in it finds a backward under way, as it may expect."""
+class _EngineNode(torch.autograd.Function):
+    """A node whose backward is a whole compiled one, so that Python code in it runs inside the engine, as it
+    expects."""
 
     @staticmethod
     def forward(ctx: Any, work: Callable[[], None], anchor: torch.Tensor) -> torch.Tensor:
@@ -233,12 +234,12 @@ class _Carrier(torch.autograd.Function):
         return None, None
 
 
-_carry: Callable[..., torch.Tensor] = _Carrier.apply
+_engine_node: Callable[..., torch.Tensor] = _EngineNode.apply
 
 
-def carried(engine: Any, work: Callable[[], None], keep_graph: bool) -> None:
+def run_inside_engine(engine: Any, work: Callable[[], None], keep_graph: bool) -> None:
     with torch._C._InferenceMode(False), torch.enable_grad():
-        carrier = _carry(work, torch.zeros((), requires_grad=True))
+        carrier = _engine_node(work, torch.zeros((), requires_grad=True))
     engine.run_backward(
         (carrier,), (torch.ones(()),), keep_graph, False, (), allow_unreachable=True, accumulate_grad=True
     )

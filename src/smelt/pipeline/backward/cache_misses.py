@@ -1,4 +1,4 @@
-"""Why a backward was captured anew, and what was captured, in words.
+"""Why a backward was captured, and what was captured, in words.
 
 cache miss due to new autograd node: MulBackward0 (node 1)
 cache miss due to changed shape: gradient 0 of SumBackward0 (node 0) …
@@ -16,7 +16,7 @@ from smelt.ir.graph import format_graph
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What the key has of a node."""
+    """A node as the key describes it."""
 
     name: str
     edges: tuple[tuple[str, int] | None, ...]
@@ -26,7 +26,7 @@ class _Node:
 
 @dataclass(slots=True)
 class Misses:
-    """What was met so far."""
+    """The graphs captured so far."""
 
     graphs: list[tuple[_Node, ...]] = field(default_factory=list)
 

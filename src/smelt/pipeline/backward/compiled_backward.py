@@ -2,10 +2,10 @@
 
     loss.backward()  →  read the graph  →  known key?  run what was compiled for it
                                             new key?    capture, compile, run
-                                            not to be captured?  the engine, and why
+                                            cannot be captured?  the engine, and why
 
-One `CompiledBackwards` belongs to one compiler and holds all it has compiled. Whatever is not understood, asked for
-with `create_graph` or watched by a debugger is left to PyTorch's engine, which is always right.
+One `CompiledBackwards` belongs to one compiler and holds all it has compiled. What cannot be read, `create_graph`
+and anomaly detection fall back to PyTorch's engine, which is always right.
 """
 
 import weakref
@@ -28,15 +28,15 @@ from smelt.ir.backward import Backward, Deliver, DeliverByEngine, Graph, HookAt,
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.backward.backward_steps import (
-    BETWEEN,
-    Pass,
+    STEP_RUNNERS,
+    BackwardRun,
     Run,
-    carried,
     deliver_all,
     detached,
     find_hooks,
     read_slots,
     run_graph,
+    run_inside_engine,
     run_module,
     run_steps,
     spec_of_tensor,
@@ -91,7 +91,7 @@ class CompiledBackwards:
         self.misses = Misses()
         self.families: dict[Any, _Family] = {}
         self.lock = locks.lock()
-        install_tensor_layout()  # where tensors keep what they are: the key of a backward is read from there
+        install_tensor_layout()  # the key of a backward is read from tensors' memory
         _all.add(self)
 
     def reset(self) -> None:
@@ -153,23 +153,23 @@ class CompiledBackwards:
             values: list[Any] = [*request.gradients, *reading.tensors]
             for (_, compiled), (_, arrived) in zip(reading.compiled, entry.backward.arrived, strict=True):
                 values += compiled.saved(arrived) if arrived else [None] * len(compiled.specs)
-        except RuntimeError as freed:  # freed, or changed since: the engine says so at the right moment
+        except RuntimeError as freed:  # freed or modified: the engine raises at the right moment
             raise Unreadable(str(freed)) from freed
-        if _adds_to_operands(reading, entry.leaves, values):
-            raise Unreadable("a gradient is added to in memory that the backward reads")
+        if _accumulates_into_inputs(reading, entry.leaves, values):
+            raise Unreadable("a leaf's .grad aliases memory that the backward reads")
         values += [None] * (entry.backward.slots - len(values))
-        run = Pass(engine, reading, values, entry.numbers, find_hooks(reading, entry.hooks))
+        run = BackwardRun(engine, reading, values, entry.numbers, find_hooks(reading, entry.hooks))
         request.gradients = ()
         reading.tensors.clear()
-        if not keep_graph:  # before hooks run, which may write what was saved: an optimizer that steps in them does
+        if not keep_graph:  # before hooks run, which may modify saved tensors: an optimizer step in a hook does
             for (_, compiled), (_, arrived) in zip(reading.compiled, entry.backward.arrived, strict=True):
                 compiled.release_saved(arrived)
         if entry.backward.runs_python:
-            carried(engine, partial(run_steps, entry.steps, run), keep_graph)
+            run_inside_engine(engine, partial(run_steps, entry.steps, run), keep_graph)
         else:
             _native.unrecorded(run_steps, entry.steps, run)
         if not keep_graph:
-            _native.release_nodes(_some(reading.addresses, entry.backward.ran))
+            _native.release_nodes(_addresses_of(reading.addresses, entry.backward.ran))
         return tuple([None if slot is None else values[slot] for slot in entry.backward.wanted])
 
     def _made_once(self, request: "_Request") -> Entry | str:
@@ -177,7 +177,7 @@ class CompiledBackwards:
             return self.entries.get(request.key) or self._made(request)
 
     def _made(self, request: "_Request") -> Entry | str:
-        """A new entry: captured, and compiled unless code for any size does it."""
+        """A new entry: captured, and compiled unless a dynamic graph fits."""
         if len(self.entries) >= _ENTRIES:
             self.entries.clear()
         entry: Entry | str
@@ -199,7 +199,7 @@ class CompiledBackwards:
             if values is not None and general.becomes(backward, values):
                 events.emit("compiled_autograd", f"sizes {values} are new to the dynamic graph, which fits them")
                 return Entry(backward, steps, values)
-        self._tell(request.reading, backward)
+        self._log_capture(request.reading, backward)
         if family.first is not None and len(family.general) < _GENERAL:
             found = generalize(*family.first, backward, numbers)
             if found is not None:
@@ -211,14 +211,14 @@ class CompiledBackwards:
         family.first = (backward, numbers)
         return Entry(backward, self._compiled(backward))
 
-    def _tell(self, reading: GraphReading, backward: Backward) -> None:
+    def _log_capture(self, reading: GraphReading, backward: Backward) -> None:
         events.count("compiled_autograd_captures")
         if events.wanted("compiled_autograd"):
             events.emit("compiled_autograd", f"cache miss due to {self.misses.note(reading)}", backward)
             events.emit("compiled_autograd", describe(backward, reading), backward)
 
     def _observe(self, request: "_Request", by_engine: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Let the engine run once and see which gradients come out of nodes that are called, and how they lie."""
+        """Let the engine run once, and record the layouts of gradients that called nodes return."""
         seen: dict[int, tuple[TensorSpec | None, ...]] = {}
 
         def note(number: int, outgoing: tuple[Any, ...], incoming: tuple[Any, ...]) -> None:
@@ -239,7 +239,7 @@ class CompiledBackwards:
         result: tuple[Any, ...] = _native.undoing(remove, by_engine)
         self.observed[request.key] = seen
         if events.wanted("compiled_autograd"):
-            events.emit("compiled_autograd", "the engine ran, to see what nodes give that are called and not captured")
+            events.emit("compiled_autograd", "the engine ran once, to observe gradients of nodes that are called")
         return result
 
     def _compiled(self, backward: Backward, dynamic: bool = False) -> list[Run]:
@@ -248,7 +248,7 @@ class CompiledBackwards:
             for slot in read_slots(step):
                 last_use[slot] = position
         last_use.update((slot, len(backward.steps)) for slot in backward.wanted if slot is not None)
-        delivered = _only_delivered(backward)
+        delivered = _only_accumulated(backward)
         made: list[Run] = []
         for position, step in enumerate(backward.steps):
             done = tuple(slot for slot in set(read_slots(step)) if last_use[slot] == position)
@@ -263,7 +263,7 @@ class CompiledBackwards:
             last = {slot: place for place, (_, slot) in enumerate(step.gradients) if slot in done}
             order = tuple((node, slot, last.get(slot) == place) for place, (node, slot) in enumerate(step.gradients))
             return partial(deliver_all, order)
-        return partial(BETWEEN[type(step)], step)
+        return partial(STEP_RUNNERS[type(step)], step)
 
     def _graph(self, step: Graph, done: tuple[int, ...], dynamic: bool) -> Run:
         if dynamic or step.calls_hooks or self.graphs is None:
@@ -274,16 +274,16 @@ class CompiledBackwards:
             return partial(run_graph, self.graphs(step.traced), step, done)
 
 
-def _adds_to_operands(reading: GraphReading, leaves: Sequence[int], values: Sequence[Any]) -> bool:
-    """Whether a gradient that leaves have lies in memory that is read: the engine adds to it as soon as it can, and
-    here that is done last."""
+def _accumulates_into_inputs(reading: GraphReading, leaves: Sequence[int], values: Sequence[Any]) -> bool:
+    """Whether a leaf's gradient overlaps memory that is read: the engine accumulates as early as it can, and here that
+    is done last."""
     found = [reading.nodes[number].variable.grad for number in leaves]
     gradients = [gradient for gradient in found if gradient is not None]
     return bool(gradients) and overlap_between(gradients, values)
 
 
-def _only_delivered(backward: Backward) -> frozenset[int]:
-    """Slots whose values become gradients of leaves, or part of them, and are seen by nobody else."""
+def _only_accumulated(backward: Backward) -> frozenset[int]:
+    """Slots whose values are only accumulated into leaves."""
     given = [step for step in backward.steps if isinstance(step, Deliver)]
     seen = [step for step in backward.steps if not isinstance(step, Deliver | Graph)]
     found = {slot for step in given for slot in read_slots(step)}
@@ -292,13 +292,13 @@ def _only_delivered(backward: Backward) -> frozenset[int]:
 
 @dataclass(slots=True)
 class _Family:
-    """Backwards that differ in numbers alone."""
+    """Backwards that differ only in numbers."""
 
     first: tuple[Backward, tuple[int, ...]] | None = None
     general: list[tuple[General, list[Run]]] = field(default_factory=list)
 
 
-def _some(addresses: bytes, numbers: Sequence[int] | None) -> bytes:
+def _addresses_of(addresses: bytes, numbers: Sequence[int] | None) -> bytes:
     return addresses if numbers is None else b"".join(addresses[8 * each : 8 * each + 8] for each in numbers)
 
 
@@ -315,19 +315,19 @@ class _Request:
 
 
 def _why_engine(tensors: Sequence[Any], gradients: Sequence[Any], create_graph: bool) -> str | None:
-    """Why a backward is left to PyTorch, as far as that shows before its graph is read."""
+    """Why the engine must run a backward, as far as known before its graph is read."""
     if create_graph:
-        return "create_graph=True: what a compiled backward computes has no history"
+        return "create_graph=True: a compiled backward is not differentiable"
     if torch.is_anomaly_enabled():
-        return "anomaly detection watches the engine"
+        return "anomaly detection is on"
     if torch._C._current_graph_task_id() != -1:
         return "this backward runs inside another"
     if torch._C._len_torch_function_stack() or torch._C._are_functorch_transforms_active():
-        return "a mode or a transform watches operators"
+        return "a mode or a torch.func transform is active"
     if torch._C._is_any_autocast_enabled():
         return "autocast is on"
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.grad_fn is None for tensor in tensors):
-        return "the backward starts from a leaf, an edge or a tensor of another kind"
+        return "the backward starts from a leaf, an edge or a tensor subclass"
     if any(type(gradient) is not torch.Tensor or not gradient.is_cpu or is_batched(gradient) for gradient in gradients):
         return "a gradient is not on the CPU, or not an ordinary tensor"
     return why_not_read_nodes()
@@ -357,19 +357,19 @@ def _ends(
 ) -> tuple[tuple[tuple[int, int] | None, ...] | None, frozenset[int] | None]:
     """Where the graph ends if `inputs` were given."""
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in inputs):
-        raise Unreadable("inputs= has something else than tensors")
+        raise Unreadable("inputs= has an element that is no plain tensor")
     numbers = {id(node): number for number, node in enumerate(reading.nodes)}
     leaves = {id(node.variable): number for number, node in enumerate(reading.nodes) if type(node) is ACCUMULATE}
     found: list[tuple[int, int] | None] = []
     for tensor in inputs:
         number = leaves.get(id(tensor)) if tensor.grad_fn is None else numbers.get(id(tensor.grad_fn))
         if number is not None and tensor.is_leaf and get_gradient_edge(tensor).node is not reading.nodes[number]:
-            number = None  # a leaf that has been given other memory since is another one to autograd
+            number = None  # a leaf with a new storage is another one to autograd
         if number is None and not (allow_unreachable and tensor.requires_grad):
-            raise Unreadable("the graph does not lead to one of inputs=")
+            raise Unreadable("the graph does not reach one of inputs=")
         found.append(None if number is None else (number, tensor.output_nr))
     if not accumulate_grad:
         return tuple(found), None
     if any(tensor.grad_fn is not None for tensor in inputs):
-        raise Unreadable("inputs= of backward() has a tensor that is no leaf")
+        raise Unreadable("inputs= of backward() has a non-leaf tensor")
     return None, frozenset(at[0] for at in found if at is not None)

@@ -1,10 +1,10 @@
-"""The backwards of a graph, each compiled when gradients first arrive for just its results.
+"""The backwards of a graph, each compiled when gradients first arrive for its set of results.
 
     Backwards(…)(0b01)   →   the backward for gradients of the first result alone, as a callable
     Backwards(…)(0b11)   →   the one that takes both
 
-A model that returns its loss and its logits is trained by the loss alone: a backward for both would be compiled for
-nothing, as would any where no gradients are asked for in the end. What the forward saves serves them all.
+A model that returns its loss and its logits is trained by the loss only: a backward for both would be compiled in vain,
+as would any where no gradients are computed in the end. What the forward saves serves them all.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,16 @@ from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient, restored, without_default_devices
 from smelt.runtime.autograd.differentiable import Flat
 
-# Takes a graph, a name, whether inputs come in a list to be taken out of it, and whether there may be an arena.
+# Takes a graph, a name, whether inputs come in a list that is emptied, and whether there may be an arena.
 Lower = Callable[[Traced, str, bool, bool], Flat]
 
 
 @dataclass(slots=True)
 class Backwards:
-    """Makes the backward for the results that have a bit in the argument; None where only the one for all will do.
+    """Compiles the backward for the results that have a bit in the argument; None where only the one for all will do.
 
-    `halves` are the graphs they are made of. If there are none (the forward came out of the cache, or a compilation
-    failed and left its graph half changed) `trace` makes them again, in the state of the process that `ambient` is.
+    `halves` are the graphs they are made of. If there are none (the forward came from the cache, or a compilation
+    failed and left its graph half changed) `trace` makes them, in the state of the process that `ambient` records.
     """
 
     trace: Callable[[], Halves | None]
@@ -52,13 +52,13 @@ class Backwards:
             return self._made(arrived)
 
     def graph(self, arrived: int) -> Traced | None:
-        """A backward as a graph, to be written out in a larger one."""
+        """A backward as a graph, to be inlined into a larger one."""
         with torch._C._InferenceMode(False), without_default_devices(), restored():
             self.ambient.impose()
             return self._graph(arrived)
 
     def part(self, arrived: int, source: int | None) -> Flat | None:
-        """The part of a backward that goes no further than outputs that others lean on: see `cut_at_outputs`."""
+        """A part of a backward, cut at outputs that other results depend on: see `cut_at_outputs`."""
 
         def graph() -> Traced | None:
             arriving = self._traced().arriving
@@ -87,7 +87,7 @@ class Backwards:
             whole = make()
             if whole is None:
                 raise
-            text = f"SM020: {self.name} could not be compiled, and PyTorch runs its operators one by one"
+            text = f"SM020: {self.name} could not be compiled and falls back to eager, operator by operator"
             warn(f"{text}. {type(error).__name__}: {error}")
             return whole.to_consuming()
 
@@ -103,7 +103,7 @@ class Backwards:
             self.halves = None
             raise SmeltError(
                 "SM020",
-                f"{self.name} cannot be made: tracing the graph again gave another split than its forward has",
+                f"{self.name} cannot be compiled: retracing the graph gave another split than its forward has",
                 hint="run it again with the environment variable SMELT_CACHE=0",
             )
         return self.halves

@@ -1,12 +1,12 @@
 """Compiled graphs in the disk cache: what a graph became, as plain data, and back without any of the stages.
 
-    torch-level graph ── key ──► file ──► Compiled: a program, the plan that joins it, machine code as images
+    torch-level graph ── key ──► file ──► StoredGraph: a program, its plan, machine code as images
 
 `CacheEntry.of(traced, options)` is where a graph has its place; `read` and `write` never raise for what is on the disk.
-Each backward (one for gradients of these results, one for those) is a file of its own, written when it is first needed.
-Programs are held to their rules before they are written, and that they are read as they were written the checksum
-tells; a file that is whole but does not say what it should (`ir.serialize`, functions that are not there) is dropped
-like a damaged one. Where somebody watches the stages (logs, `smelt.explain`, `check_specs`) nothing is read, they run.
+Each backward (per set of results with gradients) is its own file, written when it is first needed. Programs are checked
+before they are written, and a checksum tells that they are read as written; a file that is whole but cannot be used
+(`ir.serialize`, missing functions) is dropped like a damaged one. Under logs, `smelt.explain` and `check_specs` nothing
+is read: the stages run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Kernels = Mapping[str, "CompiledKernel"]
 Found = TypeVar("Found")
 
-_WATCHED = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
+_STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "llvm", "asm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Half:
 class StoredGraph:
     """A graph that was compiled, but for its backwards.
 
-    `why_not_again`: why results cannot be computed again, differentiably.
+    `why_not_replay`: why results cannot be recomputed differentiably.
     """
 
     forward: Half
     plan: JointPlan
-    why_not_again: str | None
+    why_not_replay: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class CacheEntry:
 
     store: CacheStore
     key: str
-    first: bool = False  # whether who finds nothing here asks once more, and counts it then
+    first: bool = False  # a miss here is followed by another lookup, which counts it
 
     @classmethod
     def of(cls, traced: Traced, options: Options) -> "CacheEntry | None":
@@ -101,10 +101,10 @@ class CacheEntry:
         """What the graph became in an earlier process, or earlier in this one."""
 
         def unpacked(parts: list[bytes]) -> StoredGraph:
-            program, rows, described, plan, why_not_again = _fields(parts, 5)
+            program, rows, described, plan, why_not_replay = _fields(parts, 5)
             if not isinstance(plan, JointPlan):
                 raise ValueError("it holds no plan")
-            return StoredGraph(_half(program, rows, described, parts[1:]), plan, why_not_again)
+            return StoredGraph(_half(program, rows, described, parts[1:]), plan, why_not_replay)
 
         return self._read(self.key, unpacked, options)
 
@@ -117,9 +117,9 @@ class CacheEntry:
 
         return self._read(self._backward_key(arrived), unpacked, options)
 
-    def write(self, program: Program, kernels: Kernels, plan: JointPlan, why_not_again: str | None) -> None:
+    def write(self, program: Program, kernels: Kernels, plan: JointPlan, why_not_replay: str | None) -> None:
         """Keep what the graph became."""
-        self._write(self.key, program, kernels, plan, why_not_again)
+        self._write(self.key, program, kernels, plan, why_not_replay)
 
     def write_backward(self, arrived: int, program: Program, kernels: Kernels) -> None:
         self._write(self._backward_key(arrived), program, kernels)
@@ -128,7 +128,7 @@ class CacheEntry:
         return f"{self.key}\nbackward {arrived:b}"
 
     def _read(self, key: str, unpacked: Callable[[list[bytes]], Found], options: Options) -> Found | None:
-        if options.check_specs or config.check_specs or any(map(events.wanted, _WATCHED)):
+        if options.check_specs or config.check_specs or any(map(events.wanted, _STAGE_CHANNELS)):
             return None
         with events.timed("cache read"):
             parts = self.store.get(key)
@@ -174,12 +174,12 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
         (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
         for _, image in images.values()
     )
-    value = (_called(program), tuple(rows), described, *more)
+    value = (_without_stages(program), tuple(rows), described, *more)
     return [serialize.dump(value).encode(), *(image.code for _, image in images.values())]
 
 
-def _called(program: Program) -> Program:
-    """The program with what its kernels are called with, and not how they compute: that is in the images."""
+def _without_stages(program: Program) -> Program:
+    """The program with its kernels' signatures only: their code is in the images."""
     bare = {kernel.name: replace(kernel, stages=()) for kernel in program.kernels}
     steps = [Launch(bare[step.kernel.name], step.args) if isinstance(step, Launch) else step for step in program.steps]
     return replace(program, steps=tuple(steps))

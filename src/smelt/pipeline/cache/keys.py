@@ -5,8 +5,8 @@
     1 call_function torch._C._nn.gelu (0) approximate='none'
 
 A graph is told apart from every other by its own lines; versions of all code that takes part, the processor, the
-options and the process state that tracing depends on come before. What cannot be told by text, a tensor held by the
-graph or a function of the program's own, makes a graph `Unstorable`, with a reason.
+options and the state of the process that tracing depends on come before. What has no text, a tensor held by the graph
+or a user's function, makes a graph `Unstorable`, with a reason.
 """
 
 import functools
@@ -37,7 +37,7 @@ KNOWN = ("torch", "smelt", "operator", "_operator", "math", "builtins")
 # Lines of /proc/cpuinfo that say what a processor can do; others say how fast it runs just now.
 _PROCESSOR = ("features", "flags", "model", "model name", "cpu family", "stepping", "vendor_id", "cpu implementer",
               "cpu architecture", "cpu variant", "cpu part", "cpu revision", "isa")  # fmt: skip
-# Settings of PyTorch that choose between operators, or change what one yields.
+# Settings of PyTorch that choose between operators, or change what one returns.
 _SETTINGS = (
     "_get_deterministic_algorithms", "_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision",
     "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled",
@@ -59,7 +59,7 @@ def key_of(traced: Traced, options: Options) -> str:
 def text_of(traced: Traced) -> str:
     """A graph's own part of the key."""
     if traced.constants:
-        raise Unstorable("the graph holds tensors of its own")
+        raise Unstorable("the graph holds constant tensors")
     return "\n".join(_graph_lines(traced.graph))
 
 
@@ -224,7 +224,7 @@ def function_place(function: Any) -> tuple[str, str]:
     owner = getattr(function, "__objclass__", None)
     module = getattr(owner or function, "__module__", None) or ""
     if module.partition(".")[0] not in KNOWN:
-        raise Unstorable(f"{module}.{function.__name__} is a function of the program's own")
+        raise Unstorable(f"{module}.{function.__name__} is a user's function")
     if isinstance(function, types.FunctionType) and not function.__code__.co_filename.startswith(_code_folders()):
         raise Unstorable(f"{module}.{function.__name__} was replaced by the program")  # by a wrapper with its name, say
     return module, _found_name(function, module, owner)

@@ -1,7 +1,7 @@
-"""Compiled graphs that will be asked for again: the first step of a training makes the optimizer's state, the second
-finds it, and both are one graph.
+"""Compiled graphs that will be requested once more: the first step of a training creates the optimizer's state, the
+second finds it, and both are one graph.
 
-    keep(traced, options, parts)     a graph whose capture says that it will come again
+    keep(traced, options, parts)     a graph whose capture says that it will be requested once more
     take(traced, options)            its parts, for another capture of the same graph; once
 
 What makes two graphs the same is the text that the disk cache has for its key.
@@ -18,7 +18,7 @@ from smelt.pipeline.parts import Parts
 
 _MOST = 4  # trainings that begin at the same time
 
-_kept: OrderedDict[str, Parts] = OrderedDict()
+_pending: OrderedDict[str, Parts] = OrderedDict()
 _lock = locks.lock()
 
 
@@ -26,22 +26,22 @@ def keep(traced: Traced, options: Options, parts: Parts) -> None:
     if not traced.again or (key := _key(traced, options)) is None:
         return
     with _native.Held(_lock):
-        _kept[key] = parts
-        while len(_kept) > _MOST:
-            _kept.popitem(last=False)
+        _pending[key] = parts
+        while len(_pending) > _MOST:
+            _pending.popitem(last=False)
 
 
 def take(traced: Traced, options: Options) -> Parts | None:
-    # Whoever collects events wants to see every stage, so it is gone through.
-    if not _kept or events.collecting() or (key := _key(traced, options)) is None:
+    # Whoever collects events wants to see every stage, so they all run.
+    if not _pending or events.collecting() or (key := _key(traced, options)) is None:
         return None
     with _native.Held(_lock):
-        return _kept.pop(key, None)
+        return _pending.pop(key, None)
 
 
 def forget() -> None:
     with _native.Held(_lock):
-        _kept.clear()
+        _pending.clear()
 
 
 def _key(traced: Traced, options: Options) -> str | None:

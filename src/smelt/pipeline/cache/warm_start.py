@@ -3,9 +3,9 @@
     torch-level graph ── CacheEntry.read ──► programs, plan, machine code ── bind, join ──► a callable
                       └─ nothing there ────► None: the caller sends the graph through the stages
 
-The stages are a third of what smelt loads. What they are good for behind a graph that was found (running it eagerly
-where its code cannot, computing results again for a second derivative, a backward that no process has needed yet) is
-`beside`, which callers hand over and which loads them when it is called.
+The stages are a third of what smelt loads. What still needs them for a graph that was found (falling back to eager,
+recomputing results for double backward, a backward that was never compiled) is made by `make_rest`, which callers pass
+in and which loads the stages when it is called.
 """
 
 import functools
@@ -24,30 +24,32 @@ from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.launch import Arenas
 
 # Makes all but the forward of a graph that the cache has: of graph, options, plan, arenas, a name, the ambient state.
-Beside = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], Parts]
+MakeRest = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], Parts]
 
 
-def look_up(traced: Traced, options: Options, arenas: Arenas, beside: Beside) -> tuple[CacheEntry | None, Parts | None]:
+def look_up(
+    traced: Traced, options: Options, arenas: Arenas, make_rest: MakeRest
+) -> tuple[CacheEntry | None, Parts | None]:
     """A graph's place in the cache, if it has one, and what is there."""
-    # Whoever collects events wants to see every stage, so it is gone through.
+    # Whoever collects events wants to see every stage, so they all run.
     entry = None if events.collecting() else CacheEntry.of(traced, options)
-    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas, beside)
+    return entry, None if entry is None else _load(entry, lambda: traced, options, arenas, make_rest)
 
 
-def recall(text: str, traced: Callable[[], Traced], options: Options, beside: Beside) -> Flat | None:
+def recall(text: str, traced: Callable[[], Traced], options: Options, make_rest: MakeRest) -> Flat | None:
     """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
     entry = CacheEntry.of_text(text, options)
-    found = None if entry is None else _load(entry, traced, options, Arenas(), beside)
+    found = None if entry is None else _load(entry, traced, options, Arenas(), make_rest)
     return None if found is None else found.joined()
 
 
 def _load(
-    entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas, beside: Beside
+    entry: CacheEntry, traced: Callable[[], Traced], options: Options, arenas: Arenas, make_rest: MakeRest
 ) -> Parts | None:
     """What the cache has of a graph, bound to the graph it would have come from.
 
-    The graphs that were made of it are not stored: if a backward was never compiled, they are made again, and are the
-    same.
+    The graphs that were traced from it are not stored: if a backward was never compiled, they are traced again, and are
+    the same.
     """
     found = entry.read(options)
     if found is None:
@@ -57,13 +59,13 @@ def _load(
 
     @functools.cache
     def rest() -> Any:
-        return beside(traced(), options, plan, arenas, f"backward{number}", ambient)
+        return make_rest(traced(), options, plan, arenas, f"backward{number}", ambient)
 
     parts = Parts(
         _bound(found.forward, options, False, arenas),
         plan,
         eager=lambda *inputs: rest().eager(*inputs),
-        replay=found.why_not_again or (lambda inputs: rest().replay(inputs)),
+        replay=found.why_not_replay or (lambda inputs: rest().replay(inputs)),
         backwards=(lambda arrived: rest().backwards(arrived)) if plan.tangents else None,
         graphs=lambda arrived: rest().graphs(arrived),
         parts=lambda arrived, source: rest().parts(arrived, source),

@@ -1,7 +1,7 @@
-"""A graph compiled in symbols, and what it is for sizes: stages run once, each new combination only fills numbers in.
+"""A graph compiled in symbols and bound to sizes: stages run once, each new combination only fills in numbers.
 
     graph over x: f32[s0, 4]   ── trace, simplify, fuse, generate ──►   Template: program and machine code over s0
-    Template at s0 = 7         ──►   the program for 7: buffers with places, kernels that are told {7, 28, …}
+    Template at s0 = 7         ──►   the program for 7: planned buffers, kernels that are given {7, 28, …} at launch
 
 Whatever a stage relies on is a guard of the `ShapeEnv` its symbols belong to (`symbolic.symsize`). Sizes for which some
 guard does not hold get a version of their own, made with them as the example; after `VERSIONS` of these a half is
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 from smelt.codegen.llvm.runtime_sizes import as_integer
 
 VERSIONS = 8
-"""How many sets of facts a graph, or a half of one, is compiled for."""
+"""How many sets of size guards a graph, or a half of one, is compiled for."""
 
 Values = Mapping[Symbol, int]
 Built = Mapping[str, "CompiledKernel"]
@@ -51,7 +51,7 @@ def hold(facts: tuple[SizeGuard, ...], values: Values) -> bool:
 
 
 class TemplateForm:
-    """A program in symbols with blanks for sizes: what has none is looked at once, not for each combination."""
+    """A program in symbols with blanks for sizes: parts without blanks are prepared once."""
 
     def __init__(self, program: Program, kernels: Built) -> None:
         self.program, self.kernels = program, kernels
@@ -63,26 +63,26 @@ class TemplateForm:
         self.workspaces = {name: filling(built.per_thread_workspace) for name, built in kernels.items()}
 
     def at(self, values: Values) -> tuple[Program, Built]:
-        """The program for these sizes, its kernels told what they need to know of them."""
+        """The program for these sizes; kernels get the sizes they need as runtime parameters."""
         change, program = at(values), self.program
         buffers, outputs = (program.buffers, program.outputs) if self.ends is None else self.ends(change)
         buffers, constants = list(buffers), list(program.constants)
         codes: dict[str, CompiledKernel] = {}
-        told: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
+        launched: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
         for name, (kernel, fill) in self.codes.items():
             built, workspace = self.kernels[name], self.workspaces[name]
             codes[name] = built if workspace is None else replace(built, per_thread_workspace=workspace(change))
-            told[name] = kernel if fill is None else fill(change), ""
+            launched[name] = kernel if fill is None else fill(change), ""
             if built.sizes:
                 numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
-                told[name] = _told(told[name][0], len(numbers)), f"{name}_sizes"
+                launched[name] = _with_sizes_buffer(launched[name][0], len(numbers)), f"{name}_sizes"
                 spec = TensorSpec((len(numbers),), (1,), torch.int64, torch.device("cpu"))
-                buffers.append(ProgramBuffer(told[name][1], spec, Place.CONSTANT))
-                constants.append((told[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
+                buffers.append(ProgramBuffer(launched[name][1], spec, Place.CONSTANT))
+                constants.append((launched[name][1], torch.tensor(numbers, dtype=torch.int64, device="cpu")))
         steps: list[Step] = []
         for step, call in zip(program.steps, self.calls, strict=True):
             if isinstance(step, Launch):
-                kernel, sizes = told[step.kernel.name]
+                kernel, sizes = launched[step.kernel.name]
                 steps.append(Launch(kernel, (*step.args, sizes) if sizes else step.args))
             else:
                 steps.append(step if call is None else call(change))
@@ -105,23 +105,23 @@ class Template:
     name: str
     generate: Generate
     versions: list[_Version] = field(default_factory=list)
-    why_alone: str | None = None
-    checks: bool = False  # faults of the compiler are raised
+    why_static: str | None = None
+    checks: bool = False  # raise the compiler's own errors
     lock: Any = field(default_factory=locks.lock)
 
     def at(self, values: Values) -> tuple[Program, Built] | None:
-        """The program and its kernels for these sizes; None if the half is to be compiled for them alone."""
+        """The program and its kernels for these sizes; None if the half must be compiled statically."""
         with _native.Held(self.lock):
             found = next((version for version in self.versions if hold(version.facts, values)), None)
-            if found is None and self.why_alone is None and len(self.versions) < VERSIONS:
+            if found is None and self.why_static is None and len(self.versions) < VERSIONS:
                 try:
                     found = self._made(values)
-                except Exception as error:  # whatever it is, plain sizes are the answer
+                except Exception as error:  # compile for plain sizes instead
                     if self.checks and is_fault(error, DataDependent):
                         raise
-                    self.why_alone = f"{type(error).__name__}: {error}"
+                    self.why_static = f"{type(error).__name__}: {error}"
                     events.count("sizes_refused")
-                    text = f"{self.name} is compiled for each combination of sizes: {self.why_alone}"
+                    text = f"{self.name} is compiled for each combination of sizes: {self.why_static}"
                     events.emit("sizes", text)
                 else:
                     self.versions.append(found)
@@ -135,14 +135,14 @@ class Template:
         return _Version(tuple(shape_env.guards), TemplateForm(program, kernels))
 
 
-def _told(kernel: Kernel, count: int) -> Kernel:
-    """The kernel with the buffer behind all others in which it finds sizes. It means the same without."""
+def _with_sizes_buffer(kernel: Kernel, count: int) -> Kernel:
+    """The kernel with a last buffer for its sizes."""
     return replace(kernel, buffers=(*kernel.buffers, Buffer("sizes", torch.int64, count, Role.INPUT)))
 
 
 @dataclass(slots=True)
 class Tracing:
-    """A graph traced in symbols: what it became, what it relies on, and what makes programs of its halves."""
+    """A graph traced in symbols, its size guards, and what makes programs of its halves."""
 
     number: int
     shape_env: ShapeEnv
@@ -150,10 +150,10 @@ class Tracing:
     facts: tuple[SizeGuard, ...]
     generate: Generate | None
     templates: dict[str, Template] = field(default_factory=dict)
-    checks: bool = False  # faults of the compiler are raised
+    checks: bool = False  # raise the compiler's own errors
 
     def is_made_for(self, values: Values) -> bool:
-        """Whether each program that was made of it in symbols is right for these sizes, and there is one."""
+        """Whether each program compiled from it in symbols fits these sizes, and there is one."""
         found = self.templates.values()
         return bool(found) and all(any(hold(each.facts, values) for each in made.versions) for made in found)
 
@@ -175,7 +175,7 @@ class Bound:
         return found
 
     def program(self, half: Traced, name: str) -> tuple[Program, Built] | None:
-        """A half of the graph, or a part of one, as a program for the sizes; None if it is to be compiled alone."""
+        """A half of the graph, or a part of one, as a program for the sizes; None if it must be compiled statically."""
         return self.tracing.template(half, name).at(self.values)
 
     def graph(self, half: Traced) -> Traced:
