@@ -13,7 +13,7 @@ taken, which others' work on the same cores does not enter.
     eager     how often smelt goes through the function while eager does so once
     compile   the same against torch.compile
 
-Memory is taken from the heap and kept there, so that no turn pays for fresh pages: a training loop's steady state.
+Memory is allocated once and reused, so that no round pays for page faults: a training loop's steady state.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What explanations, reports, logs and progress cost where nobody asks for them, at a compile and at a call.
+"""What explanations, reports, logs and progress cost where they are off, at a compile and at a call.
 
     python -m benchmarks.explain_overhead [--rounds 20] [--json FILE]
 
 `without` is the same code in the same process with every hook taken out: what stages report to (`base/events.py`), what
 remembers lines (`ir/provenance.py`), and what notes programs to be timed (`runtime/program/profile.py`) are functions
-that do nothing. The two take turns; the ratio is the median over rounds of the quotient within a round, in processor
-time of the calling thread. Beside it stands how often hooks are called, and what that comes to by the cost of each call
-alone, which no neighbour disturbs. A compiled call must call none.
+that do nothing. The two are interleaved; the ratio is the median over rounds of the quotient within a round, in
+processor time of the calling thread. Beside it is how often hooks are called, and what that comes to by the cost of
+each call alone, which no neighbour disturbs. A compiled call must call none.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def _untimed(*args: Any, **kwargs: Any) -> _Untimed:
     return _UNTIMED
 
 
-# Every hook and what stands for it when it is taken out.
+# Every hook and its replacement that does nothing.
 HOOKS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (events, "emit", _silent),
     (events, "count", _silent),
@@ -167,7 +167,7 @@ def compare(run: Callable[[], object], rounds: int, per_round: float) -> dict[st
 
 
 def _cost(name: str) -> float:
-    """Seconds that one call of a hook takes where nobody asks."""
+    """Seconds that one call of a hook takes while it is off."""
     owner = next(owner for owner, hook, _ in HOOKS if hook == name)
     hook = getattr(owner, name)
     node = torch.fx.Graph().placeholder("x")

@@ -51,7 +51,7 @@ def once(what: str, backend: str) -> None:
         import smelt  # noqa: F401
     imported = time.perf_counter() - began
     function, step = WHAT[what]()
-    expected = step(function)  # PyTorch's own first-time work is nobody's
+    expected = step(function)  # PyTorch's own first-time work is not counted
     began, busy = time.perf_counter(), time.process_time()
     found = step(compiled_by(backend, function))
     seconds, processor = time.perf_counter() - began, time.process_time() - busy

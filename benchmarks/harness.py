@@ -59,9 +59,9 @@ class WorkerFailed(RuntimeError):
 
 
 def environment(cache: str) -> dict[str, str]:
-    """Of a measured process: nobody's caches are on."""
+    """Of a measured process: all caches are off."""
     return {
-        # Bytecode is kept, as an installed package has it.
+        # Bytecode is cached, as in an installed package.
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_CACHE_DIR": cache,
@@ -98,7 +98,7 @@ def in_fresh_process(
 
 
 class Worker:
-    """A process that holds one backend's copy of a model (`benchmarks.worker`) and steps when told to."""
+    """A process that holds one backend's copy of a model (`benchmarks.worker`) and steps on request."""
 
     def __init__(self, key: Key, backend: str, results: Path | None = None) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -151,7 +151,7 @@ class Worker:
 def measure(
     key: Key, backends: Sequence[str], rounds: int, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Every figure of one model. What failed stands under "failed", by backend."""
+    """Every figure of one model. What failed is under "failed", by backend."""
     result: dict[str, Any] = {"model": key.model, "mode": key.mode, "dtype": key.dtype, "failed": {}}
     first: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
@@ -168,9 +168,9 @@ def measure(
             workers[backend], first[backend] = worker, [worker.first["seconds"]]
         for backend in workers:
             while len(first[backend]) < FIRST_RUNS and sum(first[backend]) < FIRST_SECONDS:
-                again = Worker(key, backend)
-                first[backend].append(again.first["seconds"])
-                again.close()
+                fresh = Worker(key, backend)
+                first[backend].append(fresh.first["seconds"])
+                fresh.close()
         say(f"{key}: steady steps, {', '.join(workers)} alternately")
         result["steady"] = by_turns(workers, rounds)
         result["error"], result["within"] = _errors(key, folder, list(workers))
@@ -184,7 +184,7 @@ def measure(
 
 
 def by_turns(workers: Mapping[str, Worker], rounds: int, per_round: float = 0.15) -> dict[str, list[dict[str, float]]]:
-    """Seconds per step of each worker, one figure a round: they take turns, so a busy minute hits them all."""
+    """Seconds per step of each worker, one figure a round: they are interleaved, so a busy minute hits them all."""
     repeats = {}
     for backend, worker in workers.items():
         worker.steps(3)

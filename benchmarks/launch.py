@@ -3,7 +3,7 @@
     python -m benchmarks.launch [--rounds 15] [--models linear decoder] [--backends eager smelt torch.compile]
                                 [--json FILE]
 
-Small kernels, 1 to 64 KiB: `loop` is the kernel alone, told from a program that has it a hundred times more; `launch`
+Small kernels, 1 to 64 KiB: `loop` is the kernel alone, from a program that has it a hundred times more; `launch`
 is what one run of the program adds to that (arguments, output, the result as a tuple), `call` what a call of the
 compiled function adds, guards included. Then steps of models that do next to nothing between many products, under each
 backend in turns. All in µs of the calling thread's processor time.

@@ -17,7 +17,7 @@ def interleaved(
     per_round: float = 0.1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds per step of each callable, one figure a round: they take turns, so a busy minute hits them all.
+    """Seconds per step of each callable, one figure a round: they are interleaved, so a busy minute hits them all.
 
     In a round each runs as often as fits `per_round` seconds, at least once. Warm them up first.
     """

@@ -118,7 +118,7 @@ def transformer(name: str, **changes: Any) -> Case:
     architecture, settings = _SETTINGS[name]
     kind = getattr(transformers, architecture)
     config = kind.config_class(**(settings | changes))
-    config.use_cache = False  # keys and values of all layers would be results, which nobody wants in training
+    config.use_cache = False  # keys and values of all layers would be results, which training does not use
     if name in ("gpt2", "llama"):
         ids = torch.randint(0, 1000, (4, 128))
         inputs = {"input_ids": ids, "labels": ids}

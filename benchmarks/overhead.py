@@ -114,7 +114,7 @@ class Decoder(nn.Module):
 
 
 def idle(module: torch.fx.GraphModule, examples: Any) -> Callable[..., Any]:
-    """A backend whose graphs yield zeros made beforehand."""
+    """A backend whose graphs return zeros made beforehand."""
     returned: Any = module.graph.output_node().args[0]
     zeros = tuple(torch.zeros(1, 4, 16) for _ in returned)
     return lambda *inputs: zeros

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import harness, plot, table
 from benchmarks.models import MODELS
 
-STEPPED = ("mlp", "gpt2", "llama", "resnet")  # whole training steps are measured of these, unless told otherwise
+STEPPED = ("mlp", "gpt2", "llama", "resnet")  # whole training steps are measured of these, by default
 
 
 def say(text: str) -> None:
@@ -45,12 +45,12 @@ def keep(path: Path, result: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description="ratios between eager, smelt and torch.compile")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="all (whole steps: four) unless told")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="all (whole steps: four) by default")
     parser.add_argument("--modes", nargs="+", choices=harness.MODES, default=["train", "step"])
     parser.add_argument("--dtypes", nargs="+", choices=harness.DTYPES, default=["float32"])
     parser.add_argument("--backends", nargs="+", choices=harness.BACKENDS, default=list(harness.BACKENDS))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, help="threads PyTorch may use (all cores unless told)")
+    parser.add_argument("--threads", type=int, help="threads PyTorch may use (default: all cores)")
     parser.add_argument("--json", type=Path, help="also add every figure to this file")
     parser.add_argument("--plot", type=Path, help="also draw training in float32 as SVG into this folder")
     parser.add_argument("--table", type=Path, help="only print the results in this file as Markdown")

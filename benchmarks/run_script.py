@@ -1,10 +1,10 @@
-"""What `smelt run` makes of a script nobody edited: the same script by `python` and by `smelt run`, in turns.
+"""What `smelt run` makes of an unedited script: the same script by `python` and by `smelt run`, interleaved.
 
     python -m benchmarks.run_script [--rounds 3] [--steps 60]
 
 The script below knows nothing of smelt: a model of normalisations, gates and narrow layers, a loss, an optimizer, and a
 loop. It prints its last loss, which must be the same, and the median processor time of a step on one thread. What the
-whole process took stands beside it: compiling is in it, with an empty cache.
+whole process took is beside it: compiling is in it, with an empty cache.
 """
 
 import argparse

@@ -34,7 +34,8 @@ def steady(result: dict[str, Any], clock: str, backend: str) -> float | None:
 
 
 def speed(result: dict[str, Any], clock: str, other: str) -> float | None:
-    """How much faster smelt is: the median over rounds of the quotient within a round, where the rounds were kept."""
+    """How much faster smelt is: the median over rounds of the quotient within a round, where the rounds were
+    recorded."""
     if "speed" in result:
         given: float | None = result["speed"].get(other)
         return given

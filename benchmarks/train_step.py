@@ -2,7 +2,7 @@
 
     python -m benchmarks.train_step MODEL DTYPE BACKEND           bytes in use at the peak of its first three steps
     python -m benchmarks.train_step MODEL DTYPE BACKEND let-go    the same without clipping, `zero_grad` coming last:
-                                                                  nobody keeps the gradients
+                                                                  gradients are not kept
 
 smelt compiles the whole step as one graph. torch.compile is taken at its best: a compiled model with a
 compiled `opt.step()`. Time is measured by `make bench ARGS="--modes step"`. Memory is the most that PyTorch's allocator

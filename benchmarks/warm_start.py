@@ -28,7 +28,7 @@ MODES = ("train", "infer")
 
 
 def build(name: str, mode: str) -> tuple[Any, Callable[[Any], Any]]:
-    """A model, and a step of whatever stands for the model: of training, or of inference."""
+    """A model, and a step of the model or its compiled version: of training, or of inference."""
     case = MODELS[name].build()
     if mode == "train":
         return case.module, lambda model: case.loss(case.call(model)).backward()

@@ -7,7 +7,7 @@ line it reads, a number of steps, {"seconds": one of those, "processor": the sam
 timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
 end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
 step; "exact" as backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first:
-the second finds the optimizer's state made, so that it is captured again.
+the second finds the optimizer's state, so that it is recaptured.
 """
 
 import json
@@ -70,7 +70,7 @@ def _results(case: Case, model: Callable[..., Any], mode: str) -> list[torch.Ten
 
 
 def _found(case: Case, loss: object) -> list[torch.Tensor]:
-    """The loss of a whole step and the gradients it left. They are kept until the next step, and no longer."""
+    """The loss of a whole step and its gradients, which live until the next step."""
     grads = [p.grad for p in case.module.parameters() if p.grad is not None]
     return [x.detach().clone() for x in (*tensors_in(loss), *grads)]
 
@@ -109,10 +109,10 @@ def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, a
 
 def main(arguments: Sequence[str]) -> None:
     name, mode, dtype, backend = arguments[:4]
-    told, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
+    output, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
 
     def answer(value: Any) -> None:
-        print(json.dumps(value), file=told, flush=True)
+        print(json.dumps(value), file=output, flush=True)
 
     serve(name, mode, dtype, backend, arguments[4] if len(arguments) > 4 else None, answer)
 

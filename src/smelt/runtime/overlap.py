@@ -26,8 +26,10 @@ Range = tuple[int, int]
 def overlap(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
     """Whether one of the `written` overlaps another of these. What is no tensor overlaps nothing."""
     found = _native.overlap(tensors, written)  # type: ignore[arg-type]  # a list or a tuple, as all callers have
+    if found is None and connect():  # now C knows where to look
+        found = _native.overlap(tensors, written)  # type: ignore[arg-type]
     if found is None:
-        return _overlap_as_asked(tensors, written)
+        return _overlap_by_methods(tensors, written)
     return found == _OVERLAP or (found == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
 
 
@@ -44,12 +46,8 @@ def overlap_between(written: Sequence[torch.Tensor], others: Sequence[Any]) -> b
     return _mapped_twice(both, tuple(range(len(written))))
 
 
-def _overlap_as_asked(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
-    """The same where the C part does not know the offsets: it is connected, or the tensors' methods are called."""
-    if connect():
-        found = _native.overlap(tensors, written)  # type: ignore[arg-type]
-        if found is not None:
-            return found == _OVERLAP or (found == _MAYBE_MAPPED_TWICE and _mapped_twice(tensors, written))
+def _overlap_by_methods(tensors: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """The same where C does not know the layout of tensors: their methods are called."""
     ranges = sorted((*memory, place in written) for place, memory in _memory_of_all(tensors))
     end = written_end = 0
     for start, after, is_written in ranges:

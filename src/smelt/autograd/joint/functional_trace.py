@@ -25,11 +25,11 @@ from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
 from smelt.ir import provenance
 from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_wish
-from smelt.ir.graph import Traced, output_node
+from smelt.ir.graph import GraphLevel, Traced, output_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
-from smelt.meta.effects import QUIET_WRITE, effect_of, is_view
+from smelt.meta.effects import QUIET_WRITE, effect_of, is_view, why_not_drop
 from smelt.meta.ghost import GhostError, GhostTensor, Recorder
 from smelt.symbolic.expressions import COMPUTED
 from smelt.symbolic.shapes import is_dense, span
@@ -361,3 +361,14 @@ def storage_id(tensor: torch.Tensor) -> int:
 def plain_spec(spec: TensorSpec) -> TensorSpec:
     """As a pure graph sees a tensor: without `requires_grad`."""
     return replace(spec, requires_grad=False) if spec.requires_grad else spec
+
+
+def without_dead_code(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> Traced:
+    """A pure graph without dead code. Random operators stay, so that the random state advances as in eager."""
+    for node in reversed(list(graph.nodes)):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr" or why_not_drop(node) is None:
+            graph.erase_node(node)
+    used = {node.target for node in graph.nodes if node.op == "get_attr"}
+    return Traced(graph, GraphLevel.PURE, {name: tensor for name, tensor in constants.items() if name in used})

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 
 from smelt.autograd.joint.aliasing import views_to_copy
+from smelt.autograd.joint.functional_trace import without_dead_code
 from smelt.ir.call_contract import JointPlan, arrival_of
-from smelt.ir.graph import GraphLevel, Traced, add_copy, outputs, placeholders
+from smelt.ir.graph import Traced, add_copy, outputs, placeholders
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
-from smelt.meta.effects import why_not_drop
 from smelt.symbolic.shapes import contiguous_stride
 
 aten = torch.ops.aten
@@ -114,12 +114,7 @@ class _PartialGraph:
         if values is None:
             return None
         self.graph.output(tuple(values))
-        for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op in ("call_function", "get_attr") and why_not_drop(node) is None:
-                self.graph.erase_node(node)
-        used = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
-        constants = {name: tensor for name, tensor in self.backward.constants.items() if name in used}
-        return Traced(self.graph, GraphLevel.PURE, constants)
+        return without_dead_code(self.graph, self.backward.constants)
 
 
 def _gradients(partial: _PartialGraph, backward: Traced, plan: JointPlan, arrived: int) -> list[Any] | None:

@@ -29,6 +29,7 @@ from smelt.autograd.joint.functional_trace import (
     plain_spec,
     storage_id,
     synced,
+    without_dead_code,
 )
 from smelt.autograd.joint.opaque import NeedsData
 from smelt.autograd.joint.output_dependencies import VisibleTensors, find_output_deps, mark_arrivals
@@ -39,12 +40,12 @@ from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.ir.call_contract import JointPlan, Phase, Replay, phase_of
-from smelt.ir.graph import GraphLevel, Traced, format_graph, placeholders
+from smelt.ir.graph import Traced, format_graph, placeholders
 from smelt.ir.nodes.ambient import restored, without_autocast
 from smelt.ir.substitute_sizes import resize_in_place, resized
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.autograd_graph import behind
-from smelt.meta.effects import checks_in_backward, draws, uses_default_generator, why_not_drop
+from smelt.meta.effects import checks_in_backward, draws, uses_default_generator
 from smelt.meta.ghost import GhostError, without_caller_hooks
 from smelt.meta.nonleaf import computed
 from smelt.symbolic.shapes import contiguous_stride, is_dense
@@ -305,7 +306,7 @@ def _written(source: TraceSource, run: _Run) -> list[_Write]:
         if ghost.node is None or (ghost.node is run.primals[index] and not tensor._version):
             continue
         if tuple(tensor.shape) != spec.shape or tuple(tensor.stride()) != spec.stride or tensor.dtype != spec.dtype:
-            gaps = "" if _is_dense(spec) else ", which is not dense,"
+            gaps = "" if is_dense(spec.shape, spec.stride) else ", which is not dense,"
             raise CannotTrace(f"input {name}{gaps} changes its shape or layout in place")
         rebased = tensor.grad_fn is not run.histories[index]
         found.append(_Write(index, tensor, ghost.node, tensor._version, rebased))
@@ -423,12 +424,8 @@ def _run_engine(
 def _tangent_spec(node: fx.Node) -> TensorSpec:
     """Tangents have the layout of their result, or are contiguous if that result is not dense."""
     spec = tensor_spec(node)
-    stride = spec.stride if _is_dense(spec) else contiguous_stride(spec.shape)
+    stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)
-
-
-def _is_dense(spec: TensorSpec) -> bool:
-    return is_dense(spec.shape, spec.stride)
 
 
 def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> JointPlan:
@@ -446,17 +443,9 @@ def _plan(run: _Run, arrangement: Arrangement, written: Sequence[_Write]) -> Joi
 
 
 def _finish(recorder: SharingRecorder) -> Traced:
-    """Remove dead code. Random operators stay, so that the random state advances as in eager."""
-    graph = recorder.graph
-    resize_in_place(graph, from_symbolic, is_symbolic_size)
-    for node in reversed(list(graph.nodes)):
-        if node.users or node.op in ("placeholder", "output"):
-            continue
-        if node.op == "get_attr" or why_not_drop(node) is None:
-            graph.erase_node(node)
-    used = {node.target for node in graph.nodes if node.op == "get_attr"}
-    constants = {name: tensor for name, tensor in recorder.constants.items() if name in used}
-    return Traced(graph, GraphLevel.PURE, constants)
+    """The recorded graph, with sizes of our own and without dead code."""
+    resize_in_place(recorder.graph, from_symbolic, is_symbolic_size)
+    return without_dead_code(recorder.graph, recorder.constants)
 
 
 def _inputs_behind(run: _Run, values: Iterable[fx.Node], candidates: Sequence[int]) -> tuple[int, ...]:

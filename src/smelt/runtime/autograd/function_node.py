@@ -13,6 +13,7 @@ import torch
 
 from smelt.base.coexist import leave_alone
 from smelt.base.torch_originals import BASE
+from smelt.ir.call_contract import JointPlan
 from smelt.runtime.autograd.alias_outputs import detach_views
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.double_backward import (
@@ -108,8 +109,13 @@ def gradients_of(
         gradients = without_autocast(backward, (given,) if state.consuming else given)
         if state.plan.grad_depends_on:
             gradients = without_unreached(gradients, state.plan.grad_depends_on, arrived)
-    placed: list[Any] = [None] * state.plan.inputs
-    for index, gradient in zip(state.plan.gradients, gradients, strict=True):
+    return by_input(state.plan, gradients)
+
+
+def by_input(plan: JointPlan, gradients: Sequence[Any]) -> list[Any]:
+    """The results of a backward, per input of the graph."""
+    placed: list[Any] = [None] * plan.inputs
+    for index, gradient in zip(plan.gradients, gradients, strict=True):
         placed[index] = gradient
     return placed
 

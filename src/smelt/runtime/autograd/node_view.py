@@ -11,7 +11,7 @@ from smelt.ir.graph import Traced
 from smelt.ir.tensorspec import TensorSpec
 from smelt.runtime.autograd.differentiable import Differentiable
 from smelt.runtime.autograd.double_backward import drop_unsaved
-from smelt.runtime.autograd.function_node import Compiled, without_unreached
+from smelt.runtime.autograd.function_node import Compiled, by_input, without_unreached
 from smelt.runtime.autograd.saved_tensors import RemainingSaved, peek_saved, release_saved
 from smelt.runtime.autograd.split_nodes import InputGroupNode, ResultGroupNode, SplitCall
 
@@ -80,10 +80,7 @@ class CompiledNodeView:
         plan = self.state.plan
         if plan.grad_depends_on:
             gradients = without_unreached(gradients, plan.grad_depends_on, arrived)
-        placed: list[Any] = [None] * plan.inputs
-        for index, gradient in zip(plan.gradients, gradients, strict=True):
-            placed[index] = gradient
-        return placed
+        return by_input(plan, gradients)
 
 
 def split_call_of(ctx: Any) -> SplitCall | None:
