@@ -107,7 +107,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
 def test_a_backward_that_cannot_be_compiled_is_run_by_pytorch(broken: None, used: tuple[int, ...]) -> None:
     compiled = smelt.compile(heads, fullgraph=True)
-    with pytest.warns(SmeltWarning, match="SM020: backward.* could not be compiled and falls back to eager.*no such thing"):
+    with pytest.warns(SmeltWarning, match="SM020: backward.* could not be compiled and falls back.*no such thing"):
         found = step(compiled, *used)
     torch.testing.assert_close(found, step(heads, *used))
     torch.testing.assert_close(step(compiled, *used), step(heads, *used))  # and says so once
