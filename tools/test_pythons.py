@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as xml
 from collections import Counter
 from dataclasses import dataclass, field
@@ -144,7 +145,8 @@ def page(rows: list[Row]) -> str:
     for row in rows:
         cells = [row.why_not] * len(PARTS) if row.why_not else [str(row.outcomes[part]) for part in PARTS]
         lines.append(f"| {row.version} | {row.torch} | {platform.machine()} | {' | '.join(cells)} |")
-    lines += ["", "Capture is these files of the folders of `tests/capture`: " + ", ".join(CAPTURE.split()) + "."]
+    chosen = "Capture is these files of the folders of `tests/capture`: " + ", ".join(CAPTURE.split()) + "."
+    lines += ["", *textwrap.wrap(chosen, 120)]
     failed = [(row.version, name) for row in rows for each in row.outcomes.values() for name in each.failed]
     if failed:
         lines += ["", "## What fails", "", *(f"- Python {version}: `{name}`" for version, name in failed)]
