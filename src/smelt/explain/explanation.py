@@ -4,7 +4,7 @@
     Graph Break Count: 1
     …
     What To Change:
-      1. use torch.where, or decide on Python values
+      1. use torch.where, or branch on Python values
 
 First the counts that users of `torch.compile` know, then what to change, then one line a graph. Reasons with their
 stacks, operators, kernels, saved values and guards are printed on request: `text(full=True)`, `text(guards=True)`.
