@@ -58,7 +58,7 @@ class UnexpectedResult(SmeltError):
     """A library call yielded what the kernels after it were not built for. A forward is then run by PyTorch instead."""
 
 
-class NoRoom(SmeltError):
+class NotEnoughMemory(SmeltError):
     """Too little memory is left to compile anything: PyTorch runs it instead."""
 
 

@@ -10,7 +10,7 @@ import abc
 import types
 from typing import Any
 
-from smelt.capture.interpreter.attributes import attribute_or_none, is_shown_plainly
+from smelt.capture.interpreter.attributes import attribute_or_none, shows_real_class
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.capture.interpreter.operators import truth
 from smelt.capture.model.breaks import Unsupported
@@ -173,7 +173,7 @@ def _asks_nobody(hook: Any) -> bool:
 
 def _shown_class(interp: Interpreter, value: Value, kind: type) -> type:
     """What `value.__class__` says, if it is a class at all."""
-    if is_shown_plainly(interp, value, kind):
+    if shows_real_class(interp, value, kind):
         return kind
     shown = attribute_or_none(interp, value, "__class__")
     if isinstance(shown, Object) and is_a(shown.value, type):

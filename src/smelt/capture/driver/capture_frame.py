@@ -25,7 +25,7 @@ from smelt.capture.guards.dynamic_sizes import History, Sizes
 from smelt.capture.guards.tree import GuardTree, format_guards
 from smelt.capture.interpreter.externals import Externals, guard_tensor_identity, is_gradient, may_guard_identity
 from smelt.capture.interpreter.interpreter import Broken, Ending, Frame, Interpreter, Returned
-from smelt.capture.interpreter.iterators import ends_quietly
+from smelt.capture.interpreter.iterators import finishes_without_effects
 from smelt.capture.interpreter.opcode_table import HANDLERS
 from smelt.capture.model.breaks import COMPILED_LATER, SkipFrame, Unsupported
 from smelt.capture.model.bytecode import columns_of
@@ -291,7 +291,7 @@ class _Closing:
         forbidden = self._forbidden(record) if record is not None else None
         saw_tensors, made = bool(self.tape.inputs), self.interp.made_generators
         for number, generator in enumerate(made):
-            if not ends_quietly(self.interp, generator):
+            if not finishes_without_effects(self.interp, generator):
                 raise _Unfinished(number)
         try:
             operands = self._operands()
@@ -478,9 +478,9 @@ class _Closing:
             elif is_gradient(value) or not guard_tensor_identity(value):
                 for each in grad_targets.values():
                     self.interp.externals.guard_alias(each.source, value.source, False)
-        self._keep_apart()
+        self._guard_unrelated_views()
 
-    def _keep_apart(self) -> None:
+    def _guard_unrelated_views(self) -> None:
         """No other input is a view of what one is that came to require grad, or to have another shape: it would have
         come to so with it, and what was decided by it would be otherwise."""
         inputs = [(node, value) for places in self.tape.input_aliases() for node, value in places]
@@ -547,7 +547,7 @@ class _Closing:
             if wanted("graph"):
                 self._report(traced)
             with without_default_devices():
-                by_nodes = self._ends_where_nodes_matter() or self.tape.returns_new_leaves(self.build.outputs)
+                by_nodes = self._needs_real_autograd_nodes() or self.tape.returns_new_leaves(self.build.outputs)
                 run = traced.plainly() if by_nodes else self.compile_graph(traced)
             run = write_policy.around(run, lambda: traced)
             lent = self.interp.externals.graph_generators.values()
@@ -589,7 +589,7 @@ class _Closing:
             requires_no_overlap,
         )
 
-    def _ends_where_nodes_matter(self) -> bool:
+    def _needs_real_autograd_nodes(self) -> bool:
         """Whether Python is about to ask for a node of autograd's graph, or to raise because a tensor may not be
         written in place, which PyTorch tells by the node (one of several views, say). So PyTorch makes the nodes."""
         stop = self.ending.stop if isinstance(self.ending, Broken) else None

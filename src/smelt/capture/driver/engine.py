@@ -14,7 +14,7 @@ import torch
 from smelt import _native
 from smelt.base import locks
 from smelt.base.coexist import opaque
-from smelt.base.errors import GraphBreakError, NoRoom, warn
+from smelt.base.errors import GraphBreakError, NotEnoughMemory, warn
 from smelt.base.events import count, counters, emit, timed
 from smelt.base.headroom import why_not_compile
 from smelt.base.options import config
@@ -71,9 +71,9 @@ class Engine:
         self._idle: dict[Any, int] = {}
         self._raised: dict[Any, int] = {}
         self._histories: dict[Any, History] = {}
-        self._no_room = False  # too little memory was left to compile, and that was said
-        self._cramped = False  # a thread had too little stack, and that was said
-        self._loose = False  # something was given up, and said so: what is called there may break
+        self._out_of_memory = False  # too little memory was left to compile, and that was said
+        self._warned_of_stack = False  # a thread had too little stack, and that was said
+        self._relaxed_fullgraph = False  # something was given up, and said so: what is called there may break
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` with this region active."""
@@ -107,12 +107,12 @@ class Engine:
             self._idle.clear()
             self._raised.clear()
             self._histories.clear()
-            self._loose = self._no_room = self._cramped = False
+            self._relaxed_fullgraph = self._out_of_memory = self._warned_of_stack = False
 
     def _missed(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
         """A frame that no entry fits: an entry for it, or None to let CPython run it."""
         code = function.__code__
-        if code in self._skipped or self._no_room or _watched():
+        if code in self._skipped or self._out_of_memory or _watched():
             return None
         if frame_runs_alone(code):
             self.native.alone(code)
@@ -146,8 +146,8 @@ class Engine:
     def _has_stack(self, name: str) -> bool:
         """Whether this thread's stack is large enough to compile on; says so, once, if it is not."""
         reason = why_not_compile(_native.stack_left())
-        if reason is not None and not self._cramped:
-            self._cramped = True
+        if reason is not None and not self._warned_of_stack:
+            self._warned_of_stack = True
             warn(f"SM020: a graph of {name} could not be compiled and runs in Python. {reason}.")
         return reason is None
 
@@ -198,7 +198,7 @@ class Engine:
 
     def plan_for(self, frames: list[LiveFrame]) -> tuple[Plan, tuple[Any, ...]] | None:
         """How to go on from a state after a break: a plan and its inputs, or None to let CPython finish the frame."""
-        if self._no_room or _watched() or _native.Region.held() or replaced_underneath() is not None:
+        if self._out_of_memory or _watched() or _native.Region.held() or replaced_underneath() is not None:
             return None
         key, state = key_of(frames), flat(frames)
         found = self._find(key, state)
@@ -251,11 +251,11 @@ class Engine:
         try:
             with _native.PausedGC(), timed("capture and compile", name):
                 history = self._histories.setdefault(key, History())
-                keep = None if self.capture_store is None or known else self.capture_store.keeper(frames[0], history)
+                keep = None if self.capture_store is None or known else self.capture_store.saver(frames[0], history)
                 captured = capture(
                     frames,
                     self.compile_graph,
-                    fullgraph=self.fullgraph and not self._loose,
+                    fullgraph=self.fullgraph and not self._relaxed_fullgraph,
                     dynamic=self.dynamic,
                     settings=self.settings,
                     history=history,
@@ -271,7 +271,8 @@ class Engine:
             raise
         except Exception as error:
             self._failed(error, key, name)
-            self._no_room = isinstance(error, NoRoom | MemoryError)  # what is called there would fare no better
+            # What is called there would fare no better.
+            self._out_of_memory = isinstance(error, NotEnoughMemory | MemoryError)
             return None
         return None if self._is_idle(captured, frames, key) else captured
 
@@ -308,7 +309,7 @@ class Engine:
 
     def _give_up(self, key: Any, text: str) -> None:
         self._skipped.add(key)
-        self._loose = True
+        self._relaxed_fullgraph = True
         warn(text)
 
 

@@ -60,7 +60,7 @@ _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: on classes written in C
 
 
-class _Unworded(AttributeError):
+class _UnknownTypeName(AttributeError):
     """Stands for the error of a value whose type's name is not known here: only Python can word it."""
 
 
@@ -85,7 +85,7 @@ def _missing(value: Value, name: str) -> AttributeError:
     if isinstance(value, Super):
         return AttributeError(f"'super' object has no attribute {name!r}")
     if kind is None:
-        return _Unworded(name)
+        return _UnknownTypeName(name)
     of_c = kind.__flags__ & _IMMUTABLE_TYPE and kind.__module__ != "builtins"  # those go by their full names
     short = type.__dict__["__name__"].__get__(kind)
     full = f"{kind.__module__}.{short}" if of_c else short
@@ -96,7 +96,7 @@ def _is_class(value: Value) -> bool:
     return isinstance(value, Object) and is_a(value.value, type)
 
 
-def is_shown_plainly(interp: Interpreter, value: Value, kind: type) -> bool:
+def shows_real_class(interp: Interpreter, value: Value, kind: type) -> bool:
     """Whether `value.__class__` is its class, as it is of all but proxies."""
     if not is_heap_type(kind) or not isinstance(value, Object | Instance):
         return type(value) is not Object or kind not in _PROXIES

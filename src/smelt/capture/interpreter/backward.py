@@ -93,13 +93,13 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
     if wanted is None:
         wanted = _leaves(interp, outputs)
     else:
-        _refuse_leading_out(interp, outputs, wanted)
+        _refuse_outside_history(interp, outputs, wanted)
         first: dict[int, Tensor] = {}
         for leaf in wanted:  # one that is named twice, or by two names, gets its gradient once
             first.setdefault(_identity(leaf), leaf)
         wanted = list(first.values())
     if create:
-        _refuse_two_names(interp, outputs)
+        _refuse_aliased_inputs(interp, outputs)
     hooks = [_hooks(interp, leaf) for leaf in wanted]
     slots = [slots_of(interp, leaf) for leaf in wanted]
     retain = create if _plain(given, "retain_graph") is None else bool(_plain(given, "retain_graph"))
@@ -219,8 +219,8 @@ def _grad(interp: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> V
         if each.real is not None:
             _refuse_hooks(each)
             interp.externals.mark_grad_target(each)
-    _refuse_two_names(interp, outputs)
-    _refuse_leading_out(interp, outputs, inputs)
+    _refuse_aliased_inputs(interp, outputs)
+    _refuse_outside_history(interp, outputs, inputs)
     tangents = _tangents(interp, outputs, given.get("grad_outputs"))
     found = _engine_call(interp, gradients, outputs, tangents, inputs, retain, Constant(create))
     if materialized:
@@ -300,7 +300,7 @@ def _leaves(interp: Interpreter, outputs: list[Tensor]) -> list[Tensor]:
     return list(found.values())
 
 
-def _refuse_leading_out(interp: Interpreter, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+def _refuse_outside_history(interp: Interpreter, outputs: list[Tensor], inputs: list[Tensor]) -> None:
     """Refuse gradients of tensors from outside which another tensor from outside may be computed from: what flows by
     way of that one is not in the graph. Leaves are computed from nothing, which is relied on."""
     given = [each for each in inputs if each.real is not None]
@@ -322,7 +322,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     return tensor.is_leaf
 
 
-def _refuse_two_names(interp: Interpreter, outputs: list[Tensor]) -> None:
+def _refuse_aliased_inputs(interp: Interpreter, outputs: list[Tensor]) -> None:
     """Refuse what is computed from one tensor by two names. Each has a ghost of its own until the graph is whole, and
     gradients through only one of them show other layouts, and results as one that are two."""
     reached = set(behind(each.ghost.grad_fn for each in outputs))

@@ -281,7 +281,7 @@ def _throw_here(interp: Interpreter, value: Generator, thrown: Raised) -> Value 
     return interp.step_to_yield(frame, thrown)
 
 
-def ends_quietly(interp: Interpreter, value: Generator) -> bool:
+def finishes_without_effects(interp: Interpreter, value: Generator) -> bool:
     """Whether nobody could tell that Python closes a generator when the last reference to it goes."""
     return value.done or value.frame.index == 0 or interp.has_no_side_effects(lambda: _close(interp, value))
 

@@ -39,17 +39,17 @@ def speculate(interp: Interpreter, compare: Callable[[Any, Any], bool], left: Va
         found = [side.evaluate(numbers.__getitem__) if isinstance(side, Formula) else side for side in sides]
         return bool(compare(*found))
 
-    return _asked_again(interp, list(nodes.values()), decide)
+    return _speculated(interp, list(nodes.values()), decide)
 
 
 def speculate_truth(interp: Interpreter, value: Tensor) -> bool:
     """The truth of a tensor of one element that the graph computes. It is relied on."""
     if value.ghost.numel() != 1 or value.ghost.device.type != "cpu":
         raise Unsupported("B003", "the value of a tensor")
-    return _asked_again(interp, [value.node], lambda values: bool(values[value.node]))
+    return _speculated(interp, [value.node], lambda values: bool(values[value.node]))
 
 
-def _asked_again(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[dict[fx.Node, Any]], bool]) -> bool:
+def _speculated(interp: Interpreter, wanted: list[fx.Node], decide: Callable[[dict[fx.Node, Any]], bool]) -> bool:
     """What is decided by the values of `wanted`, now and, as a guard, at each call."""
     steps = _steps(interp.tape, wanted)
     given = [node for node in steps if node.op == "placeholder"]

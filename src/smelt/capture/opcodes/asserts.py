@@ -22,14 +22,14 @@ _TURNS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "FOR_ITER", "RE
 def deciding(interp: Interpreter, frame: Frame, value: Value, jump: Instruction) -> bool:
     """The truth of what a conditional jump asks for."""
     if isinstance(value, Tensor) and interp.tape.decided(value) is None:
-        way = _way_that_goes_on(frame, value, jump)
+        way = _branch_that_continues(frame, value, jump)
         if way is not None:
             _assume(interp, value, way)
             return way
     return truth(interp, value)
 
 
-def _way_that_goes_on(frame: Frame, value: Tensor, jump: Instruction) -> bool | None:
+def _branch_that_continues(frame: Frame, value: Tensor, jump: Instruction) -> bool | None:
     """The truth of a tensor for which a jump does not lead to a `raise`; None if both ways lead on, or neither."""
     if value.ghost.numel() != 1 or acts_as_in_eager(frame.info.code):
         return None

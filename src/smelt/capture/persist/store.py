@@ -75,7 +75,7 @@ class CaptureStore:
             forget_classes()
         return found
 
-    def keeper(self, frame: LiveFrame, history: History) -> Keep | None:
+    def saver(self, frame: LiveFrame, history: History) -> Keep | None:
         """What keeps a capture of a state for later processes; None if none is kept."""
         place = self._place(frame)
         if place is None:

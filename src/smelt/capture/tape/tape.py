@@ -168,7 +168,7 @@ class Tape:
 
     def input(self, tensor: torch.Tensor, source: Source, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Tensor:
         """A tensor from outside becomes a placeholder; symbols may stand in its shape and strides."""
-        self._refuse_two_kinds(tensor, 1)
+        self._refuse_changed_alias(tensor, 1)
         node = self._input(source)
         spec = replace(TensorSpec.of(tensor), shape=shape, stride=stride)
         set_spec(node, spec)
@@ -193,7 +193,7 @@ class Tape:
         made = [value.ghost for value in self._by_ghost.values() if value.ghost.grad_fn is not None]
         return self.histories.lead_to(made, leaf)
 
-    def _refuse_two_kinds(self, tensor: torch.Tensor | None, names: int) -> None:
+    def _refuse_changed_alias(self, tensor: torch.Tensor | None, names: int) -> None:
         """Refuse a tensor of so many names that came to require grad, or to have another shape, by one of them: each
         has a ghost of its own until the graph is whole, and the others do not know."""
         met = self._inputs_by_id.get(id(tensor), ()) if tensor is not None else ()
@@ -250,9 +250,9 @@ class Tape:
         result = self._run(opcode, target, ghosts, named)
         written = [self._by_ghost[id(tensor)] for tensor, version in seen if tensor._version != version]
         if self.inferred:
-            self._keep_apart(target, [tensor for tensor, _ in seen], written, result)
+            self._refuse_inference_tensors(target, [tensor for tensor, _ in seen], written, result)
         for value in written:
-            self._refuse_two_kinds(value.real, 2)
+            self._refuse_changed_alias(value.real, 2)
         if written and self.texts:
             raise Unsupported("B005", f"{_name_of(target)}, after a tensor was formatted as a string")
         known = self._by_ghost.get(id(result)) if isinstance(result, GhostTensor) else None
@@ -274,12 +274,12 @@ class Tape:
         if target is getattr and ghosts[1] == "data":
             assert isinstance(args[0], Tensor)
             self._data[id(result)] = (result, args[0])
-        for value in (*written, *self._beneath(written)):
+        for value in (*written, *self._written_through_data(written)):
             self.writes = True
             self._written.setdefault(node, []).append(id(value.ghost))
             self._names.setdefault(id(value.ghost), set()).update((value.node, node))
             if value.ghost is result:
-                self._yield_from(value, node)
+                self._rebind(value, node)
         return self._wrap(result, node)
 
     def require(self, test: Value, text: str) -> None:
@@ -321,7 +321,7 @@ class Tape:
                 set_spec(part, spec_of_value(ghost))
                 self._added.append(part)
                 if ghost is value.ghost:
-                    self._yield_from(value, part)
+                    self._rebind(value, part)
                 else:
                     value = self._wrap(ghost, part)
             tied.append(value)
@@ -338,7 +338,7 @@ class Tape:
         """The node of this graph that yields a tensor; one that a region made becomes one of its results."""
         while value.node.graph is not self.graph and value.node.graph in self.regions:
             region = self.regions[value.node.graph]
-            region.owner._yield_from(value, region.result(value.node))
+            region.owner._rebind(value, region.result(value.node))
         return value.node
 
     def close_regions(self) -> None:
@@ -346,7 +346,7 @@ class Tape:
         for region in self.regions.values():
             region.close()
 
-    def _yield_from(self, value: Tensor, node: fx.Node) -> None:
+    def _rebind(self, value: Tensor, node: fx.Node) -> None:
         self._rewritten.append((value, value.node))
         if value.node in self.inferred:
             self.inferred.add(node)
@@ -392,7 +392,7 @@ class Tape:
         """`requires_grad_` of a tensor that the graph computes, which has no history."""
         self._run("call_method", "requires_grad_", [value.ghost, wanted], {})
         node = self._record("call_method", "requires_grad_", (value, Constant(wanted)), {}, value.ghost)
-        self._yield_from(value, node)
+        self._rebind(value, node)
         self._note_leaf(value.ghost)
 
     def _note_leaf(self, ghost: Any) -> None:
@@ -428,16 +428,16 @@ class Tape:
 
     def _memory(self, ghost: GhostTensor) -> Any:
         """The tensor that all views of one memory are views of, `.data` included."""
-        whole = _whole(ghost)
+        whole = _base_of(ghost)
         while id(whole) in self._data:
-            whole = _whole(self._data[id(whole)][1].ghost)
+            whole = _base_of(self._data[id(whole)][1].ghost)
         return whole
 
-    def _beneath(self, written: list[Tensor]) -> list[Tensor]:
+    def _written_through_data(self, written: list[Tensor]) -> list[Tensor]:
         """The tensors that are written by way of their `.data`, whose version tells nothing."""
         found = []
         for value in written:
-            while (id(whole := _whole(value.ghost))) in self._data:
+            while (id(whole := _base_of(value.ghost))) in self._data:
                 value = self._data[id(whole)][1]
                 self.note_untracked_write(value.ghost)
                 found.append(value)
@@ -445,7 +445,7 @@ class Tape:
 
     def note_untracked_write(self, tensor: Any) -> None:
         """A tensor is written, of which its version will tell nothing."""
-        whole = _whole(tensor)
+        whole = _base_of(tensor)
         self._untracked_writes[id(whole)] = whole
 
     def written(self) -> set[fx.Node]:
@@ -477,7 +477,9 @@ class Tape:
             return self.ambient.inference and not self._entry.inference
         return known.node in self.inferred
 
-    def _keep_apart(self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any) -> None:
+    def _refuse_inference_tensors(
+        self, target: Any, used: list[GhostTensor], written: list[Tensor], result: Any
+    ) -> None:
         """Outside inference mode, tensors made in it may neither be written nor be part of what autograd records."""
         known = [self._by_ghost[id(ghost)] for ghost in used if id(ghost) in self._by_ghost]
         if self.ambient.inference or not any(value.node in self.inferred for value in known):
@@ -617,7 +619,7 @@ def _name_of(target: Any) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
-def _whole(tensor: Any) -> Any:
+def _base_of(tensor: Any) -> Any:
     """What a tensor is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from smelt import _native
 from smelt.base import events, locks
-from smelt.base.errors import NoRoom, SmeltError
+from smelt.base.errors import NotEnoughMemory, SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.headroom import LLVM_STACK, why_not_build
 from smelt.codegen.llvm.link import CannotLink, link
@@ -122,7 +122,7 @@ def _make_sure_of_memory(threads: int, *, is_loaded: bool) -> None:
     """LLVM ends the process where it gets no memory."""
     reason = why_not_build(threads, is_loaded=is_loaded)
     if reason is not None:
-        raise NoRoom("SM030", reason)
+        raise NotEnoughMemory("SM030", reason)
 
 
 def _load(text: str, target: Target) -> Built:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from smelt import _native
 from smelt.base import locks
-from smelt.base.errors import NoRoom, SmeltError, warn
+from smelt.base.errors import NotEnoughMemory, SmeltError, warn
 from smelt.ir.call_contract import JointPlan, Replay
 from smelt.ir.graph import Traced
 from smelt.runtime.autograd.alias_outputs import finisher
@@ -95,7 +95,7 @@ class Differentiable:
         try:
             # Compiling must not disturb the thread state of the program.
             found = _native.aside(_native.sheltered, self._make_once, arrived)
-        except NoRoom as reason:
+        except NotEnoughMemory as reason:
             found = self._plain_backward(arrived)
             if found is None:
                 raise
