@@ -72,34 +72,48 @@ FUNCTIONS: dict[torch._ops.OpOverload, tuple[str, ...]] = {
 }
 
 
-def function_call(op: torch._ops.OpOverload, tensors: Sequence[Any], factors: Sequence[float]) -> NativeCall | None:
-    """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none."""
+def function_call(
+    op: torch._ops.OpOverload, tensors: tuple[Any, ...], factors: tuple[float, ...], product: tuple[Any, ...]
+) -> NativeCall | None:
+    """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none.
+    `product`: how to make it without a call, see `_native.pyi`."""
     if not connect() or not _is_as_in_python(op):
         return None
-    return _function_call(op, tensors, factors)
+    return _function_call(op, tensors, factors, product)
 
 
-def _function_call(op: torch._ops.OpOverload, tensors: Sequence[Any], factors: Sequence[float]) -> NativeCall:
-    code = [each for place in range(len(tensors)) for each in (TENSOR, place)]
-    code += [each for factor in factors for each in (DOUBLE, double_bits(factor))]
-    name = f"aoti_torch_cpu_{op._schema.name.removeprefix('aten::')}_out"
-    return NativeCall(name, None, tuple(tensors), tuple(code), (), 0, factors=tuple(factors))
+def _function_call(
+    op: torch._ops.OpOverload, tensors: tuple[Any, ...], factors: tuple[float, ...], product: tuple[Any, ...] = ()
+) -> NativeCall:
+    name, code = _function_code(op, len(tensors), tuple(map(double_bits, factors)))
+    return NativeCall(name, None, tensors, code, (), 0, product, factors)
+
+
+@functools.lru_cache(maxsize=256)
+def _function_code(op: torch._ops.OpOverload, tensors: int, factors: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    code = [each for place in range(tensors) for each in (TENSOR, place)]
+    code += [each for factor in factors for each in (DOUBLE, factor)]
+    return f"aoti_torch_cpu_{op._schema.name.removeprefix('aten::')}_out", tuple(code)
 
 
 # --- any operator -----------------------------------------------------------------------------------
 
 
 def boxed_call(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensor: type,
+    ref: Callable[[Any], Any] = lambda each: each,
 ) -> NativeCall | None:
-    """A call through the dispatcher, of arguments in which objects of the class `tensor` stand for tensors; None where
-    Python has to make it.
+    """A call through the dispatcher, of arguments in which objects of the class `tensor` stand for tensors; what `ref`
+    returns for each is in their place in the call. None where Python has to make it.
 
     Operators that are not PyTorch's own are left to Python: if one raises, it would run a second time to say so.
     """
     if op.namespace != "aten" or not connect():
         return None
-    found = _encoded(op, args, kwargs, tensor)
+    found = _encoded(op, args, kwargs, tensor, ref)
     if found is None or not all(map(_is_as_in_python, found[1])):
         return None
     return found[0]
@@ -110,7 +124,11 @@ class _Unboxable(Exception):
 
 
 def _encoded(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: type
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensor: type,
+    ref: Callable[[Any], Any] = lambda each: each,
 ) -> tuple[NativeCall, set[str]] | None:
     """The call, and which kinds of arguments and results it has."""
     parameters, returns = _signature(op)
@@ -124,7 +142,7 @@ def _encoded(
         return None
     writer.kinds.add("returns a list" if returns < 0 else "returns several" if returns > 1 else "returns one")
     schema = op._schema
-    tensors, code, texts = tuple(writer.tensors), tuple(writer.code), tuple(writer.texts)
+    tensors, code, texts = tuple(map(ref, writer.tensors)), tuple(writer.code), tuple(writer.texts)
     return NativeCall(schema.name, schema.overload_name, tensors, code, texts, returns), writer.kinds
 
 
@@ -331,7 +349,7 @@ def _function_works(op: torch._ops.OpOverload) -> bool:
     tensors = [given, left, right] if factors else [left, right]
     out = torch.empty_like(given)
     wanted = op(*tensors, **dict(zip(FUNCTIONS[op], factors, strict=True)), out=torch.empty_like(given))
-    found = _made_natively(_function_call(op, [out, *tensors], factors), [])
+    found = _made_natively(_function_call(op, (out, *tensors), factors), [])
     return found is not None and _is_same(out, wanted)
 
 

@@ -239,6 +239,7 @@ class _Table:
         self.refs: dict[str, Ref] = {}  # to whole buffers, which most are
         self.arena_views: dict[Operand, int] = {}
         self.writes_from: int | None = None  # the first step that writes an input
+        self.product_operands: dict[int, Sequence[Operand]] = {}  # of steps that are products, by their `id`
         self.layouts = self._layouts()
         for step in program.steps:
             self._find_arena_views(step)
@@ -272,7 +273,7 @@ class _Table:
         if isinstance(step, Library):
             operands += [self.wholes[step.unless]] if step.unless is not None else []
             operands += operands_in((step.args, tuple(value for _, value in step.kwargs)))
-            operands += self._product_operands(step) or ()
+            operands += self._find_product_operands(step)
         for operand in operands:
             if self.buffers[operand.buffer].place is Place.ARENA:
                 self.arena_views.setdefault(operand, len(self.arena_views))
@@ -334,41 +335,43 @@ class _Table:
 
     def _native(self, step: Library) -> NativeCall | None:
         """The same call without Python, if PyTorch's C interface has it."""
-        call = self._by_function(step) or self._boxed(step)
-        return call and call._replace(tensors=tuple(map(self._ref, call.tensors)))
+        return self._by_function(step) or self._boxed(step)
 
     def _by_function(self, step: Library) -> NativeCall | None:
-        tensors = self._product_operands(step)
+        tensors = self.product_operands.get(id(step))
         if tensors is None:
             return None
         numbers = dict(step.kwargs)
-        call = function_call(step.op, tensors, [float(numbers.get(factor, 1)) for factor in FUNCTIONS[step.op]])
+        factors = tuple([float(numbers.get(factor, 1)) for factor in FUNCTIONS[step.op]])
         # Of the arena each operand is a tensor of its own, any other is part of the tensor that its buffer is.
         begins = [0 if self.buffers[each.buffer].place is Place.ARENA else each.offset for each in tensors]
-        return call and call._replace(product=small_product(tensors, begins, self._dtypes(tensors)))
+        product_made = small_product(tensors, begins, self._dtypes(tensors))
+        return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made)
 
     def _boxed(self, step: Library) -> NativeCall | None:
         if step.unless is not None or (step.op in _SCATTERS and not self._is_dense(step.args[0])):
             return None
         outs = zip(step.into, step.outs, strict=True) if step.into else ()
         named = dict(step.kwargs) | {key: self.wholes[name] for key, name in outs if name is not None}
-        return boxed_call(step.op, step.args, named, Operand)
+        return boxed_call(step.op, step.args, named, Operand, self._ref)
 
     def _is_dense(self, operand: Operand) -> bool:
         elements, places = _extent(operand.shape, operand.stride)
         return elements == places == _extent(*self.layouts[operand.buffer])[1]
 
-    def _product_operands(self, step: Library) -> Sequence[Operand] | None:
-        """What a product's own function takes: the result, then the others."""
+    def _find_product_operands(self, step: Library) -> Sequence[Operand]:
+        """What a product's own function takes: the result, then the others; () if there is none for this step."""
         factors = FUNCTIONS.get(step.op)
+        if factors is None or step.into != ("out",) or step.outs[0] is None:
+            return ()
         operands = [operand for operand in step.args if isinstance(operand, Operand)]
-        if factors is None or len(operands) != len(step.args) or step.into != ("out",) or step.outs[0] is None:
-            return None
+        if len(operands) != len(step.args) or not {name for name, _ in step.kwargs} <= set(factors):
+            return ()
         tensors = [self.wholes[step.outs[0]], *operands]
-        on_cpu = all(self.buffers[operand.buffer].spec.device.type == "cpu" for operand in tensors)
-        if not on_cpu or not {name for name, _ in step.kwargs} <= set(factors):
-            return None
-        return as_called(tensors, self._dtypes(tensors))
+        if any(self.buffers[operand.buffer].spec.device.type != "cpu" for operand in tensors):
+            return ()
+        found = self.product_operands[id(step)] = as_called(tensors, self._dtypes(tensors))
+        return found
 
     def _dtypes(self, operands: Sequence[Operand]) -> set[torch.dtype]:
         return {self.buffers[operand.buffer].spec.dtype for operand in operands}
