@@ -262,7 +262,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     if (a.directions and (b.folds or b.scatters)) or (b.directions and (a.folds or a.scatters)):
         return "the one visits rows in order, the other folds or scatters"
     if a.scatters and b.scatters:
-        return "each of them writes at places that only running tells"
+        return "each of them writes at places that depend on data"
     plan = _common_rows(a, b)
     if isinstance(plan, str):
         return plan
@@ -367,7 +367,7 @@ def _misread(
 ) -> str | None:
     name = reading.value.name
     if reading.anywhere:
-        return f"{reader.name} reads {name} at places that only running tells"
+        return f"{reader.name} reads {name} at places that depend on data"
     if source is GroupLevel.TOTAL:
         return f"{reader.name} reads {name}, which is complete only after all rows"
     if source is GroupLevel.FREE:

@@ -114,6 +114,6 @@ def _calls(step: Step) -> bool:
 
 
 def settled(spec: TensorSpec) -> TensorSpec:
-    """How a gradient lies once Python code had it in hand: as before if each element had a place of its own."""
+    """The layout of a gradient once Python code had it: as before if each element had a place of its own."""
     stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)

@@ -1,4 +1,4 @@
-"""What lies between a pure graph and the call it stands for: which results become which outputs, what is written back,
+"""The contract between a pure graph and the call it stands for: which results become which outputs, what is mutated,
 what is saved, where gradients go.
 
 A pure graph neither writes nor aliases; the function it came from may do both. A `JointPlan` says, in plain data that

@@ -272,7 +272,7 @@ def _rule_bounds(kernel: Kernel) -> Iterator[Fault]:
 
 
 def _rule_gathers(kernel: Kernel) -> Iterator[Fault]:
-    """Places that only running yields are counted in int64; what is read there this kernel does not write."""
+    """Places that depend on data are counted in int64; what is read there this kernel does not write."""
     dtypes = value_dtypes(kernel)
     for _, instruction in _indexed(kernel):
         if not isinstance(instruction, Gather | Scatter):

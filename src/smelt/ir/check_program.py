@@ -86,7 +86,7 @@ def _rule_distinct(program: Program) -> Iterator[Fault]:
 
 
 def _rule_views(program: Program) -> Iterator[Fault]:
-    """Operands lie inside their buffers."""
+    """Operands are inside their buffers."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
     places: list[tuple[object, Any]] = [(program.outputs, program.outputs)]
     places += [(step, [step.args, [v for _, v in step.kwargs]]) for step in program.steps if isinstance(step, Library)]
@@ -115,7 +115,7 @@ def _rule_results(program: Program) -> Iterator[Fault]:
 
 
 def _rule_arena(program: Program) -> Iterator[Fault]:
-    """Arena buffers lie inside the arena, aligned, and apart from every other one alive at the same step."""
+    """Arena buffers are inside the arena, aligned, and apart from every other one alive at the same step."""
     planned = [buffer for buffer in program.buffers if buffer.place is Place.ARENA]
     lives = touches(program)
     for buffer in planned:
@@ -142,11 +142,11 @@ def _overlap(first: ProgramBuffer, second: ProgramBuffer) -> bool:
 
 
 def _rule_outputs_leave(program: Program) -> Iterator[Fault]:
-    """No output lies in the arena, which the next call overwrites."""
+    """No output is in the arena, which the next call overwrites."""
     places = {buffer.name: buffer.place for buffer in program.buffers}
     for operand in operands_in(program.outputs):
         if places.get(operand.buffer) is Place.ARENA:
-            yield program.outputs, f"output {operand.buffer} lies in the arena"
+            yield program.outputs, f"output {operand.buffer} is in the arena"
 
 
 PROGRAM_RULES: dict[str, Callable[[Program], Iterable[Fault]]] = {

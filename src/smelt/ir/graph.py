@@ -1,8 +1,8 @@
 """The two graph levels and the rules of each, as code that runs after every pass in tests.
 
-TORCH  what capture yields and custom backends receive: torch functions, tensor methods, placeholders for every tensor
+TORCH  what capture returns and custom backends receive: torch functions, tensor methods, placeholders for every tensor
        that comes from outside. May write in place.
-PURE   what autograd yields and the fuser takes: ATen operators only, none of which writes, every value with a spec.
+PURE   what autograd returns and the fuser takes: ATen operators only, none of which writes, every value with a spec.
 """
 
 import operator
@@ -223,7 +223,7 @@ def outputs(graph: fx.Graph) -> list[object]:
 
 
 def format_graph(graph: fx.Graph, title: str = "graph") -> str:
-    """A graph as text: one line per node, with the spec of what it yields, and the graphs that a node holds."""
+    """A graph as text: one line per node, with the spec of what it returns, and the graphs that a node holds."""
     lines = [f"{title}:"]
     for node in graph.nodes:
         if node.op == "placeholder":

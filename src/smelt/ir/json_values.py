@@ -3,7 +3,7 @@
     (1, 2.0, "x", {"k": [None]}, torch.float32)   →   ["t", 1, ["f", "00…40"], "x", ["m", ["k", ["l", None]]], ["d", …]]
 
 Numbers, strings, None and truth values stand for themselves; all else is a list that begins with its kind. What has no
-form here is for whoever calls to say: `other(value)` yields a list whose kind begins with `#`, and is given it back.
+form here is for whoever calls to say: `other(value)` returns a list whose kind begins with `#`, and is given it back.
 """
 
 import struct

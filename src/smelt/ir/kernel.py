@@ -27,7 +27,7 @@ buffer), a value of a row stage and the result of a `Reduce` are visible in all 
 element at an index that leaves some row axes out becomes the fold of all values sent to it (no prior contents, no
 zero-fill needed). How a fold is kept accurate and shared between threads is the target's business; sums of f32 and
 narrower are to be kept so that their error does not grow with the number of rows. `Scatter` changes what is in a
-buffer, at places that only running yields; points that meet at one place take turns in the order of their rows, then
+buffer, at places that depend on data; points that meet at one place take turns in the order of their rows, then
 cols, and elsewhere the buffer stays as it is.
 """
 
@@ -116,7 +116,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """`out = buffer[index + Σ stride · value]`, at places that only running yields.
+    """`out = buffer[index + Σ stride · value]`, at places that depend on data.
 
     Each of `by` is (value, stride, extent): an int64 that counts from 0 to below its extent. One outside of that is
     taken for the last within, or if it is a position for any element of the buffer, of which nothing may depend then:

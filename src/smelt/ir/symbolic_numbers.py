@@ -32,11 +32,11 @@ class NumberWriter:
         self._written: dict[Any, fx.Node] = {}
 
     def write(self, number: Any) -> Any:
-        """The node that yields a symbolic number; a plain one as it is."""
+        """The node that returns a symbolic number; a plain one as it is."""
         return self._number(meaning(number))
 
     def given(self, leaf: Leaf, node: fx.Node) -> None:
-        """A number that a node yields."""
+        """A number that a node returns."""
         self._written[leaf] = node
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:

@@ -106,22 +106,22 @@ class NumberSpec:
         return f"number {self.what.text if isinstance(self.what, Formula) else self.what}"
 
 
-# What a node yields: one tensor, several (None where an operator returns no tensor there), a number, or something else
+# What a node returns: one tensor, several (None where an operator returns no tensor there), a number, or something else
 # entirely.
 NodeSpec = TensorSpec | tuple["TensorSpec | None", ...] | NumberSpec | None
 
 
 def spec_of(node: fx.Node) -> NodeSpec:
-    """What `node` yields, or None for a node that yields no tensor."""
+    """What `node` returns, or None for a node that returns no tensor."""
     found: NodeSpec = node.meta.get(_SPEC)
     return found
 
 
 def tensor_spec(node: fx.Node) -> TensorSpec:
-    """The spec of a node that yields one tensor."""
+    """The spec of a node that returns one tensor."""
     found = node.meta.get(_SPEC)
     if not isinstance(found, TensorSpec):
-        raise TypeError(f"{node.format_node()} does not yield one tensor")
+        raise TypeError(f"{node.format_node()} does not return one tensor")
     return found
 
 

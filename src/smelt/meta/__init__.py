@@ -1,1 +1,1 @@
-"""What operators yield, do and cost, without running them."""
+"""What operators return, do and cost, without running them."""

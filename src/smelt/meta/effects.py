@@ -1,4 +1,4 @@
-"""What a call does besides yielding its result: draw random numbers, raise, write memory its schema keeps quiet about.
+"""What a call does besides returning its result: draw random numbers, raise, write memory its schema keeps quiet about.
 
 why_not_share(bernoulli(x))  → "draws random numbers"        why_not_share(sin(x)) → None
 why_not_drop(gather(x, 0, i)) → "raises for some values"     why_not_drop(sin(x)) → None

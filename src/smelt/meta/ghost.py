@@ -2,7 +2,7 @@
 
 A `GhostTensor` has a real tensor's shape, strides, dtype, device and `requires_grad`, runs through PyTorch's own
 dispatcher (autograd, composite operators, functionalization), and never holds data. `GhostMode` makes every operator
-under it yield ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
+under it return ghosts; `Recorder` also writes what it saw into an `fx.Graph`.
 
     with Recorder() as recorder:
         x = recorder.placeholder("x", TensorSpec.of(torch.ones(2, 3)))
@@ -60,7 +60,7 @@ class GhostError(Exception):
 
 
 class GhostTensor(torch.Tensor):
-    """A tensor without data. `node` is the graph node that yields it, once a `Recorder` has seen it."""
+    """A tensor without data. `node` is the graph node that returns it, once a `Recorder` has seen it."""
 
     node: fx.Node | None
 
@@ -89,7 +89,7 @@ class GhostTensor(torch.Tensor):
 
 
 class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Under this mode every operator, factories such as `torch.arange` included, yields ghosts."""
+    """Under this mode every operator, factories such as `torch.arange` included, returns ghosts."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -130,7 +130,7 @@ def without_caller_hooks() -> Iterator[None]:
 
 
 def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The ghosts that `func(*args, **kwargs)` would yield. Written arguments come back as the objects they are."""
+    """The ghosts that `func(*args, **kwargs)` would return. Written arguments come back as the objects they are."""
     if func is torch.ops.aten.as_strided_.default and isinstance(args[0], GhostTensor):
         return _restrided(*args, **kwargs)
     if func in _RESHAPES_IN_PLACE and isinstance(args[0], GhostTensor):
@@ -167,7 +167,7 @@ _KNOWN_LIMIT = 10_000  # a process that sees ever new shapes starts over instead
 def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """The meta kernel's answer, asked once per operator and argument metadata. Threads may both ask; they agree.
 
-    Whose random numbers they are says nothing of how they lie, and meta kernels take no generators.
+    Whose random numbers they are says nothing of their layout, and meta kernels take no generators.
     """
     args = tuple(None if isinstance(value, torch.Generator) else value for value in args)
     kwargs = {name: None if isinstance(value, torch.Generator) else value for name, value in kwargs.items()}
@@ -292,7 +292,7 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         specs = [TensorSpec.of(item) if isinstance(item, torch.Tensor) else item for item in result]
         return specs if isinstance(result, list) else tuple(specs)
     if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
-        raise GhostError(f"{func} yields a number that depends on data")
+        raise GhostError(f"{func} returns a number that depends on data")
     return result
 
 

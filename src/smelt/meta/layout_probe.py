@@ -1,13 +1,13 @@
-"""How results of operators without a rule lie in memory, where inputs are not row by row: the operator is run once.
+"""Strides of results of operators without a rule, where inputs are not contiguous: the operator is run once.
 
     tried(aten.replication_pad3d.default, (f32[2, 3, 4, 4, 4]:(192, 1, 48, 12, 3), [1, 1, 1, 1, 1, 1]), {}, said)
         → `said`, the answer of PyTorch's meta kernel, with the strides that come out
 
-Meta kernels know shapes and dtypes; of turned, channels-last or repeated inputs many say other strides than the CPU's
-code yields, which differ by processor and library too. A run on any numbers tells, at the price of one eager call for
-each operator and layout. What cannot be tried keeps its description: what draws from PyTorch's own generator, what
-raises for such numbers, what takes more than `LARGEST` bytes, what takes places that LAPACK counts from one: it writes
-where they say.
+Meta kernels know shapes and dtypes; of transposed, channels-last or expanded inputs many say other strides than the
+CPU's code returns, which differ by processor and library too. A run on any numbers tells, at the price of one eager
+call for each operator and layout. What cannot be tried keeps its description: what draws from PyTorch's own generator,
+what raises for such numbers, what takes more than `LARGEST` bytes, what takes places that LAPACK counts from one: it
+writes where they say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _FAILURES = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
 
 
 def tried(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: Any) -> Any:
-    """`said`, a spec or a tuple or list of them, laid out as a run yields it; `NotImplemented` where that holds for
+    """`said`, a spec or a tuple or list of them, laid out as a run returns it; `NotImplemented` where that holds for
     the sizes of the example alone."""
     tensors = _tensors_in((*args, *kwargs.values()))
     if all(_is_row_by_row(tensor) for tensor in tensors) or not _may_try(func, args, kwargs):

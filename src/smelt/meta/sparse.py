@@ -1,4 +1,4 @@
-"""Which operators yield sparse tensors. A ghost does not tell: what computes with one is left to PyTorch.
+"""Which operators return sparse tensors. A ghost does not tell: what computes with one falls back to eager.
 
 yields_sparse(aten._embedding_bag_backward.default, (…, sparse=True, …), {})   →   True
 """

@@ -35,7 +35,7 @@ _PRECISE = (torch.float32, torch.float64)  # what PyTorch computes in one step i
 
 
 def spell_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, in_place: bool = False) -> Any:
-    """What the call yields, by operators that take symbols; `NotImplemented` where it is to be called as it is."""
+    """What the call returns, by operators that take symbols; `NotImplemented` where it is to be called as it is."""
     spelled = FOR_TENSORS.get(function)
     if spelled is not None:
         return spelled(*args, **kwargs)
@@ -217,7 +217,7 @@ def _max_pool1d(
 def _rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: Any = False, **rest: Any
 ) -> Any:
-    """Contiguous, however its argument lies. The form of it that writes nothing yields it otherwise."""
+    """Contiguous, whatever the layout of its argument. The form of it that writes nothing returns it otherwise."""
     if rest or inplace:  # which of `torch.rrelu` is a generator
         return NotImplemented
     return torch.rrelu(input, lower, upper, training).contiguous()
@@ -404,8 +404,8 @@ def _matmul(input: Any, other: Any, **rest: Any) -> Any:
         return NotImplemented
     left, right = input, other
     least, most = sorted((left.dim(), right.dim()))
-    turned = left.dim() == 2 and most > 2  # a matrix by a batch, which PyTorch lays out in more than one way
-    if least == 0 or most < 3 or turned or not _multiplies_by_integers():
+    transposed = left.dim() == 2 and most > 2  # a matrix by a batch, which PyTorch lays out in more than one way
+    if least == 0 or most < 3 or transposed or not _multiplies_by_integers():
         return NotImplemented
     if least < 3 and _folds(left, right):
         return _folded(left, right)
@@ -502,7 +502,7 @@ def _lstm_step(given: Any, state: Any, weight: Any, bias: Any) -> Any:
 
 
 def _recurrent(step: Spelled, states: int) -> Spelled:
-    """A network of layers, in one direction or both, each of which reads what the one below yields."""
+    """A network of layers, in one direction or both, each of which reads what the one below returns."""
 
     def spelled(
         value: Any,
@@ -525,7 +525,7 @@ def _recurrent(step: Spelled, states: int) -> Spelled:
         begun = [hx] if states == 1 else list(hx)
         flow, ended = value.transpose(0, 1) if batch_first else value, []
         for layer in range(layers):
-            yielded = []
+            outputs_of_layer = []
             for way in range(ways):
                 place = layer * ways + way
                 w_ih, w_hh, *biases = params[place * each : (place + 1) * each]
@@ -533,9 +533,9 @@ def _recurrent(step: Spelled, states: int) -> Spelled:
                 gates = _applied(flow, w_ih, b_ih).unbind(0)
                 state = tuple(every[place] for every in begun)
                 shown, state = _passed(step, gates, state, (w_hh, b_hh), backwards=way == 1)
-                yielded.append(torch.stack(shown))
+                outputs_of_layer.append(torch.stack(shown))
                 ended.append(state)
-            flow = torch.cat(yielded, -1) if both else yielded[0]
+            flow = torch.cat(outputs_of_layer, -1) if both else outputs_of_layer[0]
         output = flow.transpose(0, 1) if batch_first else flow
         return (output, *(torch.stack(final) for final in zip(*ended, strict=True)))
 

@@ -56,7 +56,7 @@ def from_either_end(extents: Sequence[Size]) -> Callable[..., Any]:
 
 
 def why_not_index(*nodes: object) -> str | None:
-    """Why a tensor is no index: a mask yields as many elements as only running tells."""
+    """Why a tensor is no index: how many elements a mask selects depends on data."""
     for node in nodes:
         if not isinstance(node, fx.Node):
             return "has an index that is no tensor"

@@ -37,7 +37,7 @@ _WHY = {
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"
     ),
     "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
-    "writes at places that only running yields, several to one": (
+    "writes at places that depend on data, several to one": (
         "put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
     ),
     "reads a window for each place": (
@@ -52,7 +52,7 @@ _WHY = {
     ),
     "is a function without a polynomial here": "erfc erfinv lgamma digamma",
     "transforms whole rows": "_fft_c2c _fft_c2r _fft_r2c",
-    "yields what only running tells": "nonzero masked_select _local_scalar_dense",
+    "has a result whose shape or value depends on data": "nonzero masked_select _local_scalar_dense",
     "only makes memory": "empty.memory_format empty_strided",
     "is left whole where it cannot be taken apart": "_softmax _log_softmax",
 }

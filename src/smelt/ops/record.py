@@ -42,7 +42,7 @@ Number = bool | int | float
 
 @dataclass(frozen=True, slots=True)
 class OperandMemory:
-    """In the place of an argument that lies in memory, to be read at places that scalar code works out."""
+    """In the place of an argument that is in memory, to be read at places that scalar code works out."""
 
     number: int
 
@@ -76,7 +76,7 @@ class Emitter(Protocol):
         """The index along `dim` of the result, as an int64."""
 
     def gather(self, memory: OperandMemory, by: "Sequence[tuple[Scalar, Size, Size]]") -> Scalar:
-        """An element of what lies in memory: `by` has (place, stride, extent) of each dim to be found in."""
+        """An element of what is in memory: `by` has (place, stride, extent) of each dim to be found in."""
 
 
 EmitRule = Callable[..., Scalar]
@@ -112,7 +112,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class OperandLayout:
-    """Where the elements of a view lie: positions count from the first element of what is viewed."""
+    """Where the elements of a view are: positions count from the first element of what is viewed."""
 
     shape: Shape
     stride: Shape
@@ -189,7 +189,7 @@ class LookupCall:
 
 @dataclass(frozen=True, slots=True)
 class CopyCall:
-    """A call, read: a copy of a view. `move` is given the layout of the source and returns where the elements lie."""
+    """A call, read: a copy of a view. `move` is given the layout of the source and returns where the elements are."""
 
     source: fx.Node
     move: Callable[[OperandLayout], OperandLayout]

@@ -48,7 +48,7 @@ def _why_not(node: fx.Node) -> str | None:
     source, result = tensor_spec(source_of(node)).dtype, tensor_spec(node).dtype
     fold = str(node.target).split(".")[1]
     if fold in ("any", "all"):
-        return None if result is torch.bool else "yields numbers for truth"
+        return None if result is torch.bool else "returns numbers where a truth value is needed"
     if source.is_floating_point and not result.is_floating_point:
         return "folds floats into integers"
     if result is torch.bool and (fold in ("sum", "prod", "mean") or source is not torch.bool):

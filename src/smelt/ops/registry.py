@@ -84,7 +84,7 @@ def tensor_arguments(node: fx.Node) -> Iterator[TensorSpec]:
 
 
 def only_result(node: fx.Node) -> TensorSpec | None:
-    """The tensor that a call yields; of several the first, where nobody asks for another."""
+    """The tensor that a call returns; of several the first, where nobody asks for another."""
     spec = spec_of(node)
     if isinstance(spec, tuple):
         asked = (user for user in node.users if user.target is not getitem or user.users)
@@ -101,7 +101,7 @@ def why_not_lower(node: fx.Node) -> str | None:
         return record.why_not(node) if record.why_not else None
     result = only_result(node)
     if result is None:
-        return "does not yield one tensor"
+        return "does not return one tensor"
     for spec in (*tensor_arguments(node), result):
         if spec.dtype not in KERNEL_DTYPES:
             return f"computes on {short_name(spec.dtype)}"
@@ -110,7 +110,7 @@ def why_not_lower(node: fx.Node) -> str | None:
         if spec.device != result.device:
             return f"moves between {spec.device} and {result.device}"
     if not is_dense(result.shape, result.stride):
-        return "yields a tensor with gaps"
+        return "returns a tensor with gaps"
     if isinstance(record.lowering, Pieces | Lookup | Scan | Scatter):
         found = record.lowering.read(node)
         return found if isinstance(found, str) else None

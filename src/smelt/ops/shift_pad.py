@@ -4,7 +4,7 @@
     constant_pad_nd(x, [2, 1], 7.0)   →  at [i, j]: where 0 <= j - 2 < 6 then x[i, j - 2] else 7.0
     roll(x, [2], [1])                 →  at [i, j]: where j < 2 then x[i, j + 4] else x[i, j - 2]
 
-Places are sums of positions wherever lanes lie side by side in memory, one read for each way of counting: code that
+Places are sums of positions wherever lanes are contiguous, one read for each way of counting: code that
 reads a vector at a time needs nothing else. Along other dimensions one place is chosen, which costs a number a row.
 """
 
@@ -80,14 +80,14 @@ def _flip(node: fx.Node) -> CopyCall | ScanCall | str:
         return scan
     source, given = source_of(node), _listed(node.args[1])
     rank = len(tensor_spec(source).shape)
-    turned = {dim % rank for dim in given} if rank else set()
+    flipped = {dim % rank for dim in given} if rank else set()
 
     if (why := _why_not_copied(node)) is not None:
         return why
 
     def move(layout: OperandLayout) -> OperandLayout:
         offset, stride = layout.offset, list(layout.stride)
-        for dim in turned:
+        for dim in flipped:
             offset += (layout.shape[dim] - 1) * stride[dim]
             stride[dim] = -stride[dim]
         return OperandLayout(layout.shape, tuple(stride), offset)

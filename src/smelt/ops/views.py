@@ -1,4 +1,4 @@
-"""Records of views: where the elements of the result lie in the memory of the argument.
+"""Records of views: where the elements of the result are in the memory of the argument.
 
     permute(layout (2, 3):(3, 1), [1, 0])  →  layout (3, 2):(1, 3)
 
@@ -61,7 +61,7 @@ def transpose(layout: OperandLayout, first: int, second: int) -> OperandLayout:
     return permute(layout, order)
 
 
-def turn(layout: OperandLayout) -> OperandLayout:
+def transpose_matrix(layout: OperandLayout) -> OperandLayout:
     return transpose(layout, 0, 1) if len(layout.shape) == 2 else layout
 
 
@@ -160,7 +160,7 @@ _MOVES: dict[torch._ops.OpOverload, Callable[..., OperandLayout | None]] = {
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
     aten.permute.default: permute,
-    aten.t.default: turn,
+    aten.t.default: transpose_matrix,
     aten.transpose.int: transpose,
     aten.expand.default: expand,
     aten.unsqueeze.default: unsqueeze,

@@ -19,7 +19,7 @@ from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
 from smelt.simplify.gqa_heads import share_heads
 from smelt.simplify.identities import fold_identities
-from smelt.simplify.matmul_layouts import turn_matrices
+from smelt.simplify.matmul_layouts import transpose_matrices
 from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
 from smelt.simplify.views import compose_views
 
@@ -29,7 +29,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("numbers as operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
     ("draw masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
-    ("turn matrices", turn_matrices, "before identities: a copy of what was turned may be nothing at all"),
+    ("transpose matrices", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
     ("share common", share_common, "one node for each value, so that the fuser sees it once"),
@@ -48,6 +48,6 @@ __all__ = [
     "numbers_as_operands",
     "share_common",
     "share_heads",
-    "turn_matrices",
+    "transpose_matrices",
     "why_not_operands",
 ]

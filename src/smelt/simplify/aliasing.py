@@ -60,7 +60,7 @@ def _chain(node: fx.Node) -> list[fx.Node]:
 
 
 def same_layout(old: fx.Node, new: fx.Node) -> bool:
-    """Whether both yield one tensor with equal shape, strides, offset, dtype and device."""
+    """Whether both return one tensor with equal shape, strides, offset, dtype and device."""
     first, second = spec_of(old), spec_of(new)
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return False
@@ -68,7 +68,7 @@ def same_layout(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _alike(first: TensorSpec, second: TensorSpec) -> bool:
-    """Whether two tensors lie alike in memory, whatever their sizes are."""
+    """Whether two tensors are laid out alike, whatever their sizes are."""
     return (
         first.dtype is second.dtype
         and same_sizes(first.shape, second.shape)
@@ -77,7 +77,7 @@ def _alike(first: TensorSpec, second: TensorSpec) -> bool:
 
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
-    """What a call that is not in the graph would yield, where a rule can tell."""
+    """What a call that is not in the graph would return, where a rule can tell."""
     named = {name: _ghosts(value) for name, value in kwargs.items()}
     try:
         found = describe(target, tuple(_ghosts(value) for value in args), named, _CPU)
@@ -98,7 +98,7 @@ def _ghosts(value: object) -> object:
 
 
 def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> bool:
-    """Whether the call would yield exactly what `node` does, and is on the CPU, whose rules these are."""
+    """Whether the call would return exactly what `node` does, and is on the CPU, whose rules these are."""
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
         return False

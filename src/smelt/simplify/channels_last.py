@@ -1,11 +1,11 @@
-"""Images lie channels-last from one convolution to the next, where the library is faster so.
+"""Images are laid out channels-last from one convolution to the next, where the library is faster so.
 
     y = convolution(x, w); z = relu(y); out = convolution(z, v, groups=channels); return out
     →  z = relu(convolution(x, w)); last = clone(z, channels_last); out = clone(convolution(last, v, …)); return out
 
-Once an image lies so, whatever is computed of it point by point does too, and further convolutions take it as it is.
-What is summed up is read where it lies; what else reads it, and what leaves the graph, gets a copy in eager's layout.
-This is done before a training step is split, so that what is saved lies as the backward reads it.
+Once an image is laid out so, whatever is computed of it pointwise is too, and further convolutions take it as it is.
+What is summed up is read where it is; what else reads it, and what leaves the graph, gets a copy in eager's layout.
+This is done before a training step is split, so that what is saved is laid out as the backward reads it.
 """
 
 import operator
@@ -41,7 +41,7 @@ def lay_images(traced: Traced, fuel: Fuel, how: str) -> Traced:
 
 def _is_by_channel(node: fx.Node) -> bool:
     """A convolution of each channel by itself does so little with an image that bringing it into the library's blocks
-    of channels, and back, takes longer. Measured on x86: where all images lie channels-last, MobileNetV2 is trained in
+    of channels, and back, takes longer. Measured on x86: where all images are channels-last, MobileNetV2 is trained in
     0.58 of eager's time, a ResNet, which has none of these, in 1.37."""
     weight = node.args[1 if node.target is aten.convolution.default else 2]
     groups = node.args[8 if node.target is aten.convolution.default else 9]
@@ -117,7 +117,7 @@ class _Images:
         return any(source in self.last for source in node.all_input_nodes)
 
     def _follow(self, node: fx.Node) -> None:
-        """The same call on images that lie channels-last, if its result then does too, or is no image."""
+        """The same call on channels-last images, if its result then does too, or is no image."""
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or not isinstance(node.target, torch._ops.OpOverload) or spec.varies:
             return

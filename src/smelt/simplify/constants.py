@@ -145,7 +145,7 @@ def _as_full(node: fx.Node, found: _Uniform, known: dict[fx.Node, _Uniform], fue
 
 
 def _take_number(node: fx.Node, known: dict[fx.Node, _Uniform], fuel: Fuel) -> None:
-    """Put a number in a uniform tensor's place where the call yields the same spec with it."""
+    """Put a number in a uniform tensor's place where the call returns the same spec with it."""
     if len(node.args) != 2:
         return
     left, right = node.args

@@ -2,7 +2,7 @@
 
     sin = sin(x); cos = cos(x); return cos      →      cos = cos(x); return cos
 
-Inputs stay, and so does whatever does more than yield its result: random numbers drawn, memory written.
+Inputs stay, and so does whatever does more than return its result: random numbers drawn, memory written.
 """
 
 from smelt.base.fuel import Fuel

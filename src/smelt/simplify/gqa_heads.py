@@ -1,4 +1,4 @@
-"""Keys and values that several heads share are read where they lie: attention needs no copy for each head.
+"""Keys and values that several heads share are read where they are: attention needs no copy for each head.
 
     k = view(clone(expand(unsqueeze(keys, 2), [2, 4, 8, 512, 64])), [2, 32, 512, 64]); attention(q, k, v)
     →  attention(q, select(expand(…), 2, 0), …)

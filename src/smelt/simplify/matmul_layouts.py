@@ -1,12 +1,12 @@
-"""Matrices that only products read, or that only copies read, lie the way that makes the copy a straight one.
+"""Matrices that only products read, or that only copies read, are laid out so that the copy is contiguous.
 
-    copy = clone(x): [4, 64, 128] of an x that lies [4, 128, 64]; bmm(y, copy)
+    copy = clone(x): [4, 64, 128] of an x laid out [4, 128, 64]; bmm(y, copy)
     →  copy = clone(permute(x)): [4, 128, 64]; bmm(y, permute(copy))
 
     clone(permute(bmm(a, b)))  →  clone(bmm(permute(b), permute(a)))
 
-A product reads rows or columns of its operands equally well, and writes rows of what it is asked for; a copy that turns
-rows into columns takes several times as long as one that does not.
+A product reads rows or columns of its operands equally well, and writes rows of what it is asked for; a transposing
+copy takes several times as long as one that does not.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,19 +33,19 @@ _PRODUCTS = {
 _CONTIGUOUS: dict[str, object] = {"memory_format": torch.contiguous_format}
 
 
-def turn_matrices(traced: Traced, fuel: Fuel) -> Traced:
+def transpose_matrices(traced: Traced, fuel: Fuel) -> Traced:
     memory = AliasedMemory(traced.graph)
     for node in list(traced.graph.nodes):
         if node.target is aten.clone.default:
-            _turn_copy(node, memory, fuel)
+            _transpose_copy(node, memory, fuel)
         elif node.target in (aten.mm.default, aten.bmm.default):
-            _turn_product(node, memory, fuel)
+            _transpose_product(node, memory, fuel)
     return traced
 
 
-def _turn_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
-    """A copy for products alone, of what lies column by column."""
-    if memory.leaves(node) or not _lies_in_rows(node):
+def _transpose_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+    """A copy for products alone, of a column-major matrix."""
+    if memory.leaves(node) or not _is_row_major(node):
         return
     source = node.args[0]
     assert isinstance(source, fx.Node)
@@ -53,24 +53,24 @@ def _turn_copy(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
     if not _lies_in_columns(tensor_spec(source)) or not all(_multiplies(end, by) for end, by in readers):
         return
     made: list[fx.Node] = []
-    straight = _turned(node, source, made)
+    straight = _transposed(node, source, made)
     copy = _insert(node, aten.clone.default, (straight,), _CONTIGUOUS, made) if straight is not None else None
     _put_in_place(node, copy, readers, made, fuel, copied=False)
 
 
-def _turn_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
+def _transpose_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
     """A product whose result is copied column by column."""
-    if memory.leaves(node) or not _lies_in_rows(node):
+    if memory.leaves(node) or not _is_row_major(node):
         return
     readers = list(_ends(node, _follows))
     columns = all(
-        end.target is aten.clone.default and _lies_in_rows(end) and _is_turned(tensor_spec(by), node)
+        end.target is aten.clone.default and _is_row_major(end) and _is_transposed(tensor_spec(by), node)
         for end, by in readers
     )
     if not readers or not columns:
         return
     made: list[fx.Node] = []
-    left, right = (_turned(node, operand, made) for operand in node.args)
+    left, right = (_transposed(node, operand, made) for operand in node.args)
     product = None
     if left is not None and right is not None and isinstance(node.target, torch._ops.OpOverload):
         product = _insert(node, node.target, (right, left), {}, made)
@@ -79,16 +79,16 @@ def _turn_product(node: fx.Node, memory: AliasedMemory, fuel: Fuel) -> None:
 
 def _put_in_place(
     node: fx.Node,
-    turned: fx.Node | None,
+    transposed: fx.Node | None,
     readers: list[tuple[fx.Node, fx.Node]],
     made: list[fx.Node],
     fuel: Fuel,
     *,
     copied: bool,
 ) -> None:
-    """`turned` has the rows of `node` for columns: whatever was made of the one is made of the other. If it is `copied`
-    in the end, it may be so before a view that could not be had otherwise."""
-    again = _turned(node, turned, made) if turned is not None else None
+    """`transposed` has the rows of `node` for columns: whatever was made of the one is made of the other. If it
+    is `copied` in the end, it may be so before a view that could not be had otherwise."""
+    again = _transposed(node, transposed, made) if transposed is not None else None
     same = {node: again}
     for _, by in readers:
         _again(by, same, made, copied)
@@ -135,7 +135,7 @@ def _insert(
     return found
 
 
-def _turned(node: fx.Node, value: object, made: list[fx.Node]) -> fx.Node | None:
+def _transposed(node: fx.Node, value: object, made: list[fx.Node]) -> fx.Node | None:
     """A matrix, or several, with rows for columns; a new node before `node`."""
     assert isinstance(value, fx.Node)
     rank = len(tensor_spec(value).shape)
@@ -168,7 +168,7 @@ def _multiplies(node: fx.Node, by: fx.Node) -> bool:
     return all(number in places for number, argument in enumerate(node.args) if argument is by) and bool(places)
 
 
-def _lies_in_rows(node: fx.Node) -> bool:
+def _is_row_major(node: fx.Node) -> bool:
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec) or spec.device.type != "cpu" or len(spec.shape) < 2 or spec.varies:
         return False
@@ -179,7 +179,7 @@ def _lies_in_columns(spec: TensorSpec) -> bool:
     return len(spec.shape) >= 2 and spec.stride[-2] == 1 and spec.stride[-1] != 1
 
 
-def _is_turned(spec: TensorSpec, product: fx.Node) -> bool:
+def _is_transposed(spec: TensorSpec, product: fx.Node) -> bool:
     """Whether a copy of `spec` goes through columns of the product, one after the other."""
     columns = tensor_spec(product).shape[-1]
     return len(spec.shape) >= 1 and spec.shape[-1] > 1 and spec.stride[-1] == columns

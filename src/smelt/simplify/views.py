@@ -41,7 +41,7 @@ def compose_views(traced: Traced, fuel: Fuel) -> Traced:
 
 
 def _keeps_order(node: fx.Node) -> bool:
-    """Equal specs mean equal views: offset and strides say where each element lies. Except that conjugates lie."""
+    """Whether equal specs mean equal views, as offset and strides say where each element is: not of conjugates."""
     return node.target not in (aten._conj.default, aten._neg_view.default, aten.view.dtype)
 
 

@@ -36,7 +36,7 @@ def span(shape: Shape, stride: Shape) -> Size:
 
 
 def is_dense(shape: Shape, stride: Shape) -> bool:
-    """Whether each element has its own place and there are no gaps, in whatever order the dimensions lie."""
+    """Whether each element has its own place and there are no gaps, in whatever order the dimensions are laid out."""
     expected: Size = 1
     extents = [(step, size) for step, size in zip(stride, shape, strict=True) if size != 1]
     for step, size in sorted(extents, key=lambda extent: extent[0]):  # of equal steps neither is dense

@@ -405,7 +405,7 @@ def meaning(number: Any) -> Any:
 
 
 def apply(function: Callable[..., Any], *numbers: Any) -> Any:
-    """A function that yields a float, of numbers one of which is symbolic: computed at each call."""
+    """A function that returns a float, of numbers one of which is symbolic: computed at each call."""
     shape_env = next(number.node.shape_env for number in numbers if is_symbolic(number))
     made = _formula(shape_env, function, tuple(map(meaning, numbers)))
     return torch.SymFloat(Node(shape_env, made))  # type: ignore[no-untyped-call]
@@ -418,7 +418,7 @@ _OF_ALL_NUMBERS = frozenset(
 
 
 def _formula(shape_env: ShapeEnv, function: Callable[..., Any], operands: tuple[Any, ...]) -> Formula:
-    """What a function yields; if it may raise for other numbers, that it does not is relied on."""
+    """What a function returns; if it may raise for other numbers, that it does not is relied on."""
     key = (function, *[each.hex() if isinstance(each, float) else each for each in operands])
     known: Formula | None = shape_env.formulas.get(key)
     if known is not None:

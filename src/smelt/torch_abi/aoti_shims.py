@@ -45,7 +45,7 @@ _CALLS = (
     "aoti_torch_get_strides",
     "aoti_torch_get_dtype",
 )
-# The Python object of a tensor, given where the tensor lies: one function, as two versions of PyTorch declare it.
+# The Python object of a tensor, given the address of the tensor: one function, as two versions of PyTorch declare it.
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
 _STORAGE_WORDS = 9  # of a storage that are looked at; it is longer in every version so far

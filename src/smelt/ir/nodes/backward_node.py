@@ -108,7 +108,7 @@ def accumulable_again(
 def _accumulated(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], leaves: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    """As the engine itself does it: it knows which gradients nobody else has, and whose memory others lie in."""
+    """As the engine itself does it: it knows which gradients nobody else has, and whose memory others share."""
     with _native.Held(_borrowing):
         before = [leaf.grad for leaf in leaves]
 

@@ -31,7 +31,7 @@ class RecordsRegions(Protocol):
 
 @dataclass(eq=False)
 class Checkpoint:
-    """`checkpoint(*inputs)` is what the body yields; its other values are not kept, but for those the policy names."""
+    """`checkpoint(*inputs)` is what the body returns; its other values are not kept, but for those the policy names."""
 
     body: Traced
     policy: Policy | None = None

@@ -33,9 +33,9 @@ class SavedForBackward(Enum):
 
 @dataclass(eq=False)
 class Derivative:
-    """`derivative(outputs, others, *inputs)` yields the outputs, of which `backward` is the derivative.
+    """`derivative(outputs, others, *inputs)` returns the outputs, of which `backward` is the derivative.
 
-    The backward takes a gradient per output that is a tensor, then what is `kept`, and yields a gradient or None per
+    The backward takes a gradient per output that is a tensor, then what is `kept`, and returns a gradient or None per
     input.
     """
 
@@ -82,7 +82,7 @@ class Derivative:
 
 @leave_alone
 class _Tied(torch.autograd.Function):
-    """Outputs come in a tuple, in which autograd does not see them: they are yielded as if made here."""
+    """Outputs come in a tuple, in which autograd does not see them: they are returned as if made here."""
 
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, outputs: Any, others: Any, *inputs: Any) -> tuple[Any, ...]:

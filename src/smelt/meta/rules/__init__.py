@@ -1,4 +1,4 @@
-"""Fast answers to "what will this operator yield?": shape, strides and dtype, without asking PyTorch's meta kernels.
+"""Fast answers to "what will this operator return?": shape, strides and dtype, without asking PyTorch's meta kernels.
 
     describe(aten.add.Tensor, (f32[4, 8], f32[8]), {}) → f32[4, 8]
 

@@ -1,9 +1,9 @@
-"""Specs of operators that PyTorch describes wrongly or not at all, as its CPU code yields them.
+"""Specs of operators that PyTorch describes wrongly or not at all, as its CPU code returns them.
 
-    aten._linalg_svd(f32[5, 3])                              → U and Vh column by column; PyTorch says Vh row by row
+    aten._linalg_svd(f32[5, 3])                              → U and Vh column by column; PyTorch says Vh contiguous
     aten.multi_margin_loss_backward(f32[], f32[4, 5], …)     → f32[4, 5]
     aten._embedding_bag(f32[9, 4], i64[6], i64[2], …)        → f32[2, 4], i64[0], i64[2], i64[2]
-    aten._cdist_forward(f16[5, 3], f16[4, 3], …)             → what PyTorch raises; its description yields f16[5, 4]
+    aten._cdist_forward(f16[5, 3], f16[4, 3], …)             → what PyTorch raises; its description returns f16[5, 4]
 """
 
 from dataclasses import replace
@@ -48,14 +48,14 @@ def _eig(value: Any) -> Any:
 
 
 def _normal(mean: Any, std: Any, generator: Any = None) -> Any:
-    """Row by row, however both lie."""
+    """Contiguous, whatever the layouts of both."""
     if mean.shape != std.shape or mean.dtype is not std.dtype or not mean.dtype.is_floating_point:
         return NotImplemented
     return row_major(tuple(mean.shape), mean.dtype)
 
 
 def _gradient_of_second(gradient: Any, value: Any, *rest: Any, **options: Any) -> Any:
-    """Backward functions whose result is the gradient of their second argument, row by row."""
+    """Backward functions whose result is the gradient of their second argument, contiguous."""
     return row_major(tuple(value.shape), value.dtype)
 
 
@@ -72,7 +72,7 @@ def _fake_quantized(value: Any, *rest: Any) -> Any:
 
 
 def _is_in(elements: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
-    """Row by row, however the elements lie; PyTorch's own description keeps their order."""
+    """Contiguous, whatever the layout of the elements; PyTorch's own description keeps their order."""
     kinds = [each.dtype for each in (elements, among) if isinstance(each, torch.Tensor)]
     if any(kind is torch.bool or kind.is_complex for kind in kinds):
         return NotImplemented

@@ -81,7 +81,7 @@ def _pooled_backward(grad: Any, value: Any, *rest: Any) -> Any:
     return suggested(tuple(value.shape), value)
 
 
-def _resized_backward(rank: int, heeds_layout: bool = True) -> Any:
+def _resized_backward(rank: int, depends_on_layout: bool = True) -> Any:
     """`upsample_…_backward(gradient, size, input_size, …)`."""
 
     def rule(grad: Any, size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Any:
@@ -90,7 +90,7 @@ def _resized_backward(rank: int, heeds_layout: bool = True) -> Any:
         if any(have != wanted for have, wanted in zip(grad.shape, (*input_size[:2], *size), strict=True)):
             return NotImplemented
         shape = tuple(input_size)
-        return suggested(shape, grad) if heeds_layout else row_major(shape, grad.dtype)
+        return suggested(shape, grad) if depends_on_layout else row_major(shape, grad.dtype)
 
     return rule
 

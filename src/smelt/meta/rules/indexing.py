@@ -1,4 +1,4 @@
-"""Indexing by tensors: where the indexed dimensions go and how the result lies in memory.
+"""Indexing by tensors: where the indexed dimensions go and how the result is laid out.
 
 aten.index(f32[5, 6, 7], [None, i64[2, 1], i64[3]])   →   f32[5, 2, 3]
 """

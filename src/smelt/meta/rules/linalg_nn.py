@@ -282,7 +282,7 @@ def _convolution_backward(
     last = _convolves_channels_last(value, weight)
     if last and not grad.is_contiguous() and not is_channels_last(tuple(grad.shape), tuple(grad.stride())):
         return NotImplemented
-    if not last and not value.is_contiguous():  # how the gradient that comes lies is of no account
+    if not last and not value.is_contiguous():  # the layout of the gradient that comes does not matter
         return NotImplemented
     return (
         _laid_out(tuple(value.shape), value.dtype, last) if mask[0] else None,

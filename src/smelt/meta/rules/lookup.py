@@ -61,7 +61,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: 
 
 
 def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """`x.add_(y)` yields `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
+    """`x.add_(y)` returns `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
     value = args[0]
     made = answer(functional, args, kwargs, device)
     if not isinstance(made, TensorSpec) or made.shape != tuple(value.shape):

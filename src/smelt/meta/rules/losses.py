@@ -1,9 +1,9 @@
-"""Specs of losses. Reduced ones yield a scalar; others are answered for row-major inputs of one shape.
+"""Specs of losses. Reduced ones return a scalar; others are answered for row-major inputs of one shape.
 
 aten.mse_loss(f32[4, 8], f32[4, 8], 1)                          → f32[]
 aten.mse_loss_backward(f32[], f32[4, 8]:(1, 4), f32[4, 8], 1)   → f32[4, 8]
 
-Some are row by row whatever they are given, of which PyTorch's meta kernels say that they keep the order of dimensions.
+Some are contiguous whatever they are given, of which PyTorch's meta kernels say that they keep the order of dimensions.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 
 
 def _fit(first: Any, *others: Any) -> bool:
-    """Tensors of one float dtype and one shape, however they lie; None is no tensor."""
+    """Tensors of one float dtype and one shape, whatever their layouts; None is no tensor."""
     return first.dtype in FLOATS and all(
         one is None or (one.dtype is first.dtype and one.shape == first.shape) for one in others
     )
@@ -40,7 +40,7 @@ def _loss(value: Any, target: Any, reduction: int = 1, *options: Any) -> Any:
 
 
 def _loss_backward(grad: Any, value: Any, target: Any, reduction: int, *options: Any) -> Any:
-    """Row by row, however value and target lie."""
+    """Contiguous, whatever the layouts of value and target."""
     wanted = tuple(value.shape) if reduction == 0 else ()
     if not _fit(value, target) or grad.dtype is not value.dtype or tuple(grad.shape) != wanted:
         return NotImplemented
@@ -65,7 +65,7 @@ def _cross_entropy_with_logits(
 
 
 def _log_sigmoid(value: Any) -> Any:
-    """Row by row, however the value lies."""
+    """Contiguous, whatever the layout of the value."""
     if not _fit(value):
         return NotImplemented
     spec = row_major(tuple(value.shape), value.dtype)

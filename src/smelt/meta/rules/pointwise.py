@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) -> Any:
-    """The result of computing in `common` and yielding `out`. Tensors of other dtypes are converted first."""
+    """The result of computing in `common` and returning `out`. Tensors of other dtypes are converted first."""
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
     if not tensors:
         return NotImplemented

@@ -109,9 +109,9 @@ def _slice(value: Any, dim: int = 0, start: int | None = None, end: int | None =
 
 
 def put_into(view: Any) -> Any:
-    """The rule of an operator that writes a view of a copy, which lies as what is copied does. It refuses what
+    """The rule of an operator that writes a view of a copy, which is laid out as what is copied is. It refuses what
     PyTorch's description lets pass. Of a tensor that shows an element more than once, as gradients of sums do, the copy
-    shows each once: PyTorch before 2.13 says that it lies as that tensor does, which nobody could write to."""
+    shows each once: PyTorch before 2.13 says that it is laid out as that tensor is, which nobody could write to."""
 
     def rule(value: Any, source: Any, *where: Any, **named: Any) -> Any:
         part = view(value, *where, **named)
@@ -174,7 +174,7 @@ def _view(value: Any, size: Sequence[int]) -> Any:
 
 
 def strides_of_view(old: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> list[int] | None:
-    """Dimensions that lie one after the other in memory form a block; each block is split anew on its own."""
+    """Dimensions that are contiguous with each other form a block; each block is split anew on its own."""
     found: list[int] = [1] * len(new)
     if not old:
         return found

@@ -213,14 +213,14 @@ def _to_image(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps, groups: int
 
 
 def _to_image_by_channel(grad: Tensor, x: Tensor, weight: Tensor, steps: Steps) -> Any:
-    """A convolution with the kernel turned round, where every point was visited."""
+    """A convolution with the kernel flipped, where every point was visited."""
     stride, padding, dilation = steps
     kernel = weight.shape[2:]
     around = [step * (size - 1) - pad for step, size, pad in zip(dilation, kernel, padding, strict=True)]
     if set(stride) != {1} or min(around) < 0 or product(kernel) > _TAPS:
         return NotImplemented
-    turned = aten.flip.default(weight, [2, 3])
-    return _convolved_by_channel(grad, turned, x.shape[2:], (stride, around, dilation))
+    flipped = aten.flip.default(weight, [2, 3])
+    return _convolved_by_channel(grad, flipped, x.shape[2:], (stride, around, dilation))
 
 
 def _matrix(value: Tensor, shape: list[Any]) -> Tensor:

@@ -106,7 +106,7 @@ def binary_cross_entropy_backward(
 
 
 def _at_class(x: Tensor, index: Tensor) -> Tensor:
-    """The element of each point's class. `index` lies within the classes, or is held there."""
+    """The element of each point's class. `index` is within the classes, or is held there."""
     places: list[Tensor] = []
     for dim, size in enumerate(index.shape):
         ramp = aten.arange.default(size, dtype=torch.int64, device=x.device)

@@ -49,7 +49,7 @@ def unsafe_view(x: Tensor, size: Sequence[int]) -> Any:
 
 @rewrites(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(x: Tensor, size: int, dim: int = 0) -> Any:
-    """The unsafe ones are views that do not say so: as calls, they would yield memory that is planned for others."""
+    """The unsafe ones are views that do not say so: as calls, they would return memory that is planned for others."""
     if x.dim() == 0 or not -x.dim() <= dim < x.dim() or size <= 0:
         return NotImplemented
     extent = x.shape[dim]

@@ -168,7 +168,7 @@ def _resizes(op: Any, backward: Any, rank: int, cubic: bool = False) -> None:
         if not dims or x.dtype not in _FLOATS:
             return NotImplemented
         made = x
-        # What shrinks goes first; of what grows, the dimension whose elements lie side by side: they are fewer then.
+        # What shrinks goes first; of what grows, the dimension whose elements are contiguous: they are fewer then.
         for dim in sorted(dims, key=lambda dim: (dims[dim].large > dims[dim].small, -dim)):
             made = _enlarged(made, dim, dims[dim])
         return made.to(x.dtype)
