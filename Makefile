@@ -109,7 +109,7 @@ test-versions:
 	@for version in 3.11 3.12 3.13; do tools/test_version.sh $$version $(ARGS) || exit 1; done
 
 test-no-layout: $(VENV)/dev
-	@SMELT_NO_LAYOUT=1 $(PY) -m pytest -q $(NO_LAYOUT) $(ARGS)
+	@SMELT_NO_LAYOUT=1 $(PY) -m pytest -q $(AT_ONCE) $(NO_LAYOUT) $(ARGS)
 
 test-leaks: $(VENV)/dev
 	@SMELT_LEAK_CALLS=1000000 $(PY) -m pytest -q tests/capture/driver/test_leaks.py $(ARGS)
