@@ -2,7 +2,7 @@
 what is saved, where gradients go.
 
 A pure graph neither writes nor aliases; the function it came from may do both. A `JointPlan` says, in plain data that
-an artifact can store, what the runtime does round the compiled graph so that the world looks as after eager:
+an artifact can store, what the runtime does round the compiled graph so that the effects are those of eager:
 
     def f(x, buffer):                pure forward(x, buffer) -> (add, mul, saved...)
         buffer.add_(1)               JointPlan(outputs=(FromResult(0), FromInput(0, (view,))), results=1,

@@ -69,7 +69,7 @@ class _Images:
                 self._gradients(node)
             elif self._reads_last(node):
                 self._follow(node)
-        self._settle()
+        self._replace_old()
 
     def _convolution(self, node: fx.Node) -> None:
         x, *rest = node.args
@@ -182,7 +182,7 @@ class _Images:
         set_spec(made, _last(spec))
         return made
 
-    def _settle(self) -> None:
+    def _replace_old(self) -> None:
         """Copies for those who read what was there before, which goes."""
         for node in reversed(self.old):
             if node.users and node.target is aten.slice.Tensor:

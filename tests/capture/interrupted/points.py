@@ -61,7 +61,7 @@ _NAMES = """
     Recorder.__torch_dispatch__ TorchDispatchMode.__enter__ TorchDispatchMode.__exit__ TorchFunctionMode.__enter__
     TorchFunctionMode.__exit__ _push_mode _pop_mode no_grad.__enter__ no_grad.__exit__ enable_grad.__enter__
     enable_grad.__exit__ compile_kernels load drive _fast_forward.<locals>.call _Run.begin _Run.go_on _Run._follow
-    Stop.materialize FrameRecipe.materialize Computation.rebuilt Computation._in_final_ambient Ambient.settle
+    Stop.materialize FrameRecipe.materialize Computation.rebuilt Computation._in_final_ambient Ambient.switch_from
     Ambient.impose interpret _run timed Backwards.__call__ Differentiable._make_once SizedGraph._made_once
     SizedGraph._make CompiledBackwards._made_once write_back _copy_back _write_items _write_slots _extend
     Recipe.registers

@@ -111,13 +111,13 @@ class Computation:
 
     def _in_final_ambient(self, collected: tuple[Any, ...], outputs: Any, then: Callable[[list[Any]], Any]) -> Any:
         assert self.final is not None
-        self.final.settle(self.entry)
+        self.final.switch_from(self.entry)
         return then(self.recipe.registers(collected, outputs))
 
     def _restore_final(self) -> None:
         """The program did not get to where the state is `final`."""
         assert self.final is not None
-        self.entry.settle(self.final)
+        self.entry.switch_from(self.final)
 
 
 @dataclass(frozen=True, slots=True)

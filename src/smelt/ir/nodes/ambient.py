@@ -102,24 +102,24 @@ class Ambient:
         for device, enabled, dtype in self.casts:
             set_autocast(device, enabled, dtype, self.cached)
 
-    def settle(self, before: "Ambient") -> None:
+    def switch_from(self, before: "Ambient") -> None:
         """Make the process that was in the state `before`, and may be on its way here, be in this one.
 
         Inference mode is for its owner to change.
         """
         self.impose()
         if self.nesting != before.nesting:
-            self._settle_nesting()
+            self._set_nesting()
         if len(self.devices) != len(before.devices):
-            self._settle_devices()
+            self._set_devices()
 
-    def _settle_nesting(self) -> None:
+    def _set_nesting(self) -> None:
         for _ in range(self.nesting - autocast_nesting()):
             torch.autocast_increment_nesting()
         for _ in range(autocast_nesting() - self.nesting):
             torch.autocast_decrement_nesting()
 
-    def _settle_devices(self) -> None:
+    def _set_devices(self) -> None:
         there = default_devices() or ()
         for device in reversed(there[len(self.devices) :]):
             device.__exit__(None, None, None)
