@@ -21,7 +21,7 @@ launcher_init(void)
 }
 
 Workspace
-workspace_take(Workspace *kept)
+workspace_acquire(Workspace *kept)
 {
     Workspace taken = *kept;
     *kept = (Workspace){.memory = NULL};
@@ -29,7 +29,7 @@ workspace_take(Workspace *kept)
 }
 
 void
-workspace_give(Workspace *kept, Workspace taken)
+workspace_release(Workspace *kept, Workspace taken)
 {
     if (taken.size <= kept->size) {
         free(taken.memory);
@@ -81,7 +81,7 @@ find_pointers(PyObject *const *tensors, Py_ssize_t count, void **pointers)
 static int
 launch(Launcher *self, int64_t threads, void **pointers)
 {
-    Workspace workspace = workspace_take(&self->workspace);
+    Workspace workspace = workspace_acquire(&self->workspace);
     bool fits = workspace_fits(&workspace, self, threads);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
@@ -91,7 +91,7 @@ launch(Launcher *self, int64_t threads, void **pointers)
     else {
         PyErr_NoMemory();
     }
-    workspace_give(&self->workspace, workspace);
+    workspace_release(&self->workspace, workspace);
     return fits ? 0 : -1;
 }
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Memory that is kept between calls: whoever takes it has it for himself until he gives it back. */
+/* Memory that is kept between calls: whoever acquires it has it alone until it is released. */
 typedef struct {
     void *memory;
     size_t size;
@@ -29,8 +29,8 @@ extern PyTypeObject LauncherType;
 int launcher_init(void);
 
 /* What was kept, and what shall be: with the GIL. */
-Workspace workspace_take(Workspace *kept);
-void workspace_give(Workspace *kept, Workspace taken);
+Workspace workspace_acquire(Workspace *kept);
+void workspace_release(Workspace *kept, Workspace taken);
 
 /* Makes what was taken large enough for a kernel; false: there is no memory. Needs no GIL. */
 bool workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads);

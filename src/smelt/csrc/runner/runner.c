@@ -204,7 +204,7 @@ end(Run *run, int status)
 static PyObject *
 run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
 {
-    run->workspace = workspace_take(&self->workspace);
+    run->workspace = workspace_acquire(&self->workspace);
     int status = begin(run, inputs);
     if (status == 0 && list) {
         status = PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL); /* now the values are the only owners */
@@ -219,7 +219,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     if (end(run, result ? 0 : -1) < 0) {
         Py_CLEAR(result);
     }
-    workspace_give(&self->workspace, run->workspace);
+    workspace_release(&self->workspace, run->workspace);
     return result;
 }
 

@@ -1,17 +1,17 @@
 """Running a kernel program: `Program` + built kernels → a callable from flat tensors to flat outputs.
 
 The steps become a table that `_native.Runner` goes through in one call, without Python between them where PyTorch's C
-interface has the operators (`interface.py`):
+interface has the operators (`torch_abi/boxed_calls.py`):
 
     out = x @ w.T                     ("allocate", 2, (4, 8), (8, 1), float32, cpu, 6)
-    out = relu(out)          →        ("call", torch.mm, …, native=("aoti_torch_cpu_mm_out", (out, x, view of w), ()))
+    out = relu(out)          →        ("call", torch.mm, …, NativeCall("aoti_torch_cpu_mm_out", …))
                                       ("launch", k0_relu, (2,))
 
 Tensors are numbers there: inputs, constants, what lies in the arena, then what steps make (`_native.pyi` has the form).
 
 An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
 between calls, so that pages are faulted in once, and shared by the halves of a training step; calls that overlap in
-time each take their own.
+time each acquire their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ _FEW = 8  # programs with arenas as large as they need
 
 BuiltKernel = Callable[..., None]
 
-# Where one of these yields something true, somebody looks at what operators are called, and Python calls them.
+# Where one of these returns something true, somebody looks at what operators are called, and Python calls them.
 _WATCHERS = (torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled)
 
 

@@ -52,10 +52,10 @@ def as_called(tensors: Sequence[Operand], dtypes: set[torch.dtype]) -> Sequence[
     if out.stride[-1] != 1 or left.stride[-1] != 1 or right.stride[-2] != 1:
         return tensors  # it goes that way already
     given = [replace(each, shape=out.shape, stride=_expanded(each, out.shape)) for each in tensors[1:-2]]
-    return [_turned(each) for each in (out, *given, right, left)]
+    return [_transposed(each) for each in (out, *given, right, left)]
 
 
-def _turned(operand: Operand) -> Operand:
+def _transposed(operand: Operand) -> Operand:
     (*batch, rows, columns), (*steps, down, across) = operand.shape, operand.stride
     return replace(operand, shape=(*batch, columns, rows), stride=(*steps, across, down))
 
