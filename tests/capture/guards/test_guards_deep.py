@@ -18,6 +18,7 @@ import smelt
 import tests.capture.guards.test_guards_deep as this_module
 from smelt import _native
 from tests.capture.programs import Captured, assert_alike
+from tests.layout import needs_layout
 
 SCALE = 2.0
 X = torch.arange(8.0).reshape(2, 4) / 8
@@ -218,6 +219,7 @@ def guards_of(compiled: Any) -> list[_native.Guards]:
     return [thing for thing in gc.get_objects() if type(thing) is _native.Guards and thing.fast_path is not None]
 
 
+@needs_layout
 def test_little_is_asked_of_a_model_that_does_not_change() -> None:
     model = Model()
     runner = Captured()

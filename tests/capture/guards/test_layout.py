@@ -11,6 +11,7 @@ from smelt._native import Guards
 from smelt.torch_abi import tensor_layout
 from smelt.torch_abi.probe import Experiment, NotFound
 from smelt.torch_abi.tensor_layout import find_layout, install_tensor_layout
+from tests.layout import needs_layout
 
 
 def frozen() -> torch.Tensor:
@@ -132,6 +133,7 @@ def test_bits_that_nobody_writes_are_masked_or_nothing_is_learned(monkeypatch: p
         find_layout()
 
 
+@needs_layout
 def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = Experiment(lambda: pytest.fail("tensors are not what they seem here"), lambda found: None)
     monkeypatch.setattr(tensor_layout, "EXPERIMENT", experiment)
@@ -143,6 +145,7 @@ def test_under_a_mode_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> Non
     assert experiment.found == "a layout" and experiment.why_not() is None
 
 
+@needs_layout
 def test_a_default_device_does_not_hinder(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = Experiment(lambda: torch.ones(1).device.type, lambda found: None)
     monkeypatch.setattr(tensor_layout, "EXPERIMENT", experiment)
