@@ -137,12 +137,6 @@ def test_unknown_target_names_the_choices() -> None:
         find("abacus")
 
 
-def test_target_says_how_many_lanes() -> None:
-    target = replace(find("cpu"), vector_bits=256)
-    assert [target.lanes(dtype) for dtype in (torch.float64, torch.float32, torch.int8)] == [4, 8, 32]
-    assert target.address_space("global") == 0
-
-
 def test_twice_the_registers_where_a_point_takes_few() -> None:
     """And only for tensors large enough to make up for LLVM's time."""
 

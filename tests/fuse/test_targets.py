@@ -1,11 +1,26 @@
 """How many kernels well-known pieces of models become, and that they compute the right thing."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
 import torch
 import torch.nn.functional as F
 
+import smelt
+from smelt import _native
+from smelt.base import events
+from smelt.base.errors import SmeltError
+from smelt.base.options import Options
+from smelt.codegen import compile_kernels
+from smelt.codegen.cpu import cpu_generator
+from smelt.codegen.cpu.target import describe_host
+from smelt.device import generator_of, register, target_of, withdraw
+from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel import Accumulate, Compute, Role
-from smelt.ir.program import Library, Program
-from smelt.ir.text import format_program
+from smelt.ir.program import Launch, Library, Program
+from smelt.ir.serialize import dump, parse
+from smelt.ir.text import format_kernel, format_program
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused
 from tests.golden import golden
@@ -169,3 +184,65 @@ def test_statistics_in_double_store_nothing_in_double() -> None:
     program = assert_same(moments, torch.randn(4, 3, 5, 5), torch.randn(3, 1, 1))
     wide = [buffer for buffer in program.buffers if buffer.spec.dtype is torch.float64]
     assert wide and all(buffer.spec.numel == 3 for buffer in wide)
+
+
+@pytest.fixture
+def second() -> Iterator[list[str]]:
+    """A second target, for the same device: the host's code under another name. What is asked of it is noted."""
+    asked: list[str] = []
+
+    def launcher(*given: int) -> object:
+        asked.append("launch")
+        return _native.Launcher(*given)
+
+    class Noting:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(cpu_generator, name)
+
+    smelt.reset()
+    register(
+        "cpu2",
+        lambda: replace(describe_host(), name="cpu2"),
+        generator=Noting,
+        launcher=launcher,
+        limits=Limits(values=2),
+        devices=("cpu",),
+    )
+    yield asked
+    withdraw("cpu2")
+    register("cpu", describe_host, devices=("cpu",))
+    smelt.reset()
+
+
+def test_a_second_target_runs_a_program_from_end_to_end(second: list[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
+    x = torch.randn(4, 8)
+    with events.collect() as collected:
+        found = smelt.compile(model, options={"fallback": False})(x)
+        found.sum().backward()
+    torch.testing.assert_close(found, model(x))
+    programs = [event.subject for event in collected if isinstance(event.subject, Program)]
+    launches = [step for program in programs for step in program.steps if isinstance(step, Launch)]
+    assert launches and all(step.target == step.kernel.target == "cpu2" for step in launches)
+    assert {"schedule", "emit", "load", "share", "launch"} <= set(second)
+    assert all(" on cpu2" in format_kernel(step.kernel) for step in launches)
+    assert all(parse(dump(step)) == step for step in launches)  # as the disk cache has them
+
+
+def test_limits_are_the_targets(second: list[str]) -> None:
+    chain = lambda x: x.sin().cos().exp().tanh()  # noqa: E731
+    assert len(assert_same(chain, torch.randn(4, dtype=torch.float64)).kernels) == 2
+
+
+def test_equal_kernels_of_two_targets_are_two(second: list[str]) -> None:
+    kernel = assert_same(lambda x: x.sin(), torch.randn(4, dtype=torch.float64)).kernels[0]
+    other = replace(kernel, name="other", target="cpu")
+    built = compile_kernels([kernel, other], Options())
+    assert built[kernel.name].address != built["other"].address
+
+
+def test_a_device_without_a_target_has_no_kernels() -> None:
+    assert target_of(torch.device("meta")) is None and target_of(torch.device("cpu")) == "cpu"
+    with pytest.raises(SmeltError, match="there is no target 'abacus'"):
+        generator_of("abacus")

@@ -27,9 +27,10 @@ from smelt.explain.bisect import bisect
 from smelt.fuse import fusion_passes
 from smelt.ir.kernel import Compute, Kernel, Stage
 from smelt.ir.program import Launch, Program
-from smelt.pipeline.stage_map import TABLES, stage_map
+from smelt.pipeline.stage_map import stage_map, tables
 from tests.golden import golden
 
+TABLES = tables()
 OPTIONAL = [row for rows in TABLES.values() for row in rows if isinstance(row, Row) and row.burns is not Burns.NOTHING]
 
 

@@ -79,7 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "driver",
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
-    "codegen": ("llvm", "cpu", "build"),
+    "codegen": ("llvm", "generator", "cpu", "targets", "build"),
     "pipeline": (
         "parts",
         "cache",

@@ -3,10 +3,13 @@
     compiled = compile_kernels([softmax], options)["softmax"]
     compiled.address       void (*)(void **buffers, int64_t threads, void *workspace)
 
-schedule (how loops run) → body (LLVM text, with scalars, folds and math) → parallel (threads) → engine (machine code)
+`build` asks a kernel's target for schedule, emit and load (`generator.py`): `cpu/` has the host's, `llvm/` what all
+targets share. `targets.py` offers them.
 """
 
 from typing import TYPE_CHECKING, Any
+
+from smelt.codegen import targets as _targets  # noqa: F401  offers what comes with the package
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel, assembly, compile_kernels, forget, source

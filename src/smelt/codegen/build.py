@@ -18,13 +18,10 @@ from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
-from smelt.codegen.cpu import target as _cpu  # noqa: F401  offers the target "cpu"
-from smelt.codegen.cpu.entry_points import EntryCode, write
-from smelt.codegen.cpu.schedule_passes import plan
-from smelt.codegen.cpu.shared_bodies import member, shared
-from smelt.codegen.llvm import compile as engine
+from smelt.codegen.generator import EntryCode, Generator
+from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
-from smelt.device import Target, find
+from smelt.device import Target, find, generator_of
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
 from smelt.ir.substitute_sizes import resized, shape_env_of
@@ -43,14 +40,14 @@ class CompiledKernel:
     per_thread_workspace: Size
     kernel: Kernel
     symbol: str
-    built: engine.Built
+    built: Built
     sizes: tuple[RuntimeParam, ...] = ()  # what it is told at each launch, in an array behind its buffers
     facts: tuple[SizeGuard, ...] = ()  # what it relies on
 
     @property
     def llvm(self) -> str:
         """The LLVM IR this was built from, as a module of its own."""
-        return module_text([self.kernel], find("cpu"))
+        return source(self.kernel)
 
 
 _WORTH_A_THREAD = 30_000  # characters of LLVM text, which take a tenth of a second
@@ -79,8 +76,8 @@ def compile_kernels(
         # With little fuel left, what a kernel becomes depends on how much that is: nobody else gets that code.
         store = _built if fuel.left < 0 else {}
         new = {keys[kernel.name]: kernel for kernel in kernels if _known(store, keys[kernel.name], kernel) is None}
-        if new:
-            _build(store, new, how)
+        for name in dict.fromkeys(kernel.target for kernel in new.values()):
+            _build(store, {key: kernel for key, kernel in new.items() if kernel.target == name}, how)
         found = {kernel.name: _relied_on(store, keys[kernel.name], kernel) for kernel in kernels}
         store.update({key: store.pop(key) for key in dict.fromkeys(keys.values())})
         for key in list(itertools.islice(store, max(len(store) - _MOST, 0))):
@@ -124,19 +121,20 @@ def _relied_on(store: _Store, key: str, kernel: Kernel) -> CompiledKernel:
 
 
 def _key(kernel: Kernel) -> str:
-    """A kernel's text without its name."""
+    """A kernel's text without its name; its target is part of it."""
     return format_kernel(replace(kernel, name="kernel"))
 
 
 def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
-    target = find("cpu")
+    """Of kernels for one target."""
     keys, kernels = list(new), list(new.values())
+    target, generator = _asked(kernels[0])
     units = _units(kernels, target, how)
     events.count("kernels_built", len(units))
     if events.wanted("llvm"):
         events.emit("llvm", _text(units), kernels)
     parts = _divided(units, torch.get_num_threads())
-    for part, built in zip(parts, engine.load([_text(part) for part in parts], target), strict=True):
+    for part, built in zip(parts, generator.load([_text(part) for part in parts], target), strict=True):
         for place, code in (entry for unit in part for entry in unit.entries.items()):
             kernel, symbol = kernels[place], f"k{place}"
             buffers = len(kernel.parameters) + bool(code.sizes)
@@ -146,7 +144,12 @@ def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
             versions.append(made)
             del versions[:-_MOST_OF_ONE]
     if events.wanted("asm"):
-        events.emit("asm", lambda: engine.assemble(_text(units), target), kernels)
+        events.emit("asm", lambda: generator.assemble(_text(units), target), kernels)
+
+
+def _asked(kernel: Kernel) -> tuple[Target, Generator]:
+    """The target of a kernel, and what makes code for it."""
+    return find(kernel.target), generator_of(kernel.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +166,13 @@ class _Unit:
 
 def _units(kernels: Sequence[Kernel], target: Target, how: _How) -> list[_Unit]:
     units: list[_Unit] = []
-    for number, family in enumerate(shared(kernels, how.fuel, how.of)):
+    generator = _asked(kernels[0])[1]
+    for number, family in enumerate(generator.share(kernels, how.fuel, how.of)):
         body = _code(f"f{number}", family.body, target, how)
-        members = {
-            place: member(f"k{place}", f"f{number}", body, length - family.more, len(kernels[place].parameters))
-            for place, length in family.lengths.items()
-        }
+        members = {}
+        for place, length in family.lengths.items():
+            buffers = len(kernels[place].parameters)
+            members[place] = generator.member(f"k{place}", f"f{number}", body, length - family.more, buffers)
         units.append(_Unit({place: code for place, code in members.items() if code is not None}, (body,)))
     done = {place for unit in units for place in unit.entries}
     alone = (place for place in range(len(kernels)) if place not in done)
@@ -193,14 +197,16 @@ def _text(units: Sequence[_Unit]) -> str:
 
 def _code(symbol: str, kernel: Kernel, target: Target, how: _How) -> EntryCode:
     """Written with a `ShapeEnv` of its own, so that all it relies on is seen, whoever else relied on it before."""
-    shape_env = shape_env_of(kernel)
+    shape_env, generator = shape_env_of(kernel), _asked(kernel)[1]
     if shape_env is None:
-        return write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
+        plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+        return generator.emit(symbol, plan, target)
     own = ShapeEnv()
     for each in shape_env.symbols:
         own.symbol(each.text, each.example)
     kernel = resized(kernel, lambda size: size.moved(own))
-    code = write(symbol, plan(kernel, target, how.fuel, check=how.check, of=how.of), target)
+    plan = generator.schedule(kernel, target, how.fuel, check=how.check, of=how.of)
+    code = generator.emit(symbol, plan, target)
     return replace(code, facts=tuple(own.guards))
 
 
@@ -219,13 +225,13 @@ def module_text(kernels: Sequence[Kernel], target: Target) -> str:
 
 def source(kernel: Kernel) -> str:
     """The LLVM IR of one kernel, for people to read."""
-    return module_text([kernel], find("cpu"))
+    return module_text([kernel], find(kernel.target))
 
 
 def assembly(kernels: Sequence[Kernel]) -> str:
-    """The host's assembly for `kernels`, for people to read."""
-    target = find("cpu")
-    return engine.assemble(module_text(kernels, target), target)
+    """The assembly for `kernels`, which are for one target, for people to read."""
+    target, generator = _asked(kernels[0])
+    return generator.assemble(module_text(kernels, target), target)
 
 
 def forget() -> None:

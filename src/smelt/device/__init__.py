@@ -1,6 +1,27 @@
 """What a chip says of itself. Stages ask a target, never which chip it is."""
 
-from smelt.device.registry import find, names, register
-from smelt.device.target import ParallelLevel, Target
+from smelt.device.registry import (
+    devices,
+    find,
+    generator_of,
+    launcher_of,
+    limits_of,
+    names,
+    register,
+    target_of,
+    withdraw,
+)
+from smelt.device.target import Target
 
-__all__ = ["ParallelLevel", "Target", "find", "names", "register"]
+__all__ = [
+    "Target",
+    "devices",
+    "find",
+    "generator_of",
+    "launcher_of",
+    "limits_of",
+    "names",
+    "register",
+    "target_of",
+    "withdraw",
+]

@@ -1,37 +1,117 @@
-"""Where targets are found by name: `register("cpu", make)` once, `find("cpu")` anywhere.
+"""Where targets are found: by name, and by the device that a tensor is on.
 
-A target is made when first asked for, since describing a chip may mean asking LLVM or a driver.
+    register("cpu", describe_host, generator=…, launcher=…, devices=("cpu",))      once
+    target_of(tensor.device) == "cpu" · find("cpu").vector_bits · limits_of("cpu")  anywhere
+
+Describing a chip may mean asking LLVM or a driver, so that is done when it is first asked for; the rest of an offer is
+there at once. What makes code for a target (`codegen.generator.Generator`) is loaded when the first kernel is built.
 """
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from smelt import _native
 from smelt.base import locks
 from smelt.base.errors import SmeltError
+from smelt.base.fast_dataclass import dataclass
+from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.device.target import Target
 
-_makers: dict[str, Callable[[], Target]] = {}
+
+@dataclass(frozen=True, slots=True)
+class TargetOffer:
+    """A target that may be asked for, before anybody does."""
+
+    describe: Callable[[], Target]
+    generator: Callable[[], Any] | None  # what schedules, emits and loads its kernels
+    launcher: Callable[..., Any] | None  # machine code → what the runner calls: of an address, buffers, workspaces
+    limits: Limits
+
+
+_offers: dict[str, TargetOffer] = {}
 _made: dict[str, Target] = {}
+_by_device: dict[str, str] = {}  # type of a device → the target whose kernels run on its tensors
 _lock = locks.lock()
 
 
-def register(name: str, make: Callable[[], Target]) -> None:
-    """Offer a target under `name`; a later registration replaces an earlier one."""
+def register(
+    name: str,
+    describe: Callable[[], Target],
+    *,
+    generator: Callable[[], Any] | None = None,
+    launcher: Callable[..., Any] | None = None,
+    limits: Limits | None = None,
+    devices: tuple[str, ...] = (),
+) -> None:
+    """Offer a target under `name`, for tensors on `devices`. A later offer replaces an earlier one, but for what it
+    leaves out."""
     with _native.Held(_lock):
-        _makers[name] = make
+        known = _offers.get(name)
+        if known is not None:
+            generator, launcher = generator or known.generator, launcher or known.launcher
+            limits = limits or known.limits
+        _offers[name] = TargetOffer(describe, generator, launcher, limits or DEFAULT_LIMITS)
+        _by_device.update(dict.fromkeys(devices, name))
         _made.pop(name, None)
 
 
+def withdraw(name: str) -> None:
+    """Take an offer back; devices that it was for have no target until another one is offered for them."""
+    with _native.Held(_lock):
+        _offers.pop(name, None)
+        _made.pop(name, None)
+        for device in [device for device, found in _by_device.items() if found == name]:
+            del _by_device[device]
+
+
+def _offer(name: str) -> TargetOffer:
+    if name not in _offers:
+        raise SmeltError("SM030", f"there is no target {name!r}", hint="choose from " + ", ".join(_offers))
+    return _offers[name]
+
+
 def find(name: str) -> Target:
-    """The target called `name`, made on first use."""
+    """The target called `name`, described on first use."""
     with _native.Held(_lock):
         if name not in _made:
-            if name not in _makers:
-                raise SmeltError("SM030", f"there is no target {name!r}", hint="choose from " + ", ".join(_makers))
-            _made[name] = _makers[name]()
+            _made[name] = _offer(name).describe()
         return _made[name]
+
+
+def target_of(device: torch.device) -> str | None:
+    """The target whose kernels work on tensors of a device, by name; None if there is none. Here alone a device becomes
+    a target."""
+    return _by_device.get(device.type)
+
+
+def devices() -> dict[str, str]:
+    """The types of devices that kernels are made for, each with its target."""
+    return dict(_by_device)
+
+
+def limits_of(name: str) -> Limits:
+    """How big kernels for a target may grow."""
+    return _offer(name).limits
+
+
+def generator_of(name: str) -> Any:
+    """What makes code for a target: a `codegen.generator.Generator`."""
+    generator = _offer(name).generator
+    if generator is None:
+        raise SmeltError("SM030", f"nothing makes code for the target {name!r}")
+    return generator()
+
+
+def launcher_of(name: str) -> Callable[..., Any]:
+    """What makes a target's machine code something the runner calls."""
+    launcher = _offer(name).launcher
+    if launcher is None:
+        raise SmeltError("SM030", f"nothing launches code for the target {name!r}")
+    return launcher
 
 
 def names() -> tuple[str, ...]:
     """The targets on offer."""
-    return tuple(_makers)
+    return tuple(_offers)

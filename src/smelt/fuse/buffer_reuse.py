@@ -251,4 +251,4 @@ def merged(kernel: Kernel, source: Buffer, target: Buffer) -> Kernel:
         for stage in kernel.stages
     )
     name = f"{kernel.name}_{source.name}{target.name}"
-    return Kernel(name, kernel.rows, kernel.cols, buffers, stages)
+    return replace(kernel, name=name, buffers=buffers, stages=stages)

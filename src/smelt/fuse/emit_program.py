@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from smelt.base import events
+from smelt.device import target_of
 from smelt.device.fusion_limits import Limits
 from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
@@ -100,11 +101,12 @@ class _Builder:
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
         kernel = assembled.kernel
-        key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages, _zeros(kernel))
+        target = _target(group)
+        key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages, _zeros(kernel), target)
         known = self.kernels.get(key)
         if known is None:
             name = f"k{len(self.kernels)}_{_summary(group)}"
-            known = self.kernels[key] = Kernel(name, kernel.rows, kernel.cols, kernel.buffers, kernel.stages)
+            known = self.kernels[key] = replace(kernel, name=name, target=target)
         return Assembled(known, assembled.values)
 
     def _library(self, call: Call) -> Library:
@@ -120,6 +122,14 @@ class _Builder:
             assert lowering.out is not None
             return Library(lowering.out, args, kwargs, outs, lowering.into)
         return Library(call.op, args, kwargs, outs, unless=call.unless.name if call.unless is not None else None)
+
+
+def _target(group: Group) -> str:
+    """What the kernel of a group runs on: what is made for the device its values are on."""
+    device = group.members[0].spec.device
+    found = target_of(device)
+    assert found is not None, f"no target makes kernels for {device}"  # such graphs are not fused
+    return found
 
 
 def _zeros(kernel: Kernel) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.base.row import Burns, Row, run_rows
+from smelt.device import limits_of, target_of
 from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
 from smelt.fuse.check_fusion import check_fusion
@@ -25,6 +26,7 @@ from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
 from smelt.fuse.rematerialize import rematerialize
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
+from smelt.ir.tensorspec import TensorSpec, spec_of
 
 
 @dataclass(slots=True)
@@ -121,12 +123,23 @@ MEMORY = (
 )  # fmt: skip
 
 
+def _limits(traced: Traced) -> Limits:
+    """Those of the target that the graph's tensors have kernels made for."""
+    for node in traced.graph.nodes:
+        spec = spec_of(node)
+        target = target_of(spec.device) if isinstance(spec, TensorSpec) else None
+        if target is not None:
+            return limits_of(target)
+    return DEFAULT_LIMITS  # there is no tensor to compute
+
+
 def build_program(
-    traced: Traced, name: str, options: Options, limits: Limits = DEFAULT_LIMITS, fuel: Fuel | None = None
+    traced: Traced, name: str, options: Options, limits: Limits | None = None, fuel: Fuel | None = None
 ) -> Program:
-    """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes."""
+    """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
+    `limits` are the target's unless they are given."""
     fuel = fuel or Fuel(options.fuel)
-    context = FusionContext(name, traced, limits, fuel)
+    context = FusionContext(name, traced, _limits(traced) if limits is None else limits, fuel)
     check = check_fusion if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

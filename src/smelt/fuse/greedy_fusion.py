@@ -17,8 +17,6 @@ from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
 from smelt.fuse.records import Apart
 from smelt.symbolic.symsize import hint, known_equal
 
-_SMALL = 8  # a value this many times smaller than its reader costs its reader next to nothing
-
 
 def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
     """Group the values of a graph. Values whose ids are in `alone` get kernels of their own and are never inlined."""
@@ -48,7 +46,7 @@ def _is_inlined(groups: Groups, value: FusionValue, fuel: Fuel) -> bool:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.needed or source.kind in (FusionKind.LEAF, FusionKind.LIBRARY) for source in sources)
-    big = [source for source in sources if hint(source.numel) * _SMALL > hint(value.numel)]
+    big = [source for source in sources if hint(source.numel) * groups.limits.small_ratio > hint(value.numel)]
     return in_memory and len(big) <= 1 and fuel.take(value)
 
 

@@ -255,6 +255,8 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
         call = a.call or b.call
         assert call is not None
         return f"{call.name} is a library call: it {call.why}"
+    if a.members[0].spec.device != b.members[0].spec.device:
+        return f"they are on different devices, {a.members[0].spec.device} and {b.members[0].spec.device}"
     if len(a.members) + len(b.members) > limits.values:
         return f"the kernel would have more than {limits.values} operations"
     if len(a.directions | b.directions) > 1:

@@ -39,6 +39,8 @@ import torch
 from smelt.base.fast_dataclass import dataclass
 from smelt.symbolic.shapes import Size, product
 
+HOST = "cpu"  # the target that kernels are for unless they say otherwise
+
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
 Running = Reduction | Literal["logaddexp"]  # what scans fold by: log(exp(a) + exp(b)) too
 
@@ -232,6 +234,7 @@ class Kernel:
     cols: tuple[Axis, ...]
     buffers: tuple[Buffer, ...]
     stages: tuple[Stage, ...]
+    target: str = HOST  # what it is to run on, by the name it has in `device.registry`
 
     @property
     def parameters(self) -> tuple[Buffer, ...]:

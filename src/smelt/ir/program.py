@@ -55,6 +55,11 @@ class Launch:
     kernel: Kernel
     args: tuple[str, ...]
 
+    @property
+    def target(self) -> str:
+        """What it runs on, by name."""
+        return self.kernel.target
+
 
 @dataclass(frozen=True, slots=True)
 class Library:

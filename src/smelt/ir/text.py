@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from smelt.ir.kernel import (
+    HOST,
     Accumulate,
     Axis,
     Cast,
@@ -107,7 +108,8 @@ def _format_axes(axes: Iterable[Axis]) -> str:
 
 def kernel_lines(kernel: Kernel) -> Iterator[tuple[object, str]]:
     """The text line by line, each with the buffer, stage or instruction it shows (the kernel itself for the first)."""
-    yield kernel, f"kernel {kernel.name} rows({_format_axes(kernel.rows)}) cols({_format_axes(kernel.cols)})"
+    where = "" if kernel.target == HOST else f" on {kernel.target}"
+    yield kernel, f"kernel {kernel.name} rows({_format_axes(kernel.rows)}) cols({_format_axes(kernel.cols)}){where}"
     for buffer in kernel.buffers:
         yield buffer, f"  {buffer.role.value} {buffer.name}: {short_name(buffer.dtype)}[{buffer.size}]"
     for stage in kernel.stages:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.options import Options
+from smelt.codegen import targets as _targets  # noqa: F401  a program out of the cache is launched by its target too
+from smelt.device import launcher_of
 from smelt.ir.call_contract import JointPlan, Replay
 from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.join import join
-from smelt.runtime.program.launch import Arenas, Executable, launcher
+from smelt.runtime.program.launch import Arenas, Executable
 from smelt.symbolic.shapes import Size
 
 if TYPE_CHECKING:
@@ -89,8 +91,12 @@ def bind(
     program: Program, kernels: Mapping[str, KernelCode], options: Options, consuming: bool, arenas: Arenas
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
+    targets = {kernel.name: kernel.target for kernel in program.kernels}
     launchers = {
-        name: launcher(kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace)
+        name: launcher_of(targets[name])(
+            kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace
+        )
         for name, kernel in kernels.items()
+        if name in targets
     }
     return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)

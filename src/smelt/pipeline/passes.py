@@ -18,6 +18,7 @@ from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
+from smelt.device import devices, target_of
 from smelt.ir.check_kernel import check_kernel, check_program
 from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.program import Program
@@ -165,13 +166,13 @@ def check_form(value: Any, step: Pass) -> None:
 
 
 def why_not_generate(traced: Traced) -> str | None:
-    """Why no kernels can be made for a pure graph: numbers that are no operands, or the CPU's code cannot reach it."""
+    """Why no kernels can be made for a pure graph: numbers that are no operands, or a device without a target."""
     numbers = why_not_operands(traced)
     if numbers is not None:
         return numbers
     for node in traced.graph.nodes:
         found = spec_of(node)
         for spec in found if isinstance(found, tuple) else (found,):
-            if isinstance(spec, TensorSpec) and spec.device.type != "cpu":
-                return f"{node.name} is on {spec.device.type}, and kernels are made for the CPU only"
+            if isinstance(spec, TensorSpec) and target_of(spec.device) is None:
+                return f"{node.name} is on {spec.device.type}, and kernels are made for {', '.join(devices())} only"
     return None

@@ -8,14 +8,16 @@
 from collections.abc import Iterator, Sequence
 
 from smelt.base.row import Row
-from smelt.codegen.cpu.schedule_passes import SCHEDULE
-from smelt.codegen.cpu.shared_bodies import MODULE
+from smelt.codegen.generator import Generator
+from smelt.device import generator_of, names
 from smelt.fuse.fusion_passes import GROUP, MEMORY, READ
 from smelt.pipeline.passes import Pass
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 
-# In the order in which a graph comes to them: title → rows.
-TABLES: dict[str, Sequence[Pass | Row]] = {
+Tables = dict[str, Sequence[Pass | Row]]
+
+# In the order in which a graph comes to them: title → rows. Those of targets follow.
+_TABLES: Tables = {
     "trace, where no gradients are needed": TRACE_FORWARD,
     "trace, in training": TRACE_JOINT,
     "simplify, each graph": SIMPLIFY,
@@ -23,14 +25,21 @@ TABLES: dict[str, Sequence[Pass | Row]] = {
     "fuse: read": READ,
     "fuse: group": GROUP,
     "fuse: memory": MEMORY,
-    "generate: the kernels of a program": MODULE,
-    "generate: each kernel": SCHEDULE,
 }
+
+
+def tables() -> Tables:
+    """Every table, those of the targets on offer included."""
+    found = dict(_TABLES)
+    for name in names():
+        generator: Generator = generator_of(name)
+        found |= {f"generate for {name}: {title}": rows for title, rows in generator.TABLES.items()}
+    return found
 
 
 def stage_map() -> str:
     """All tables as text, one after the other."""
-    return "\n\n".join("\n".join([title, *_lines(rows)]) for title, rows in TABLES.items())
+    return "\n\n".join("\n".join([title, *_lines(rows)]) for title, rows in tables().items())
 
 
 def _lines(rows: Sequence[Pass | Row]) -> Iterator[str]:

@@ -8,31 +8,18 @@
 
 from collections.abc import Sequence
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.loop_nest import Body
 from smelt.codegen.cpu.schedule import SchedulePlan, Split
 from smelt.codegen.cpu.workspace import WorkspaceLayout
+from smelt.codegen.generator import EntryCode
 from smelt.codegen.llvm.builder import Builder, LlvmValue
-from smelt.codegen.llvm.runtime_sizes import RuntimeParam, Sizes
+from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
-from smelt.symbolic.expressions import SizeGuard
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import greater, lesser
 from smelt.torch_abi.symbols import PARALLEL_FOR
 
 _DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i64, i64)"
-
-
-@dataclass(frozen=True, slots=True)
-class EntryCode:
-    """LLVM text of one kernel: its functions, and what they need declared or defined once per module."""
-
-    functions: str
-    declarations: frozenset[str]
-    helpers: tuple[tuple[str, str], ...]
-    per_thread_workspace: Size
-    sizes: tuple[RuntimeParam, ...] = ()  # what the code is told at each launch
-    facts: tuple[SizeGuard, ...] = ()  # what it relies on of them
 
 
 def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:

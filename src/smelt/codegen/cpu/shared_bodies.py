@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
-from smelt.codegen.cpu.entry_points import EntryCode
+from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.llvm.runtime_sizes import as_integer
 from smelt.ir.kernel import Accumulate, Axis, Gather, Kernel, Load, Scatter, Store
 from smelt.ir.substitute_sizes import resized, shape_env_of
@@ -23,16 +22,6 @@ from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import sym_size
 
 _LEAST_COLS = 64  # whole vectors of every target fit: no body is written for less
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Kernels of one body, by their places in a list, each with its length. In the body that is `more` than a symbol
-    stands for, which is no less than `SMALLEST`."""
-
-    body: Kernel
-    more: int
-    lengths: dict[int, int]
 
 
 def _share_bodies(kernels: Sequence[Kernel], fuel: Fuel) -> list[Family]:

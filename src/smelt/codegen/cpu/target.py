@@ -1,7 +1,7 @@
 """The host CPU as a target."""
 
 from smelt.codegen.llvm.compile import llvm as load_llvm
-from smelt.device import ParallelLevel, Target, register
+from smelt.device import Target
 
 
 def describe_host() -> Target:
@@ -23,7 +23,6 @@ def describe_host() -> Target:
         features=llvm.get_host_cpu_features().flatten(),
         vector_bits=bits,
         vector_registers=registers,
-        levels=(ParallelLevel.THREADS, ParallelLevel.LANES),
         has_fma=arm or bool(features.get("fma")),
         fma_clobbers_addend=arm,
         prefetch_next_row=True,
@@ -42,6 +41,3 @@ def describe_host() -> Target:
         unroll_light=8 if arm else 4,
         tune_cpu="generic" if arm else "znver4" if features.get("avx512f") else "",
     )
-
-
-register("cpu", describe_host)

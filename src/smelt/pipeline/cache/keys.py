@@ -26,6 +26,7 @@ from torch import fx
 
 from smelt.base.options import Options
 from smelt.base.paths import PACKAGE
+from smelt.device import devices
 from smelt.ir.graph import Traced
 from smelt.ir.nodes.ambient import Ambient
 from smelt.ir.serialize import NAMESPACES
@@ -67,7 +68,8 @@ def surroundings(options: Options) -> str:
     """The rest of it: all that code depends on besides the graph."""
     _refuse_overrides()
     chosen = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.metadata["in_key"]]
-    return "\n".join([*installation(), " ".join(chosen), _state()])
+    targets = " ".join(f"{device}:{name}" for device, name in devices().items())
+    return "\n".join([*installation(), " ".join(chosen), targets, _state()])
 
 
 @functools.cache

@@ -70,11 +70,6 @@ BINDINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 }
 
 
-def launcher(address: int, buffers: int, fixed_workspace: int, per_thread_workspace: int) -> BuiltKernel:
-    """A callable `(threads, *tensors)` for machine code at `address`."""
-    return _native.Launcher(address, buffers, fixed_workspace, per_thread_workspace)
-
-
 class Executable:
     """A program bound to its kernels; call `run` with the program's inputs, in order.
 

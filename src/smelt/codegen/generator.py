@@ -1,0 +1,69 @@
+"""What a target brings to have kernels compiled: schedule, emit, load. `build` asks for it, and knows no target itself.
+
+    schedule(kernel, target, fuel)   →  how its loops run, whatever form the target has for that
+    emit("k0", schedule, target)     →  `EntryCode`: LLVM text of the functions of one kernel
+    load([text, …], target)          →  `Built`: machine code in memory, or on the device
+
+A module with these functions is one: `codegen/cpu/cpu_generator.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.base.fuel import Fuel
+from smelt.base.row import Row
+from smelt.codegen.llvm.compile import Built
+from smelt.codegen.llvm.runtime_sizes import RuntimeParam
+from smelt.device import Target
+from smelt.ir.kernel import Kernel
+from smelt.symbolic.expressions import SizeGuard
+from smelt.symbolic.shapes import Size
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCode:
+    """LLVM text of one kernel: its functions, and what they need declared or defined once per module."""
+
+    functions: str
+    declarations: frozenset[str]
+    helpers: tuple[tuple[str, str], ...]
+    per_thread_workspace: Size
+    sizes: tuple[RuntimeParam, ...] = ()  # what the code is given at each launch
+    facts: tuple[SizeGuard, ...] = ()  # what it relies on of them
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Kernels of one body, by their places in a list, each with its length. In the body that is `more` than a symbol
+    stands for, which is no less than `SMALLEST`."""
+
+    body: Kernel
+    more: int
+    lengths: dict[int, int]
+
+
+class Generator(Protocol):
+    """How kernels become code for a target."""
+
+    @property
+    def TABLES(self) -> Mapping[str, Sequence[Row]]:
+        """Its steps, for the map of the compiler: title → rows."""
+
+    def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
+        """Kernels that are to have one body. `of`: what `bisect` calls their program."""
+
+    def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
+        """The entry of a kernel whose code is that of `body`; None if that does not serve."""
+
+    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> Any:
+        """How a kernel's loops run."""
+
+    def emit(self, symbol: str, plan: Any, target: Target) -> EntryCode:
+        """The functions of a scheduled kernel under the name `symbol`."""
+
+    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
+        """Machine code for each text, ready to be launched."""
+
+    def assemble(self, text: str, target: Target) -> str:
+        """The target's assembly for a text, for people to read."""
