@@ -41,7 +41,7 @@ class CompiledKernel:
     kernel: Kernel
     symbol: str
     built: Built
-    sizes: tuple[RuntimeParam, ...] = ()  # what it is told at each launch, in an array behind its buffers
+    sizes: tuple[RuntimeParam, ...] = ()  # what it is given at each launch, in an array behind its buffers
     facts: tuple[SizeGuard, ...] = ()  # what it relies on
 
     @property

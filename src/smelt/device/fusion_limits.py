@@ -6,7 +6,7 @@ from smelt.base.fast_dataclass import dataclass
 @dataclass(frozen=True, slots=True)
 class Limits:
     scratch_bytes: int = 64 * 1024  # what one row may keep aside between its passes
-    row_elements: int = 8192  # where rows may be cut freely (a fold of everything), the longest row
+    row_elements: int = 8192  # where rows may be split freely (a fold of everything), the longest row
     whole_elements: int = 4096  # a fold of everything this small or smaller is one row
     values: int = 120  # operations in one kernel: register pressure and compile time grow with it
     keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside

@@ -50,11 +50,11 @@ class Unbuildable(Exception):
 
 
 class NeedsCut(Exception):
-    """The axes are too coarse: the point numbers must also be cut at `cut`."""
+    """The axes are too coarse: the point numbers must also be split at `boundary`."""
 
-    def __init__(self, cut: Size) -> None:
-        super().__init__(f"needs a cut at {cut}")
-        self.cut = cut
+    def __init__(self, boundary: Size) -> None:
+        super().__init__(f"needs an axis boundary at {boundary}")
+        self.boundary = boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,16 @@ class Space:
     cols: Size
 
     @classmethod
-    def cut(cls, points: Size, cols: Size, cuts: set[Size]) -> "Space":
-        """Axes between neighbouring cuts, outermost first."""
-        bounds = sorted({cut for cut in cuts if 1 < cut < points} | ({cols} - {points, 1}), key=hint, reverse=True)
+    def of_boundaries(cls, points: Size, cols: Size, axis_boundaries: set[Size]) -> "Space":
+        """Axes between neighbouring boundaries, outermost first."""
+        inside = {each for each in axis_boundaries if 1 < each < points}
+        bounds = sorted(inside | ({cols} - {points, 1}), key=hint, reverse=True)
         sizes: list[Size] = []
         steps: list[Size] = []
         above = points
         for bound in [*bounds, 1]:
             if not known_equal(above % bound, 0):
-                raise Unbuildable(f"{above} points cannot be cut at {bound}")
+                raise Unbuildable(f"{above} points cannot be split at {bound}")
             if above > bound or (bound == 1 and not sizes):
                 sizes.append(above // bound)
                 steps.append(bound)

@@ -69,20 +69,20 @@ class FusionRead:
     value: "FusionValue"
     stride: Shape
     offset: Size
-    straight: bool  # at each point of the user the element of the same number
-    anywhere: bool = False  # further places are worked out by the user's code: the value must be in memory by then
+    identity_read: bool  # at each point of the user the element of the same number
+    indirect: bool = False  # further places are worked out by the user's code: the value must be in memory by then
 
     @classmethod
     def of(cls, value: "FusionValue", layout: OperandLayout, dense: Shape) -> "FusionRead":
         """A reading over the dims of `layout`, by a user whose points are numbered by `dense` strides."""
-        straight = layout.offset == 0 and (
+        identity_read = layout.offset == 0 and (
             layout.stride == dense
             or all(
                 size == 1 or have == want
                 for size, have, want in zip(layout.shape, layout.stride, dense, strict=True)
             )
         )
-        return cls(value, layout.stride, layout.offset, straight)
+        return cls(value, layout.stride, layout.offset, identity_read)
 
 
 @dataclass(eq=False, slots=True)
@@ -448,7 +448,7 @@ class _Lowerer:
         for have, dim in zip(source.layout.stride, call.along, strict=True):
             if dim is not None:
                 stride[dim] += have
-        readings = [FusionRead(source.value, tuple(stride), source.layout.offset, straight=False, anywhere=True)]
+        readings = [FusionRead(source.value, tuple(stride), source.layout.offset, identity_read=False, indirect=True)]
         readings += [self._index_reading(index, spec.shape, spec.stride) for index in call.indices]
         for demand in call.demands:
             self._check(node, demand)
@@ -497,7 +497,7 @@ class _Lowerer:
         for have, dim in zip(kept.stride, call.along, strict=True):
             if dim is not None:
                 result[dim] += have
-        readings = [FusionRead(home, tuple(result), 0, straight=False, anywhere=True)]
+        readings = [FusionRead(home, tuple(result), 0, identity_read=False, indirect=True)]
         instead = {} if call.base is None else {call.base: _whole(home)}
         if isinstance(call.source, fx.Node):
             ref: Ref = self.refs[call.source]
@@ -526,7 +526,7 @@ class _Lowerer:
         home, ref, layout = self.refs[put.base].value, self.refs[put.source], put.layout
         dense = contiguous_stride(layout.shape)
         readings = (
-            FusionRead(home, layout.stride, layout.offset, straight=False, anywhere=True),
+            FusionRead(home, layout.stride, layout.offset, identity_read=False, indirect=True),
             FusionRead.of(ref.value, _within(ref.layout, layout.shape), dense),
         )
         call = ScatterCall(put.base, layout.shape, put.source, (), as_given, ())

@@ -31,7 +31,7 @@ def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[i
             groups.add_value(item)
             if item.id not in alone:
                 _join_producers(groups, item, fuel, alone)
-                _take_in(groups, groups.by_value[item], item, fuel, alone)
+                _inline_producers(groups, groups.by_value[item], item, fuel, alone)
     return groups
 
 
@@ -64,21 +64,21 @@ def _join_producers(groups: Groups, value: FusionValue, fuel: Fuel, alone: froze
             merge(groups, theirs, ours, plan)
 
 
-def _take_in(groups: Groups, group: Group, value: FusionValue, fuel: Fuel, alone: frozenset[int]) -> None:
+def _inline_producers(groups: Groups, group: Group, value: FusionValue, fuel: Fuel, alone: frozenset[int]) -> None:
     """Compute inside `group` what nobody else reads, at the places it is read."""
     for source in dict.fromkeys(groups.sources(value)):
         theirs = groups.group_of(source)
         if theirs is None or theirs is group or any(member.id in alone for member in theirs.members):
             continue
-        reason = why_not_take_in(groups, group, theirs)
+        reason = why_not_inline_producer(groups, group, theirs)
         if reason is None and fuel.take(theirs, group):
             for member in theirs.members:
-                group.levels[member] = GroupLevel.FREE
+                group.levels[member] = GroupLevel.INLINE
             groups.absorb(group, theirs)
             group.members.sort(key=lambda member: member.id)
 
 
-def why_not_take_in(groups: Groups, group: Group, source: Group) -> str | None:
+def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str | None:
     """Why `source` cannot be computed wherever `group` reads it, or None."""
     if source.call is not None or not source.is_plain:
         return f"{source} is more than element-wise"

@@ -3,10 +3,10 @@
     relu(mm + bias) · sum over rows  →  one group {add, relu, sum}
 
 A group's points are numbered 0 … `points`-1 in the order its values lie in memory. Where something is folded or spread
-along rows, the numbers are cut into rows of `cols` points. Each member stands at a level:
+along rows, the numbers are split into rows of `cols` points. Each member stands at a level:
 
-    FULL  one element per point            ROW    one element per row
-    FREE  computed wherever it is read     TOTAL  folded over rows or scattered, in memory when the kernel has ended
+    FULL    one element per point            ROW   one element per row
+    INLINE  computed wherever it is read     GRID  folded over rows or scattered, in memory when the kernel has ended
 
 Members fit together when each reads the others exactly at its own point (or row); `why_not_merge` says where they do
 not. Merging must not close a cycle through a third group or a library call; ancestor sets kept as bit masks tell.
@@ -27,8 +27,8 @@ from smelt.symbolic.symsize import hint, known_equal
 class GroupLevel(Enum):
     FULL = "full"
     ROW = "row"
-    FREE = "free"
-    TOTAL = "total"
+    INLINE = "inline"
+    GRID = "grid"
 
 
 @dataclass(eq=False, slots=True)
@@ -38,10 +38,10 @@ class Group:
     id: int
     points: Size = 0
     cols: Size | None = None  # None: no member asks for rows
-    firm: bool = False  # whether `cols` may no longer change
+    cols_fixed: bool = False  # whether `cols` may no longer change
     members: list[FusionValue] = field(default_factory=list)
     levels: dict[FusionValue, GroupLevel] = field(default_factory=dict)
-    cuts: set[Size] = field(default_factory=set)  # extents at which the point numbers must be divisible into axes
+    axis_boundaries: set[Size] = field(default_factory=set)  # extents at which points are split into axes
     call: Call | None = None
     bit: int = 0  # stands for the group in the masks of others
     mask: int = 0  # the bits of all that was merged into it
@@ -51,12 +51,12 @@ class Group:
 
     @property
     def folds(self) -> list[FoldRule]:
-        """Folds over rows, which restrict how the points may be cut into rows."""
-        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is GroupLevel.TOTAL]
+        """Folds over rows, which restrict how the points may be split into rows."""
+        return [v.rule for v in self.members if isinstance(v.rule, FoldRule) and self.levels[v] is GroupLevel.GRID]
 
     @property
     def directions(self) -> set[bool]:
-        """Which ways its scans run: backwards or not."""
+        """Which ways its scans run: in reverse or not."""
         return {value.rule.call.backwards for value in self.members if isinstance(value.rule, ScanRule)}
 
     @property
@@ -66,7 +66,8 @@ class Group:
     @property
     def is_plain(self) -> bool:
         """Only element-wise members at full level: it can become anything."""
-        return self.cols is None and all(level in (GroupLevel.FULL, GroupLevel.FREE) for level in self.levels.values())
+        plain = (GroupLevel.FULL, GroupLevel.INLINE)
+        return self.cols is None and all(level in plain for level in self.levels.values())
 
     def __str__(self) -> str:
         return "{" + ", ".join(value.name for value in self.members) + "}"
@@ -115,18 +116,18 @@ class Groups:
         """A group of its own for a value to be computed."""
         group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
-            _settle_fold(group, value, value.rule, self.limits)
+            _place_fold(group, value, value.rule, self.limits)
         elif isinstance(value.rule, ScanRule):
-            group.points, group.cols, group.firm = value.numel, value.rule.cols, True
+            group.points, group.cols, group.cols_fixed = value.numel, value.rule.cols, True
             group.levels[value] = GroupLevel.FULL
         elif isinstance(value.rule, ScatterRule):
             group.points = product(value.rule.shape)
-            group.levels[value] = GroupLevel.TOTAL
+            group.levels[value] = GroupLevel.GRID
             group.cols = value.rule.cols if value.rule.cols != 1 else None
         else:
             group.points = value.numel
             group.levels[value] = GroupLevel.FULL
-        group.cuts = needed_cuts(value)
+        group.axis_boundaries = needed_boundaries(value)
         self.by_id[value.id] = self.by_value[value] = group
         before = [self.group_of(source) for source in self.sources(value)]
         self._depend(group, [*before, *(self.by_id[call.id] for call in value.after)])
@@ -147,7 +148,7 @@ class Groups:
         return bool((a.successors & ~both) & b.ancestors or (b.successors & ~both) & a.ancestors)
 
     def absorb(self, keep: Group, gone: Group) -> None:
-        """Make one group of two. Levels, points and cuts are the caller's to settle."""
+        """Make one group of two. Levels, points and axis boundaries are the caller's to set."""
         for value in gone.members:
             self.by_value[value] = keep
         for number in _bits(gone.mask):
@@ -184,7 +185,7 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _settle_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits) -> None:
+def _place_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limits) -> None:
     """A fold alone: over the cols of rows where its dims allow, else over rows with the inner dims as cols."""
     group.points = 1
     for size in rule.shape:
@@ -192,23 +193,23 @@ def _settle_fold(group: Group, value: FusionValue, rule: FoldRule, limits: Limit
     everything = known_equal(rule.count, group.points)
     if rule.is_rows and not (everything and group.points > limits.whole_elements):
         group.levels[value] = GroupLevel.ROW
-        group.cols, group.firm = rule.inner, True
+        group.cols, group.cols_fixed = rule.inner, True
         return
-    group.levels[value] = GroupLevel.TOTAL
+    group.levels[value] = GroupLevel.GRID
     if not everything:
         group.cols = rule.inner if rule.inner > 1 else rule.kept_inner
 
 
-def needed_cuts(value: FusionValue) -> set[Size]:
-    """Extents at which the points of `value` must be cut so that its readings, folds included, can be addressed."""
+def needed_boundaries(value: FusionValue) -> set[Size]:
+    """Extents at which the points of `value` must be split into axes for its reads, folds included, to be addressed."""
     shape, stride = value.loop
-    cuts: set[Size] = set()
-    bent = any(not reading.straight and any(reading.stride) for reading in value.readings)
-    if bent or isinstance(value.rule, FoldRule | ScanRule | ScatterRule):
+    axis_boundaries: set[Size] = set()
+    strided = any(not reading.identity_read and any(reading.stride) for reading in value.readings)
+    if strided or isinstance(value.rule, FoldRule | ScanRule | ScatterRule):
         for size, step in zip(shape, stride, strict=True):
             if size != 1:
-                cuts.update((step, step * size))
-    return cuts
+                axis_boundaries.update((step, step * size))
+    return axis_boundaries
 
 
 def reads_row(value: FusionValue, reading: FusionRead, cols: Size) -> bool:
@@ -227,9 +228,9 @@ def reads_row(value: FusionValue, reading: FusionRead, cols: Size) -> bool:
     return True
 
 
-def forms_chain(cuts: set[Size]) -> bool:
-    """Whether each cut divides the next, so that axes can be laid between them."""
-    ordered = sorted(cuts, key=hint)
+def forms_chain(axis_boundaries: set[Size]) -> bool:
+    """Whether each boundary divides the next, so that there are axes between them."""
+    ordered = sorted(axis_boundaries, key=hint)
     return all(known_equal(large % small, 0) for small, large in pairwise(ordered))
 
 
@@ -240,12 +241,12 @@ def fold_fits(rule: FoldRule, cols: Size) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """How two groups would become one: the cut into rows, and the level of members of `lowered` (None: none)."""
+    """How two groups would become one: rows of `cols`, and the group whose members have one element per row."""
 
     cols: Size | None
-    firm: bool
-    lowered: Group | None = None
-    loosened: FusionValue | None = None  # a fold that was to give row values and gives totals instead
+    cols_fixed: bool
+    row_broadcast: Group | None = None
+    demoted: FusionValue | None = None  # a fold that was to give row values and is folded over rows instead
 
 
 def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
@@ -260,7 +261,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     if len(a.members) + len(b.members) > limits.values:
         return f"the kernel would have more than {limits.values} operations"
     if len(a.directions | b.directions) > 1:
-        return "the one runs forwards along a dimension, the other backwards"
+        return "the one runs forwards along a dimension, the other in reverse"
     if (a.directions and (b.folds or b.scatters)) or (b.directions and (a.folds or a.scatters)):
         return "the one visits rows in order, the other folds or scatters"
     if a.scatters and b.scatters:
@@ -268,7 +269,7 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     plan = _common_rows(a, b)
     if isinstance(plan, str):
         return plan
-    reason = _why_not_cut(a, b, plan) or _why_not_aligned(groups, a, b, plan)
+    reason = _why_not_split(a, b, plan) or _why_not_aligned(groups, a, b, plan)
     if reason is not None:
         return reason
     if groups.closes_cycle(a, b):
@@ -277,28 +278,28 @@ def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
 
 
 def _common_rows(a: Group, b: Group) -> str | Merge:
-    """The cut into rows that both can live with."""
+    """The rows that both can live with."""
     if known_equal(a.points, b.points):
         return _common_cols(a, b)
     small, large = (a, b) if hint(a.points) < hint(b.points) else (b, a)
     if not small.is_plain:
         return f"{small} has {small.points} points and {large} has {large.points}, and both are fixed"
     if large.cols is not None and known_equal(small.points * large.cols, large.points):
-        return Merge(large.cols, True, lowered=small)
+        return Merge(large.cols, True, row_broadcast=small)
     if large.is_plain and known_equal(large.points % small.points, 0) and small.points > 1:
-        return Merge(large.points // small.points, True, lowered=small)
+        return Merge(large.points // small.points, True, row_broadcast=small)
     return f"{small} has {small.points} points, which are not the rows of {large}"
 
 
 def _common_cols(a: Group, b: Group) -> str | Merge:
     folds = a.folds + b.folds
-    if a.firm and b.firm:
+    if a.cols_fixed and b.cols_fixed:
         assert a.cols is not None and b.cols is not None
         if known_equal(a.cols, b.cols):
             return Merge(a.cols, True)
-        return _loosened(a, b) or f"rows of {a.cols} and rows of {b.cols} differ"
-    if a.firm or b.firm:
-        cols = a.cols if a.firm else b.cols
+        return _demoted(a, b) or f"rows of {a.cols} and rows of {b.cols} differ"
+    if a.cols_fixed or b.cols_fixed:
+        cols = a.cols if a.cols_fixed else b.cols
         assert cols is not None
         fits = all(fold_fits(rule, cols) for rule in folds)
         return Merge(cols, True) if fits else f"a fold over rows does not fit rows of {cols}"
@@ -310,30 +311,30 @@ def _common_cols(a: Group, b: Group) -> str | Merge:
     return "their folds over rows ask for different rows"
 
 
-def _loosened(a: Group, b: Group) -> Merge | None:
+def _demoted(a: Group, b: Group) -> Merge | None:
     """A lone fold over longer rows can fold the shorter rows of the other first, then those over rows."""
     for alone, other in ((a, b), (b, a)):
         rule = alone.members[0].rule
         lone_fold = len(alone.members) == 1 and isinstance(rule, FoldRule)
         if lone_fold and other.cols is not None and fold_fits(rule, other.cols):  # type: ignore[arg-type]
-            return Merge(other.cols, True, loosened=alone.members[0])
+            return Merge(other.cols, True, demoted=alone.members[0])
     return None
 
 
-def _why_not_cut(a: Group, b: Group, plan: Merge) -> str | None:
-    cuts = merged_cuts(a, b, plan)
-    if forms_chain(cuts):
+def _why_not_split(a: Group, b: Group, plan: Merge) -> str | None:
+    axis_boundaries = merged_boundaries(a, b, plan)
+    if forms_chain(axis_boundaries):
         return None
-    return f"their shapes cut the points at {sorted(cuts, key=hint)}, which do not nest"
+    return f"their shapes split the points at {sorted(axis_boundaries, key=hint)}, which do not nest"
 
 
-def merged_cuts(a: Group, b: Group, plan: Merge) -> set[Size]:
-    """The cuts of both, in the numbering of the merged group."""
-    cuts: set[Size] = {plan.cols} if plan.cols is not None else set()
+def merged_boundaries(a: Group, b: Group, plan: Merge) -> set[Size]:
+    """The boundaries of both, in the numbering of the merged group."""
+    axis_boundaries: set[Size] = {plan.cols} if plan.cols is not None else set()
     for group in (a, b):
-        scale = plan.cols if group is plan.lowered and plan.cols is not None else 1
-        cuts.update(cut * scale for cut in group.cuts)
-    return cuts
+        scale = plan.cols if group is plan.row_broadcast and plan.cols is not None else 1
+        axis_boundaries.update(boundary * scale for boundary in group.axis_boundaries)
+    return axis_boundaries
 
 
 def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | None:
@@ -341,11 +342,11 @@ def _why_not_aligned(groups: Groups, a: Group, b: Group, plan: Merge) -> str | N
     small, other = (a, b) if len(a.members) <= len(b.members) else (b, a)
 
     def level(value: FusionValue) -> GroupLevel:
-        if value is plan.loosened:
-            return GroupLevel.TOTAL
+        if value is plan.demoted:
+            return GroupLevel.GRID
         group = groups.by_value[value]
         own = group.levels[value]
-        return GroupLevel.ROW if group is plan.lowered and own is GroupLevel.FULL else own
+        return GroupLevel.ROW if group is plan.row_broadcast and own is GroupLevel.FULL else own
 
     for member in small.members:
         for reading in member.readings:
@@ -368,34 +369,34 @@ def _misread(
     reader: FusionValue, level: GroupLevel, reading: FusionRead, source: GroupLevel, cols: Size | None
 ) -> str | None:
     name = reading.value.name
-    if reading.anywhere:
+    if reading.indirect:
         return f"{reader.name} reads {name} at places that depend on data"
-    if source is GroupLevel.TOTAL:
+    if source is GroupLevel.GRID:
         return f"{reader.name} reads {name}, which is complete only after all rows"
-    if source is GroupLevel.FREE:
+    if source is GroupLevel.INLINE:
         return None
     at_row = level is GroupLevel.ROW and not isinstance(reader.rule, FoldRule)
-    if level is GroupLevel.FREE:
+    if level is GroupLevel.INLINE:
         return f"{reader.name} is computed wherever it is read, {name} at one place"
     if source is GroupLevel.ROW and not at_row:
         aligned = cols is not None and reads_row(reader, reading, cols)
         return None if aligned else f"{reader.name} does not read {name} row by row"
     if source is GroupLevel.FULL and at_row:
         return f"{reader.name} has one element per row and reads {name} at points"
-    return None if reading.straight else f"{reader.name} reads {name} at other points than its own"
+    return None if reading.identity_read else f"{reader.name} reads {name} at other points than its own"
 
 
 def merge(groups: Groups, keep: Group, gone: Group, plan: Merge) -> None:
     """Carry out a merge that `why_not_merge` allowed."""
-    cuts = merged_cuts(keep, gone, plan)
+    axis_boundaries = merged_boundaries(keep, gone, plan)
     for value, level in gone.levels.items():
         keep.levels[value] = level
-    if plan.lowered is not None:
-        for value in plan.lowered.members:
+    if plan.row_broadcast is not None:
+        for value in plan.row_broadcast.members:
             keep.levels[value] = GroupLevel.ROW if keep.levels[value] is GroupLevel.FULL else keep.levels[value]
-    if plan.loosened is not None:
-        keep.levels[plan.loosened] = GroupLevel.TOTAL
+    if plan.demoted is not None:
+        keep.levels[plan.demoted] = GroupLevel.GRID
     keep.points = max(keep.points, gone.points)
-    keep.cols, keep.firm, keep.cuts = plan.cols, plan.firm, cuts
+    keep.cols, keep.cols_fixed, keep.axis_boundaries = plan.cols, plan.cols_fixed, axis_boundaries
     groups.absorb(keep, gone)
 

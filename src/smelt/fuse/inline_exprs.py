@@ -3,7 +3,7 @@
     store y at point ← mul ← load x at point · load w at (point mod cols)
 
 A value in memory becomes a load; a member of the group is computed at the asked-for place from what it reads there; a
-fold over cols becomes a `reduce`. Members other than FREE ones are only ever asked for at their own point or row.
+fold over cols becomes a `reduce`. Members other than INLINE ones are only ever asked for at their own point or row.
 """
 
 from collections.abc import Sequence
@@ -62,28 +62,28 @@ class Pulled:
 
 def inline(groups: Groups, group: Group, stored: set[FusionValue]) -> Pulled:
     """The scalar code of `group`, which leaves the values in `stored` in memory."""
-    cuts = set(group.cuts)
+    axis_boundaries = set(group.axis_boundaries)
     cols = _cols(group, groups.limits)
     while True:
-        space = Space.cut(group.points, cols, cuts)
+        space = Space.of_boundaries(group.points, cols, axis_boundaries)
         try:
             return Pulled(space, _Puller(groups, group, space, stored).run())
         except NeedsCut as finer:
-            if finer.cut in cuts:
+            if finer.boundary in axis_boundaries:
                 raise Unbuildable(str(finer)) from None
-            cuts.add(finer.cut)
+            axis_boundaries.add(finer.boundary)
 
 
 def _cols(group: Group, limits: Limits) -> Size:
-    """Points per row. Without folds all points are alike; to fold everything any cut will do, so a handy one."""
+    """Points per row. Without folds all points are alike; to fold everything any rows will do, so handy ones."""
     if group.cols is not None:
         return group.cols
     if not group.folds or group.points <= limits.row_elements:
         return group.points
-    bounds = sorted({*group.cuts, group.points}, key=hint)
-    fitting = [cut for cut in bounds if cut <= limits.row_elements]
+    bounds = sorted({*group.axis_boundaries, group.points}, key=hint)
+    fitting = [each for each in bounds if each <= limits.row_elements]
     best = max(fitting, default=1, key=hint)
-    above = next(cut for cut in bounds if hint(cut) > hint(best))
+    above = next(each for each in bounds if hint(each) > hint(best))
     ratio = above // best
     growth = range(1, limits.row_elements // hint(best) + 1)
     grown = max((d for d in growth if known_equal(ratio % d, 0)), default=1)
@@ -105,10 +105,10 @@ class _Puller:
         effects: list[Effect] = []
         for value in sorted(self.group.members, key=lambda value: value.id):
             level = self.group.levels[value]
-            if level is GroupLevel.TOTAL:
+            if level is GroupLevel.GRID:
                 effects.append(self._scattered(value) if isinstance(value.rule, ScatterRule) else self._total(value))
                 continue
-            if level is GroupLevel.FREE:
+            if level is GroupLevel.INLINE:
                 continue
             place = self.space.row if level is GroupLevel.ROW else self.space.point
             expr = self.element(value, place)
@@ -154,7 +154,7 @@ class _Puller:
         axes = zip(self.space.steps, self.space.sizes, strict=True)
         found = [n for n, axis in enumerate(axes) if axis == (rule.step, rule.size) and n >= self.space.row_axes]
         if not found:
-            raise Unbuildable(f"the dimension that {value.name} runs along is cut in parts")
+            raise Unbuildable(f"the dimension that {value.name} runs along is split in parts")
         reading = value.readings[0]
         given = self.element(reading.value, self.moved(value, reading, place))
         return self.exprs.scan(
@@ -195,7 +195,7 @@ class _Puller:
 
     def moved(self, value: FusionValue, reading: FusionRead, place: Place) -> Place:
         """Where `reading` finds what `value` needs for its element at `place`."""
-        if reading.straight:
+        if reading.identity_read:
             return place
         if not any(reading.stride):
             return (reading.offset, *([0] * len(self.space.sizes)))
@@ -236,7 +236,7 @@ class _Emitter:
         return self.exprs.list[put.id], tuple(self.exprs.list[place.id] for place in places)
 
     def _read(self, number: int, reading: FusionRead) -> Scalar | OperandMemory:
-        if reading.anywhere:
+        if reading.indirect:
             return OperandMemory(number)
         found = self.puller.element(reading.value, self.puller.moved(self.value, reading, self.place))
         return Scalar(found.id, found.dtype)

@@ -59,7 +59,7 @@ class _Turn:
 
     def run(self, fuel: Fuel) -> None:
         for value in sorted(self.kept, key=lambda value: value.id, reverse=True):
-            if value in self.returned or not _is_repeatable(value):
+            if value in self.returned or not _is_idempotent(value):
                 continue
             chain, new = self._behind(value)
             if sum(map(_bytes, new)) < _bytes(value) and len(chain) <= _CHAIN and fuel.take(value):
@@ -85,7 +85,7 @@ class _Turn:
             source = waiting.pop()
             if source.kind is FusionKind.LEAF or source in self.kept or source in self.returned:
                 continue
-            if not _is_repeatable(source):
+            if not _is_idempotent(source):
                 new.add(source)
             elif source not in chain:
                 chain.add(source)
@@ -96,7 +96,7 @@ class _Turn:
         """What the backward computes from early values alone stays there, unless it is less than what it reads."""
         early: set[FusionValue] = set()
         for item in self.lowered.items[self.turn :]:
-            if not isinstance(item, FusionValue) or not _is_repeatable(item):
+            if not isinstance(item, FusionValue) or not _is_idempotent(item):
                 continue
             sources = [reading.value for reading in item.readings]
             if not all(source.id < self.turn or source in early for source in sources):
@@ -116,7 +116,7 @@ class _Turn:
             source = waiting.pop()
             if source.kind is FusionKind.LEAF:
                 found.add(source)
-            elif self._is_early(source) or not _is_repeatable(source):
+            elif self._is_early(source) or not _is_idempotent(source):
                 return None
             else:
                 waiting += [reading.value for reading in source.readings]
@@ -165,8 +165,8 @@ class _Turn:
         _connect(self.lowered)
 
 
-def _is_repeatable(value: FusionValue) -> bool:
-    return value.kind is FusionKind.POINTWISE and not any(reading.anywhere for reading in value.readings)
+def _is_idempotent(value: FusionValue) -> bool:
+    return value.kind is FusionKind.POINTWISE and not any(reading.indirect for reading in value.readings)
 
 
 def _bytes(value: FusionValue) -> int:
@@ -206,7 +206,7 @@ def _connect(lowered: Lowered) -> None:
         if isinstance(item, FusionValue):
             for reading in item.readings:
                 reading.value.users.append(item)
-                reading.value.needed |= reading.anywhere
+                reading.value.needed |= reading.indirect
         else:
             for value in item.reads:
                 value.needed = True

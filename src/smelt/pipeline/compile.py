@@ -228,7 +228,7 @@ def _trace_static(
         return _made_pure(traced, context, why_not)
     except CannotTrace as refused:
         if _has_numbers(traced):
-            raise  # told what they are, it may still work
+            raise  # with their values known, it may still work
         events.count("eager_graphs")
         events.emit("graph", f"{context.name} is run by PyTorch: {refused.reason}")
         return None

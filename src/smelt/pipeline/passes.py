@@ -44,7 +44,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What passes are told besides their input."""
+    """What passes are given besides their input."""
 
     options: Options
     name: str

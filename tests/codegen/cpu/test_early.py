@@ -32,7 +32,8 @@ def eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def early(kernel: Kernel, target: Target) -> list[str]:
     made = plan(kernel, target).kernel
-    return [load.buffer for stage in made.stages if stage.loop for load in schedule.early(made, stage, target)]
+    loops = [stage for stage in made.stages if stage.loop]
+    return [load.buffer for stage in loops for load in schedule.pipelined_loads(made, stage, target)]
 
 
 SIZES = [(1, 3), (1, 64), (1, 1000), (5, 77), (70, 16), (70, 130)]

@@ -35,7 +35,7 @@ define double @rooted(double %x) {
 define ptr @outside() {
   ret ptr @cbrt
 }
-define float @pooled(i64 %x) {
+define float @constant_pool(i64 %x) {
   %p = getelementptr float, ptr @pool, i64 %x
   %v = load float, ptr %p
   ret float %v
@@ -70,7 +70,7 @@ def test_code_that_was_linked_runs() -> None:
     loaded = load(link(native_object(CALLS)))
     assert [call(loaded, "looked", ctypes.c_int64, [ctypes.c_int64], [n]) for n in range(4)] == [10, 20, 30, 40]
     assert call(loaded, "rooted", ctypes.c_double, [ctypes.c_double], [27.0]) == 4.0
-    assert call(loaded, "pooled", ctypes.c_float, [ctypes.c_int64], [2]) == 3.0
+    assert call(loaded, "constant_pool", ctypes.c_float, [ctypes.c_int64], [2]) == 3.0
     root = call(loaded, "outside", ctypes.c_void_p, [], [])
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(root)(8.0) == 2.0
     inner = call(loaded, "itself", ctypes.c_void_p, [], [])
@@ -87,7 +87,7 @@ def test_code_that_was_linked_runs() -> None:
 def test_both_families_link_wherever_they_are_built(triple: str, machine: str, stub: bytes) -> None:
     image = link(object_for(CALLS, triple, machine))
     symbols = dict(image.symbols)
-    assert set(symbols) == {"looked", "rooted", "outside", "pooled", "itself"}
+    assert set(symbols) == {"looked", "rooted", "outside", "constant_pool", "itself"}
     assert {slot.name for slot in image.slots} == {"cbrt"}
     assert stub in image.code
     for slot in image.slots:

@@ -34,11 +34,11 @@ class Run:
     extent: Size
 
     @classmethod
-    def of(cls, name: str, stride: Size, extent: Size, ramps: Mapping[str, tuple[LlvmValue, int]]) -> "Run | None":
+    def of(cls, name: str, stride: Size, extent: Size, iotas: Mapping[str, tuple[LlvmValue, int]]) -> "Run | None":
         """The run of a value that is a position; None where neighbouring lanes do not lie side by side."""
-        if name not in ramps or is_symsize(stride):
+        if name not in iotas or is_symsize(stride):
             return None
-        first, pace = ramps[name]
+        first, pace = iotas[name]
         return cls(first, pace, stride, extent) if abs(pace * stride) == 1 else None
 
     def read(self, b: Builder, memory: "RunMemory", wanted: LlvmValue | None, lanes: int) -> LlvmValue:
@@ -56,7 +56,7 @@ class Run:
         b.branch(fits, whole, edge)
         b.label(whole)
         loaded = b.load(b.element(memory.buffer, memory.kind, lowest), memory.kind, lanes)
-        together = loaded if start is self.first else b.backwards(loaded)
+        together = loaded if start is self.first else b.reverse(loaded)
         b.jump(done)
         b.label(edge)
         numbers = [b.add(memory.base, b.mul(self._held(b, lane), self.stride)) for lane in range(lanes)]
@@ -114,5 +114,5 @@ class Span:
     def mask(self, b: Builder, lanes: int) -> LlvmValue:
         """One comparison: a lane below the first is above all others, as an unsigned number."""
         long = b.intrinsic("llvm.smax", b.sub(self.high, self.low), b.const("i32", 0))
-        number = b.sub(b.ramp("i32", range(lanes)), b.splat(self.low, lanes))
+        number = b.sub(b.iota("i32", range(lanes)), b.splat(self.low, lanes))
         return b.icmp("ult", number, b.splat(long, lanes))

@@ -25,15 +25,15 @@ _DECLARE_PARALLEL_FOR = f"declare i64 @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64, i
 def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
     """The functions of a planned kernel under the name `symbol`."""
     sizes = Sizes(len(plan.kernel.parameters))
-    ways = [(symbol, plan, WorkspaceLayout.of(plan))]
-    while (fallback := ways[-1][1].fallback) is not None:
-        ways.append((f"{symbol}.way{len(ways)}", fallback, WorkspaceLayout.of(fallback)))
-    workspace = ways[0][2].size
-    for _, _, layout in ways[1:]:
+    variants = [(symbol, plan, WorkspaceLayout.of(plan))]
+    while (fallback := variants[-1][1].fallback) is not None:
+        variants.append((f"{symbol}.variant{len(variants)}", fallback, WorkspaceLayout.of(fallback)))
+    workspace = variants[0][2].size
+    for _, _, layout in variants[1:]:
         workspace = greater(workspace, layout.size)
     builders = []
     texts = []
-    for name, each, layout in ways:
+    for name, each, layout in variants:
         part = Builder(target, name, sizes)
         Body.of(part, each, layout).write()
         builders.append(part)
@@ -42,15 +42,15 @@ def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
     combine = plan.split in (Split.ROWS, Split.SCATTER_BUCKETS) and bool(plan.accumulators)
     if combine:
         finish = Builder(target, symbol, sizes)
-        _write_finish(finish, plan, ways[0][2], workspace)
+        _write_finish(finish, plan, variants[0][2], workspace)
         builders.append(finish)
         texts.append(_function(f"internal void @{symbol}.finish(ptr %buffers, ptr %mine, i64 %chunks)", finish))
     entry = Builder(target, symbol, sizes)
-    _write_entry(entry, [(name, each) for name, each, _ in ways], workspace, combine=combine)
+    _write_entry(entry, [(name, each) for name, each, _ in variants], workspace, combine=combine)
     texts.append(_function(f"void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace)", entry, label=False))
     declarations = frozenset({_DECLARE_PARALLEL_FOR}).union(*(builder.declared for builder in builders))
     helpers = {name: text for builder in builders for name, text in builder.helpers.items()}
-    return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.told))
+    return EntryCode("\n".join(texts), declarations, tuple(helpers.items()), workspace, tuple(sizes.params))
 
 
 def _function(signature: str, b: Builder, *, label: bool = True) -> str:
@@ -67,14 +67,14 @@ def _write_finish(b: Builder, plan: SchedulePlan, layout: WorkspaceLayout, works
     b.emit("ret void")
 
 
-def _write_entry(b: Builder, ways: Sequence[tuple[str, SchedulePlan]], workspace: Size, *, combine: bool) -> None:
-    """Launch the first of `ways` that the extents are long enough for."""
-    part, most, extent = _way(b, *ways[-1])
-    for name, plan in reversed(ways[:-1]):
+def _write_entry(b: Builder, variants: Sequence[tuple[str, SchedulePlan]], workspace: Size, *, combine: bool) -> None:
+    """Launch the first of `variants` that the extents are long enough for."""
+    part, most, extent = _variant(b, *variants[-1])
+    for name, plan in reversed(variants[:-1]):
         fits = LlvmValue("true", "i1")
         for size, least in plan.needs:
             fits = b.and_(fits, b.icmp("sge", b.const("i64", size), least))
-        better = _way(b, name, plan)
+        better = _variant(b, name, plan)
         part, most, extent = (
             b.op(f"select {fits}, {one}, {other}", one.kind, 1)
             for one, other in zip(better, (part, most, extent), strict=True)
@@ -86,7 +86,7 @@ def _write_entry(b: Builder, ways: Sequence[tuple[str, SchedulePlan]], workspace
     b.emit("ret void")
 
 
-def _way(b: Builder, name: str, plan: SchedulePlan) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
-    """What the launcher is told: the part, how many threads at most, and what is shared out."""
+def _variant(b: Builder, name: str, plan: SchedulePlan) -> tuple[LlvmValue, LlvmValue, LlvmValue]:
+    """What the launcher is given: the part, how many threads at most, and what is shared out."""
     most = lesser(plan.threads, plan.extent)
     return LlvmValue(f"@{name}.part", "ptr"), b.const("i64", most), b.const("i64", plan.extent)

@@ -23,13 +23,13 @@ from smelt.codegen.cpu.schedule import (
     Accumulator,
     SchedulePlan,
     Split,
-    ahead,
     asking,
     compute_bound,
-    early,
+    idempotent,
     loop_variant,
+    pipelined_loads,
     placing,
-    repeatable,
+    prefetched,
 )
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.llvm import reductions
@@ -82,16 +82,16 @@ class Body:
     lanes: int = 1
     products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
     next_row: list[str] = field(default_factory=list)  # addresses of what the next row begins with
-    ahead: list[Load] = field(default_factory=list)  # reads of the loop being written to ask for before
+    prefetched: list[Load] = field(default_factory=list)  # reads of the loop being written to prefetch
     flush_every: int = BLOCK  # elements summed in f32, in the loop being written, before the sum moves on into f64
-    ahead_by: int = 0  # how many elements before; 0 for as many bytes as the target says
+    prefetch_by: int = 0  # how many elements before; 0 for as many bytes as the target says
     before_block: Callable[[LlvmValue], None] | None = None  # what a loop does before each block, given where it begins
-    early: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
+    pipelined: list[Load] = field(default_factory=list)  # reads of the loop being written to do one vector before
     read: dict[Load, LlvmValue] = field(default_factory=dict)  # what they gave for the vector being written
     below: frozenset[str] = frozenset()  # values that are never above zero
-    ramps: dict[str, tuple[LlvmValue, int]] = field(default_factory=dict)  # positions: the first lane, and the step
+    iotas: dict[str, tuple[LlvmValue, int]] = field(default_factory=dict)  # positions: the first lane, and the step
     spans: dict[str, Span] = field(default_factory=dict)  # masks that are true from one lane to another
-    nontemporal: bool = False  # whether what is stored now goes past the cache
+    nontemporal: bool = False  # whether what is stored now bypasses the cache
     mask: LlvmValue | None = None  # lanes that count, in a last vector that overlaps
 
     @classmethod
@@ -177,13 +177,13 @@ class Body:
         self._stages()
         b.jump(after)
         b.label(after)
-        self._settle_blocks()
+        self._flush_blocks()
 
     def _row(self) -> None:
         self._stages()
-        self._settle_blocks()
+        self._flush_blocks()
 
-    def _settle_blocks(self) -> None:
+    def _flush_blocks(self) -> None:
         if any(accumulator.blocked for accumulator in self.plan.accumulators):
             self._empty_blocks_sometimes()
 
@@ -204,7 +204,7 @@ class Body:
                     self._instruction(instruction)
 
     def _tile(self) -> None:
-        """One tile: its reads turned round, then its rows."""
+        """One tile: its reads transposed, then its rows."""
         tile = self.plan.tile
         assert tile is not None
         top, left = (
@@ -213,12 +213,12 @@ class Body:
         )
         self.axes[tile.down.name], self.axes[tile.along.name] = top, left
         whole = dict(self.pointers)
-        for each in tile.turned:
+        for each in tile.transposed:
             kind = self.layout.kinds[each.square]
             corner = self._add(self._row_offset(each.source.index), self._col_offset(each.source.index))
             source = self.b.element(self.pointers[each.source.buffer], kind, corner)
             stride = each.source.index.stride(tile.along.name)
-            transpose_tiles.turn(self.b, tile, source, self.pointers[each.square], kind, stride)
+            transpose_tiles.transpose(self.b, tile, source, self.pointers[each.square], kind, stride)
             # Rows find their place in the square as if it reached back to where the axes start.
             before = self.b.sub(0, self.b.add(self.b.mul(top, tile.width), left))
             self.pointers[each.square] = self.b.element(self.pointers[each.square], kind, before)
@@ -236,7 +236,7 @@ class Body:
         loop.end()
 
     def _tile_in_lines(self, tile: transpose_tiles.Tile, top: LlvmValue) -> None:
-        """Its rows written past the cache, if what they write begins where cache lines do."""
+        """Its rows by non-temporal stores, if what they write begins where cache lines do."""
         self.rows_at.clear()
         stores = [i for i in self.plan.kernel.instructions() if isinstance(i, Store)]
         whole = transpose_tiles.whole_lines(self.b, [self._address(each.buffer, each.index) for each in stores])
@@ -263,13 +263,13 @@ class Body:
         self.attend(stage)
         return inside
 
-    def attend(self, stage: Stage, ahead_by: int = 0) -> None:
+    def attend(self, stage: Stage, prefetch_by: int = 0) -> None:
         """What a loop reads before it comes there; asked for so many elements before or, for 0, as the target says."""
         self._hold_next_row(stage)
-        self.ahead_by = ahead_by
-        self.ahead = ahead(self.plan, stage) if ahead_by or self.b.target.prefetch_distance else []
-        early_too = self.plan.pipelines_loads and self.edges is None
-        self.early = early(self.plan.kernel, stage, self.b.target) if early_too else []
+        self.prefetch_by = prefetch_by
+        self.prefetched = prefetched(self.plan, stage) if prefetch_by or self.b.target.prefetch_distance else []
+        pipelines = self.plan.pipelines_loads and self.edges is None
+        self.pipelined = pipelined_loads(self.plan.kernel, stage, self.b.target) if pipelines else []
 
     def loop_stage(self, stage: Stage) -> None:
         inside = self.enter(stage)
@@ -282,16 +282,16 @@ class Body:
         self.lanes = 1
         for fold in started:
             if isinstance(fold.instruction, Reduce):
-                self.values[fold.instruction.out] = self._settle(fold)
+                self.values[fold.instruction.out] = self._finish_reduction(fold)
 
     def start(self, instruction: Reduce | Scan) -> Fold:
         dtype = self.dtypes[instruction.value]
         if isinstance(instruction, Scan):
-            wide = scans.fold_dtype(instruction, dtype)
-            return Fold(instruction, wide, reductions.start(self.b, instruction.op, wide, 1))
+            kept_in = scans.fold_dtype(instruction, dtype)
+            return Fold(instruction, kept_in, reductions.start(self.b, instruction.op, kept_in, 1))
         fold = Fold(instruction, dtype, reductions.start(self.b, instruction.op, dtype, self.plan.lanes))
         if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > 2 * self.flush_every:
-            fold.wide = self.b.const("f64", 0.0)
+            fold.f64_accumulator = self.b.const("f64", 0.0)
         return fold
 
     def _hold_addresses(self, instructions: Sequence[Instruction]) -> None:
@@ -315,14 +315,14 @@ class Body:
             self.next_row.append(self.b.element(here, self.layout.kinds[load.buffer], self.number(further)))
 
     def _fetch(self, column: LlvmValue) -> None:
-        """Every cache line of what a vector of this loop reads, as far ahead as each is asked for."""
+        """Every cache line of what a vector of this loop reads, as far ahead as each is prefetched."""
         starts: list[tuple[Load, str]] = []
         for load, start in zip(self.plan.fetched, self.next_row, strict=False):
             further = column if load.index.stride(self._vector_axis) == 1 else self.b.sub(0, column)
             starts.append((load, self.b.element(start, self.layout.kinds[load.buffer], further)))
-        for load in self.ahead:
+        for load in self.prefetched:
             here = self._address(load.buffer, load.index)
-            distance = self.ahead_by * self.plan.kernel.buffer(load.buffer).dtype.itemsize
+            distance = self.prefetch_by * self.plan.kernel.buffer(load.buffer).dtype.itemsize
             distance = (distance or self.b.target.prefetch_distance) * load.index.stride(self._vector_axis)
             starts.append((load, self.b.element(here, "i8", distance)))
         for load, start in starts:
@@ -352,21 +352,21 @@ class Body:
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
         more = self.has_tail()
-        again = more and repeatable(inside) and self.before_block is None
+        again = more and idempotent(inside) and self.before_block is None
         if self.edges is not None:
             self.run(inside, name, *self.edges, started)
             return
         if self.plan.split is Split.COLS:
             most = self.number((size if again else full) - self.lanes)
-            column = self.b.mul(LlvmValue("%first", "i64"), self.lanes) if self.early else _NOWHERE
-            held = self._read_early(name, column, most)
+            column = self.b.mul(LlvmValue("%first", "i64"), self.lanes) if self.pipelined else _NOWHERE
+            held = self._read_pipelined(name, column, most)
             loop = self.b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, held, guard=True)
             column = self.b.mul(loop.index, self.lanes)
-            held = self._read_early(name, self.b.add(column, self.lanes) if self.early else column, most)
-            self.read = dict(zip(self.early, loop.values, strict=True))
+            held = self._read_pipelined(name, self.b.add(column, self.lanes) if self.pipelined else column, most)
+            self.read = dict(zip(self.pipelined, loop.values, strict=True))
             self._point(inside, name, self._within(column, size) if again else column, started)
             loop.end(*held)
-        elif self.before_block or (any(fold.wide for fold in started) and size > 2 * self.flush_every):
+        elif self.before_block or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
             block = block_of(self.lanes) if self.before_block else self.flush_every // self.lanes * self.lanes
             outer = self._begin(self.number(0), self.number(full), block, started)
             stop = self.b.intrinsic("llvm.smin", self.b.add(outer.index, block), self.number(full))
@@ -406,20 +406,20 @@ class Body:
         size: Size | None = None,
     ) -> None:
         """Vectors from `first` to `last`; with `size`, one that would reach past it starts earlier."""
-        most = self.b.sub(last, self.lanes) if self.early else last
-        held = self._read_early(name, first, most)
+        most = self.b.sub(last, self.lanes) if self.pipelined else last
+        held = self._read_pipelined(name, first, most)
         loop = self.b.begin(first, last, self.lanes, [*self._carried(started), *held], guard=False)
         self._assign(started, loop.values)
-        held = self._read_early(name, self.b.add(loop.index, self.lanes) if self.early else first, most)
-        self.read = dict(zip(self.early, loop.values[len(loop.values) - len(held) :], strict=True))
+        held = self._read_pipelined(name, self.b.add(loop.index, self.lanes) if self.pipelined else first, most)
+        self.read = dict(zip(self.pipelined, loop.values[len(loop.values) - len(held) :], strict=True))
         self._point(inside, name, loop.index if size is None else self._within(loop.index, size), started)
         self._assign(started, loop.end(*self._carried(started), *held))
 
-    def _read_early(self, name: str, column: LlvmValue, most: LlvmValue) -> list[LlvmValue]:
+    def _read_pipelined(self, name: str, column: LlvmValue, most: LlvmValue) -> list[LlvmValue]:
         """What the loop reads one vector before, at `column` or at the last there is."""
-        if self.early:
+        if self.pipelined:
             self.axes[name] = self.b.intrinsic("llvm.smin", column, most)
-        return [self._load_raw(load.buffer, load.index) for load in self.early]
+        return [self._load_raw(load.buffer, load.index) for load in self.pipelined]
 
     def tail(self, inside: list[Instruction], name: str, size: Size, started: list[Fold]) -> None:
         """The last vector, its first lanes masked; with cols shared out, only by the part that ends there."""
@@ -438,7 +438,7 @@ class Body:
     def _fresh_lanes(self, fresh: Size) -> LlvmValue:
         """Which lanes of the last vector were not seen before: the last `fresh` ones."""
         if is_symsize(fresh):
-            return self.b.icmp("sge", self.b.ramp("i64", range(self.lanes)), self.lanes - fresh)
+            return self.b.icmp("sge", self.b.iota("i64", range(self.lanes)), self.lanes - fresh)
         flags = ", ".join("i1 true" if lane >= self.lanes - fresh else "i1 false" for lane in range(self.lanes))
         return LlvmValue(f"<{flags}>", "i1", self.lanes)
 
@@ -476,15 +476,16 @@ class Body:
     # Carrying folds through loops.
 
     def _carried(self, started: list[Fold]) -> list[LlvmValue]:
-        return [fold.partial for fold in started] + [fold.wide for fold in started if fold.wide is not None]
+        sums = [fold.f64_accumulator for fold in started if fold.f64_accumulator is not None]
+        return [fold.partial for fold in started] + sums
 
     def _assign(self, started: list[Fold], values: Sequence[LlvmValue]) -> None:
         left = list(values)
         for fold in started:
             fold.partial = left.pop(0)
         for fold in started:
-            if fold.wide is not None:
-                fold.wide = left.pop(0)
+            if fold.f64_accumulator is not None:
+                fold.f64_accumulator = left.pop(0)
 
     def _begin(self, first: LlvmValue, last: LlvmValue, step: int, started: list[Fold]) -> Loop:
         loop = self.b.begin(first, last, step, self._carried(started), guard=False)
@@ -496,17 +497,18 @@ class Body:
 
     def _flush(self, started: list[Fold]) -> None:
         for fold in started:
-            if fold.wide is not None:
+            if fold.f64_accumulator is not None:
                 total = reductions.fold_lanes(self.b, "sum", fold.dtype, fold.partial)
-                fold.wide = self.b.fadd(fold.wide, self.b.convert("fpext", total, "f64"))
+                fold.f64_accumulator = self.b.fadd(fold.f64_accumulator, self.b.convert("fpext", total, "f64"))
                 fold.partial = reductions.start(self.b, "sum", fold.dtype, self.plan.lanes)
 
-    def _settle(self, fold: Fold) -> LlvmValue:
+    def _finish_reduction(self, fold: Fold) -> LlvmValue:
         assert isinstance(fold.instruction, Reduce)
         total = reductions.fold_lanes(self.b, fold.instruction.op, fold.dtype, fold.partial)
-        if fold.wide is None:
+        if fold.f64_accumulator is None:
             return total
-        return self.b.convert("fptrunc", self.b.fadd(fold.wide, self.b.convert("fpext", total, "f64")), "f32")
+        whole = self.b.fadd(fold.f64_accumulator, self.b.convert("fpext", total, "f64"))
+        return self.b.convert("fptrunc", whole, "f32")
 
     # Instructions.
 
@@ -546,26 +548,26 @@ class Body:
         total = self._row_offset(index)
         total = self._add(total, self._col_offset(index))
         stride = index.stride(self._vector_axis)
-        self.ramps.pop(out, None)
+        self.iotas.pop(out, None)
         if self.lanes == 1 or stride == 0:
             return total
         if is_symsize(stride):
-            ramp = self.b.mul(self.b.ramp("i64", range(self.lanes)), stride)
+            iota = self.b.mul(self.b.iota("i64", range(self.lanes)), stride)
         else:
-            ramp = self.b.ramp("i64", [lane * stride for lane in range(self.lanes)])
-            self.ramps[out] = (total, stride)
-        return self.b.add(self.b.splat(total, self.lanes), ramp)
+            iota = self.b.iota("i64", [lane * stride for lane in range(self.lanes)])
+            self.iotas[out] = (total, stride)
+        return self.b.add(self.b.splat(total, self.lanes), iota)
 
     def _by_position(self, out: str, op: str, left: str, right: str) -> LlvmValue | None:
         """The mask of a position beside one number for all lanes, or of several such; None for anything else."""
         self.spans.pop(out, None)
         span = self._both(left, right) if op == "and" else None
-        if op in SIGNED_LESS and left in self.ramps and self.values[right].lanes == 1:
-            first, step = self.ramps[left]
+        if op in SIGNED_LESS and left in self.iotas and self.values[right].lanes == 1:
+            first, step = self.iotas[left]
             apart = near(self.b, self.b.sub(self.values[right], first))
             span = Span.of(self.b, op, apart) if step == 1 else None
             if span is None and abs(step) * self.lanes < FAR:
-                return self.b.icmp(SIGNED_LESS[op], self.b.ramp("i32", range(0, step * self.lanes, step)), apart)
+                return self.b.icmp(SIGNED_LESS[op], self.b.iota("i32", range(0, step * self.lanes, step)), apart)
         if span is None:
             return None
         self.spans[out] = span
@@ -641,7 +643,7 @@ class Body:
         if stride == 1:
             return self.b.load(self._address(array, index), kind, self.lanes)
         if stride == -1:
-            return self.b.backwards(self.b.load(self._lowest(array, index), kind, self.lanes))
+            return self.b.reverse(self.b.load(self._lowest(array, index), kind, self.lanes))
         return self.b.gathered([self.b.load(place, kind) for place in self._lane_addresses(array, index, stride)])
 
     def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> LlvmValue:
@@ -657,15 +659,15 @@ class Body:
                 wanted = inside if wanted is None else b.and_(wanted, inside)
         stride = index.stride(self._vector_axis) if self.lanes > 1 else 0
         alone = self.plan.reads_runs and stride == 0 and len(apart) == 1
-        if alone and (run := Run.of(*apart[0], self.ramps)) is not None:
+        if alone and (run := Run.of(*apart[0], self.iotas)) is not None:
             memory = RunMemory(self.pointers[array], kind, self.plan.kernel.buffer(array).size, base)
             return run.read(b, memory, wanted, self.lanes)
         first = b.element(self.pointers[array], kind, base)
         if not apart and stride in (0, 1):
             return b.load(first, kind, self.lanes if stride else 1)
-        ramp = b.mul(b.ramp("i64", range(self.lanes)), stride)
+        iota = b.mul(b.iota("i64", range(self.lanes)), stride)
         offsets = [b.mul(self._held(self.values[name], extent), step) for name, step, extent in apart]
-        total = reduce(b.add, offsets, ramp)
+        total = reduce(b.add, offsets, iota)
         places = [b.element(first, kind, b.extract(total, lane)) for lane in range(self.lanes)]
         return b.gathered([b.load(place, kind) for place in places])
 
@@ -678,10 +680,10 @@ class Body:
         if stride == 0:
             self.b.store(self.b.extract(raw, 0), self._address(array, index))
         elif stride == 1 and self.mask is None:
-            write = self.b.store_past_cache if self.nontemporal else self.b.store
+            write = self.b.store_nontemporal if self.nontemporal else self.b.store
             write(raw, self._address(array, index))
         elif stride == -1 and self.mask is None:
-            self.b.store(self.b.backwards(raw), self._lowest(array, index))
+            self.b.store(self.b.reverse(raw), self._lowest(array, index))
         elif self.mask is not None and is_symsize(self.plan.width % self.lanes):
             for lane, place in enumerate(self._lane_addresses(array, index, stride)):
                 old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)

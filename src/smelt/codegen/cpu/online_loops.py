@@ -32,7 +32,7 @@ class Fold:
     instruction: Reduce | Scan
     dtype: torch.dtype
     partial: LlvmValue
-    wide: LlvmValue | None = None
+    f64_accumulator: LlvmValue | None = None
 
 
 class LoopWriter(Protocol):
@@ -43,12 +43,12 @@ class LoopWriter(Protocol):
     lanes: int
     values: dict[str, LlvmValue]
     pointers: dict[str, str]
-    ahead: list[Load]
+    prefetched: list[Load]
     before_block: Callable[[LlvmValue], None] | None
 
     def number(self, value: Size) -> LlvmValue: ...
     def enter(self, stage: Stage) -> list[Instruction]: ...
-    def attend(self, stage: Stage, ahead_by: int = 0) -> None: ...
+    def attend(self, stage: Stage, prefetch_by: int = 0) -> None: ...
     def loop_stage(self, stage: Stage) -> None: ...
     def start(self, instruction: Reduce) -> Fold: ...
     def has_tail(self) -> bool: ...
@@ -77,7 +77,7 @@ class OnlineFolds:
         if stage is self.found.first:
             self._both_loops()
         elif stage is self.found.second:
-            self._settle()
+            self._finish_sum()
         else:
             self.body.before_block = self._make_good
             self.body.loop_stage(stage)
@@ -95,13 +95,13 @@ class OnlineFolds:
         self.largest, self.sum = loop.values
         stop = b.intrinsic("llvm.smin", b.add(loop.index, self.block), self._full)
         body.attend(self.found.first)
-        body.ahead = []  # it was asked for while the powers of the block before were computed
+        body.prefetched = []  # it was prefetched while the powers of the block before were computed
         self._raise(lambda peak: body.run(values, self.axis.name, loop.index, stop, [peak]), loop.index)
         body.attend(self.found.second, self.block)
         self._add(lambda total: body.run(powers, self.axis.name, loop.index, stop, [total]))
         self.largest, self.sum = loop.end(self.largest, self.sum)
         if body.has_tail():
-            body.ahead = []
+            body.prefetched = []
             self._raise(lambda peak: body.tail(values, self.axis.name, self.axis.size, [peak]), self._full)
             self._add(lambda total: body.tail(powers, self.axis.name, self.axis.size, [total]))
         b.close_loop()
@@ -129,7 +129,7 @@ class OnlineFolds:
         narrow = reductions.fold_lanes(self.b, "sum", torch.float32, total.partial)
         self.sum = self.b.fadd(self.sum, self.b.convert("fpext", narrow, "f64"))
 
-    def _settle(self) -> None:
+    def _finish_sum(self) -> None:
         """The sum relative to what the kernel says. Of an infinite maximum, that one power is all there is to it."""
         b, values = self.b, self.body.values
         peak, reference = (

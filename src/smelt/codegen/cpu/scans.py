@@ -4,7 +4,7 @@
     cumsum along the first of [1000, 256]    →  a line of 256 sums in f64, to which each line of the input is added;
                                                 in blocks of columns, which threads share out
 
-Where an axis is run along backwards, every index counts it from the other end: the loop is the same.
+Where an axis is run along in reverse, every index counts it from the other end: the loop is the same.
 """
 
 import math
@@ -77,9 +77,9 @@ def fold_dtype(scan: Scan, dtype: torch.dtype) -> torch.dtype:
 
 
 def forwards(kernel: Kernel) -> Kernel:
-    """The same kernel without scans that run backwards."""
-    turned = {scan.axis for scan in scans(kernel) if scan.backwards}
-    if not turned:
+    """The same kernel without scans that run in reverse."""
+    reversed_axes = {scan.axis for scan in scans(kernel) if scan.backwards}
+    if not reversed_axes:
         return kernel
     sizes = {axis.name: axis.size for axis in kernel.cols}
 
@@ -89,8 +89,8 @@ def forwards(kernel: Kernel) -> Kernel:
         if not isinstance(instruction, Access | Position):
             return instruction
         index = instruction.index
-        terms = tuple((name, -step if name in turned else step) for name, step in index.terms)
-        further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in turned), index.offset)
+        terms = tuple((name, -step if name in reversed_axes else step) for name, step in index.terms)
+        further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in reversed_axes), index.offset)
         return replace(instruction, index=Index(terms, further))
 
     return _changed(kernel, change)
@@ -157,7 +157,7 @@ def _steps(value: LlvmValue) -> Iterator[int]:
 def _behind(b: Builder, value: LlvmValue, step: int, first: float | bool) -> LlvmValue:
     """Every lane moved on by `step`, with `first` in those before."""
     nothing = b.const(value.kind, first, value.lanes)
-    order = b.ramp("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
+    order = b.iota("i32", [lane - step if lane >= step else value.lanes for lane in range(value.lanes)])
     return b.op(f"shufflevector {value}, {nothing}, {order}", value.kind, value.lanes)
 
 

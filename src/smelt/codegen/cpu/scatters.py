@@ -63,8 +63,8 @@ class ScatterPut:
             self._put(b, self.value, where, lanes, self.mask)
             return
         for lane in range(lanes):
-            ahead = b.const("i64", self.step * lane)
-            place = self._element(b, self._element(b, self.first, ahead), b.extract(self.offset, lane))
+            further = b.const("i64", self.step * lane)
+            place = self._element(b, self._element(b, self.first, further), b.extract(self.offset, lane))
             counts = b.extract(self.inside, lane)
             if self.mask is not None:
                 counts = b.and_(counts, b.extract(self.mask, lane))

@@ -84,8 +84,8 @@ class Accumulator:
     @property
     def blocked(self) -> bool:
         """Whether rows are first summed in f32, a few at a time: half the memory traffic of summing each in f64."""
-        wide = self.dtype is not self.value_dtype and self.instruction.op == "sum"
-        return wide and hint(self.size) >= _BLOCK_WORTH
+        in_f64 = self.dtype is not self.value_dtype and self.instruction.op == "sum"
+        return in_f64 and hint(self.size) >= _BLOCK_WORTH
 
     @property
     def arrays(self) -> tuple[tuple[str, torch.dtype], ...]:
@@ -151,7 +151,7 @@ class SchedulePlan:
             case Split.ROWS:
                 return self.kernel.row_count
             case Split.COLS:
-                again = repeatable(self.kernel.stages[0].body)
+                again = idempotent(self.kernel.stages[0].body)
                 return -(-self.width // self.lanes) if again else self.width // self.lanes
             case Split.TILES:
                 return product(axis.size for axis in self.tile_axes)
@@ -255,7 +255,7 @@ def ordered(kernel: Kernel) -> Kernel:
     """Cols with the axis most accesses walk by single steps last; neighbours merged."""
     kernel = _merged(_merged(kernel, cols=False), cols=True)
     if len(kernel.cols) < 2 or any(isinstance(i, Scatter) for i in kernel.instructions()):
-        return kernel  # points that meet take turns in the order given
+        return kernel  # points that write to one place do so in the order given
 
     def steps(axis: Axis) -> int:
         return sum(index.stride(axis.name) in (1, -1) for index in _indices(kernel)) if axis.size > 1 else -1
@@ -267,7 +267,7 @@ def ordered(kernel: Kernel) -> Kernel:
 
 def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:
     """Row axes that every fold over rows and every scatter names, moved to the front; none if they are too few to
-    share out. No two points that differ along them meet."""
+    share out. No two points that differ along them write to one place."""
     folds = [i for i in kernel.instructions() if isinstance(i, Accumulate | Scatter)]
     shared = [axis for axis in kernel.rows if folds and all(axis.name in fold.index.axes for fold in folds)]
     if any(isinstance(fold, Scatter) and not _keeps_apart(kernel, fold) for fold in folds):
@@ -325,8 +325,8 @@ def accumulator(kernel: Kernel, fold: Accumulate, units: int) -> Accumulator:
         terms.append((axis.name, stride))
         stride *= axis.size
     value = value_dtypes(kernel)[fold.value]
-    wide = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
-    return Accumulator(fold, kept, Index(tuple(reversed(terms))), wide, value)
+    kept_in = torch.float64 if fold.op in ("sum", "prod") and value is torch.float32 else value
+    return Accumulator(fold, kept, Index(tuple(reversed(terms))), kept_in, value)
 
 
 # Sizes of things.
@@ -362,7 +362,7 @@ def loop_variant(kernel: Kernel, stage: Stage) -> list[Instruction]:
     return found
 
 
-def repeatable(body: Iterable[Instruction]) -> bool:
+def idempotent(body: Iterable[Instruction]) -> bool:
     """Whether running a point twice does not show: no folds, and nothing is read that is also written."""
     body = tuple(body)
     loaded = {i.buffer for i in body if isinstance(i, Load | Gather)}
@@ -419,7 +419,7 @@ def next_row(kernel: Kernel, target: Target) -> tuple[Load, ...]:
     """Where a row takes several passes, all but the first wait for no memory: what the next row's first one reads.
 
     One of several arrays, which then leaves the processor's own guesses to the others: a softmax's gradient runs at
-    26 GB/s so, at 21 with none asked for and at 9 with both. And where rows come the other way round than what is in
+    26 GB/s so, at 21 with none prefetched and at 9 with both. And where rows come the other way round than what is in
     them, which nothing guesses: a flip runs at 32 GB/s so, and at 15 otherwise.
     """
     loops = [stage for stage in kernel.stages if stage.loop]
@@ -471,20 +471,20 @@ def prefetchable(kernel: Kernel, stage: Stage) -> list[Load]:
     """What a loop that reads one array may prefetch. With a second array, what the processor guesses by itself is as
     good or better."""
     found = streams(kernel, stage.body, (1, -1))
-    # Of rows that come the other way round, the next does not begin where this one ends.
+    # Of rows that run in reverse, the next does not begin where this one ends.
     found = [load for load in found if all(step * load.index.terms[-1][1] > 0 for _, step in load.index.terms)]
     return found if len({load.buffer for load in found}) == 1 else []
 
 
-def ahead(made: SchedulePlan, stage: Stage) -> list[Load]:
+def prefetched(made: SchedulePlan, stage: Stage) -> list[Load]:
     """What a loop prefetches, unless the row before it did."""
     return prefetchable(made.kernel, stage) if made.prefetches and not made.fetched else []
 
 
-def early(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
+def pipelined_loads(kernel: Kernel, stage: Stage, target: Target) -> list[Load]:
     """What a loop with much to compute reads one vector early, before it stores the one it is at.
 
-    Where places are told apart by the last bits of their address, 4 KiB for instance, a load that follows a store with
+    Where places are distinguished by the last bits of their address, 4 KiB say, a load that follows a store with
     the same bits waits for it, and so for all that was computed for it: one vector would be done after the other.
     """
     if not target.hoist_loads_over_stores or _only_reads(stage.body) or not compute_bound(stage.body):

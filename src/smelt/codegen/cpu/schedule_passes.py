@@ -19,9 +19,9 @@ from smelt.codegen.cpu.schedule import (
     SchedulePlan,
     Split,
     accumulator,
-    early,
     flattened,
     fold_rows_first,
+    idempotent,
     independent_rows_first,
     is_pointwise,
     lanes_of,
@@ -29,9 +29,9 @@ from smelt.codegen.cpu.schedule import (
     next_row,
     only_folds_one_array,
     ordered,
+    pipelined_loads,
     placing,
     prefetchable,
-    repeatable,
     streams,
     useful_threads,
     without_unit_axes,
@@ -124,7 +124,7 @@ def _prefetch(plan: SchedulePlan, target: Target) -> SchedulePlan:
 
 def _pipeline_loads(plan: SchedulePlan, target: Target) -> SchedulePlan:
     loops = [stage for stage in plan.kernel.stages if stage.loop]
-    found = any(early(plan.kernel, stage, target) for stage in loops)
+    found = any(pipelined_loads(plan.kernel, stage, target) for stage in loops)
     return replace(plan, pipelines_loads=True) if found else plan
 
 
@@ -145,7 +145,7 @@ def _short_rows(plan: SchedulePlan, target: Target) -> SchedulePlan:
 def _transpose_tiles(plan: SchedulePlan, target: Target) -> SchedulePlan:
     """Where extents may turn out too short for tiles, the plan without them is the fallback."""
     kernel = plan.kernel
-    found = tiled(kernel, plan.lanes, target, repeatable=repeatable(kernel.instructions())) if plan.pointwise else None
+    found = tiled(kernel, plan.lanes, target, idempotent=idempotent(kernel.instructions())) if plan.pointwise else None
     if found is None:
         return plan
     across = tuple(streams(found[0], found[0].instructions())) if target.prefetch_next_row else ()
@@ -176,8 +176,8 @@ SCHEDULE = (
     Row("split", PLAN, PLAN, _split, "once the kernel's loops are final: what threads share out of them"),
     Row("vectorize", PLAN, PLAN, _vectorize, "after the split: lanes of the last axis, as registers allow"),
     Row("unroll", PLAN, PLAN, _unroll, "after vectors: more of them where a point takes few registers", Burns.ONE),
-    Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: what a row asks for", Burns.ONE),
-    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops ask for that no row before did", Burns.ONE),
+    Row("prefetch next row", PLAN, PLAN, _prefetch_next_row, "before single loops: across rows", Burns.ONE),
+    Row("prefetch", PLAN, PLAN, _prefetch, "after rows: what loops prefetch that no row before did", Burns.ONE),
     Row("pipeline loads", PLAN, PLAN, _pipeline_loads, "once loops are final: loads before stores", Burns.ONE),
     Row("contiguous runs", PLAN, PLAN, _contiguous_runs, "any time: how places side by side are read", Burns.ONE),
     Row("known signs", PLAN, PLAN, _known_signs, "any time: shorter functions of what is never positive", Burns.ONE),

@@ -1,6 +1,6 @@
 """Kernels that differ in their length alone have one body: updates of all the parameters of an optimizer, say.
 
-    k0: cols(j:256) …, k1: cols(j:65536) …     →   f0 is told a length; k0 calls it with 256, k1 with 65536
+    k0: cols(j:256) …, k1: cols(j:65536) …     →   f0 is given a length; k0 calls it with 256, k1 with 65536
 
 The length of a kernel is how many rows it has, or how many cols where it has no rows: every buffer is that much longer
 for each step along the axis, or as long whatever the length.
@@ -114,9 +114,9 @@ def member(symbol: str, body: str, code: EntryCode, value: int, buffers: int) ->
 
     if not all(fact.holds(values) for fact in code.facts):
         return None
-    told = ", ".join(f"i64 {as_integer(size.evaluate(values))}" for size in code.sizes)
-    # What is told comes behind all other buffers.
-    functions = f"""@{symbol}.sizes = private constant [{len(code.sizes)} x i64] [{told}]
+    params = ", ".join(f"i64 {as_integer(size.evaluate(values))}" for size in code.sizes)
+    # What is given at launch comes behind all other buffers.
+    functions = f"""@{symbol}.sizes = private constant [{len(code.sizes)} x i64] [{params}]
 define void @{symbol}(ptr %buffers, i64 %threads, ptr %workspace) {{
   %all = alloca [{buffers + 1} x ptr]
   call void @llvm.memcpy.p0.p0.i64(ptr %all, ptr %buffers, i64 {8 * buffers}, i1 false)

@@ -1,7 +1,7 @@
-"""Tiles: reads that run along another axis than the writes do are turned round in a small private array first.
+"""Tiles: reads that run along another axis than the writes do are transposed in a small private array first.
 
     store y[2048*i + j] = load x[i + 2048*j]        x is read down its columns: a cache line for every element
-    → for every 256 × 64 tile: read eight lines of x at a time along i, turn blocks of 4 × 4 in registers (of 16 × 16
+    → for every 256 × 64 tile: read eight lines of x at a time along i, transpose 4 × 4 blocks in registers (16 × 16
       where a register holds that much), keep what they come to; then load that along j
 
 Both sides of memory are then walked by several cache lines at a time. More than eight lines of x would not do: where
@@ -20,15 +20,15 @@ from smelt.ir.kernel import Axis, Buffer, Index, Instruction, Kernel, Load, Role
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import hint, is_symsize, known_equal
 
-_BLOCK_BITS = 128  # registers that are turned in at least, on every target
-_BLOCK_MOST = 16  # elements along each side of what is turned at a time
+_BLOCK_BITS = 128  # registers that are transposed in at least, on every target
+_BLOCK_MOST = 16  # elements along each side of what is transposed at a time
 _LINES = 8  # read side by side
 _CACHE_LINE = 64
 _ASKED = 4 * _CACHE_LINE  # of the lines read next: with so much asked for, the processor sees by itself how they go on
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TransposedRead:
     """A read by way of a square: `source` in memory, kept in the private array `square`."""
 
     source: Load
@@ -45,7 +45,7 @@ class Tile:
     height: int
     width: int
     block: int
-    turned: tuple[Turned, ...]
+    transposed: tuple[TransposedRead, ...]
     nontemporal: bool = False  # whether what is written bypasses the cache
 
     @property
@@ -57,13 +57,13 @@ class Tile:
         )
 
 
-def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tuple[Kernel, Tile] | None:
-    """A pointwise `kernel` with its turned reads replaced by reads from squares; None where that does not pay."""
+def tiled(kernel: Kernel, lanes: int, target: Target, *, idempotent: bool) -> tuple[Kernel, Tile] | None:
+    """A pointwise `kernel` with its transposed reads replaced by reads from squares; None where that does not pay."""
     if not kernel.rows:
         return None
     along = kernel.cols[-1]
-    down = max(kernel.rows, key=lambda axis: len(_turned_reads(kernel, axis, along)))
-    reads = _turned_reads(kernel, down, along)
+    down = max(kernel.rows, key=lambda axis: len(_transposed_reads(kernel, axis, along)))
+    reads = _transposed_reads(kernel, down, along)
     if not reads:
         return None
     sizes = [kernel.buffer(read.buffer).dtype.itemsize for read in reads]
@@ -71,22 +71,22 @@ def tiled(kernel: Kernel, lanes: int, target: Target, *, repeatable: bool) -> tu
     block, least = (max(_block(8 * size, bits) for size in sizes) for bits in widths)
     height = width = 0
     while block >= least and not (height and width):
-        height = _side(down.size, block, target.transpose_tile_bytes[0] // max(sizes), repeatable)
-        width = _side(along.size, max(block, lanes), target.transpose_tile_bytes[1] // max(sizes), repeatable)
+        height = _side(down.size, block, target.transpose_tile_bytes[0] // max(sizes), idempotent)
+        width = _side(along.size, max(block, lanes), target.transpose_tile_bytes[1] // max(sizes), idempotent)
         block //= 2
     if not height or not width:
         return None
-    turned = tuple(Turned(read, f"{read.buffer}.square{number}") for number, read in enumerate(reads))
+    transposed = tuple(TransposedRead(read, f"{read.buffer}.square{number}") for number, read in enumerate(reads))
     inside = Index(((down.name, width), (along.name, 1)))
-    squares = {each.source: Load(each.source.out, each.square, inside) for each in turned}
+    squares = {each.source: Load(each.source.out, each.square, inside) for each in transposed}
     rows = (*(axis for axis in kernel.rows if axis is not down), down)
     stages = tuple(Stage(stage.loop, tuple(_replaced(stage.body, squares))) for stage in kernel.stages)
-    private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in turned]
+    private = [Buffer(t.square, kernel.buffer(t.source.buffer).dtype, height * width, Role.SCRATCH) for t in transposed]
     changed = replace(kernel, rows=rows, stages=stages, buffers=(*kernel.buffers, *private))
-    return changed, Tile(down, along, height, width, 2 * block, turned)
+    return changed, Tile(down, along, height, width, 2 * block, transposed)
 
 
-def _turned_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
+def _transposed_reads(kernel: Kernel, down: Axis, along: Axis) -> list[Load]:
     """Reads that step by one along `down` and by more along `along`; not of what is also written here."""
     written = {i.buffer for i in kernel.instructions() if isinstance(i, Store)}
     return [
@@ -104,7 +104,7 @@ def _replaced(body: Iterable[Instruction], squares: dict[Load, Load]) -> Iterabl
 
 
 def _block(bits: int, register: int) -> int:
-    """How many elements of so many bits are turned at a time in each direction."""
+    """How many elements of so many bits are transposed at a time in each direction."""
     return min(_BLOCK_MOST, max(2, register // bits))
 
 
@@ -126,10 +126,10 @@ def fills_whole_lines(kernel: Kernel, along: Axis, lanes: int, target: Target) -
     return target.nontemporal_min_bytes > 0 and all(lines(i) for i in kernel.instructions() if isinstance(i, Store))
 
 
-def _side(size: Size, step: int, most: int, repeatable: bool) -> int:
+def _side(size: Size, step: int, most: int, idempotent: bool) -> int:
     """The longest side up to `most` made of whole steps; one that divides `size` where points must not run twice."""
     sides = [side for side in range(step, max(step, most) + 1, step) if is_symsize(size) or side <= size]
-    return max((side for side in sides if repeatable or known_equal(size % side, 0)), default=0)
+    return max((side for side in sides if idempotent or known_equal(size % side, 0)), default=0)
 
 
 def first_of(b: Builder, number: LlvmValue, side: int, size: Size) -> LlvmValue:
@@ -137,7 +137,7 @@ def first_of(b: Builder, number: LlvmValue, side: int, size: Size) -> LlvmValue:
     return b.intrinsic("llvm.smin", b.mul(number, side), b.const("i64", size - side))
 
 
-def turn(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
+def transpose(b: Builder, tile: Tile, source: str, square: str, kind: str, stride: Size) -> None:
     """Fill `square` from memory at `source`, which is where the tile starts; `stride` is that of the col axis."""
     block = min(tile.block, _block(BITS[kind], b.target.transpose_register_bits))
     lines = max(block, _LINES) if tile.width % max(block, _LINES) == 0 else block

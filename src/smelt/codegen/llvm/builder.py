@@ -102,9 +102,9 @@ class Builder:
         self._pool: dict[tuple[str, bool], int] = {}
         self._pool_turns: dict[str, bool] = {}
         self._pool_size = 0
-        self._early: list[str] | None = None
-        self._early_place = 0
-        self._early_count = 0
+        self._hoisted: list[str] | None = None
+        self._hoisted_place = 0
+        self._hoisted_count = 0
 
     # Text.
 
@@ -130,19 +130,19 @@ class Builder:
     def jump(self, label: str) -> None:
         self.emit(f"br label %{label}")
 
-    def branch(self, condition: LlvmValue, then: str, otherwise: str) -> None:
-        self.emit(f"br {condition}, label %{then}, label %{otherwise}")
+    def branch(self, condition: LlvmValue, then: str, fallback: str) -> None:
+        self.emit(f"br {condition}, label %{then}, label %{fallback}")
 
     # Constants and shapes.
 
     def const(self, kind: str, value: Number, lanes: int = 1) -> LlvmValue:
         if is_symsize(value):
             assert kind == "i64"
-            return self.splat(self.told(value), lanes)
+            return self.splat(self.runtime_param(value), lanes)
         text = literal(kind, value)
         return LlvmValue(text if lanes == 1 else f"splat ({LLVM_TYPES[kind]} {text})", kind, lanes)
 
-    def told(self, number: Number) -> LlvmValue:
+    def runtime_param(self, number: Number) -> LlvmValue:
         """A size that varies, or the bits of a float that does, loaded where the function begins."""
         assert self.sizes is not None
         slot = self.sizes.slot(number)
@@ -158,7 +158,7 @@ class Builder:
             self._sizes[slot] = LlvmValue(name, "i64")
         return self._sizes[slot]
 
-    def ramp(self, kind: str, values: list[int] | range) -> LlvmValue:
+    def iota(self, kind: str, values: list[int] | range) -> LlvmValue:
         """A vector constant, one number a lane."""
         if len(values) == 1:
             return self.const(kind, values[0])
@@ -173,7 +173,7 @@ class Builder:
             self.splat(term, lanes) if isinstance(term, LlvmValue) else self.const(kind, term, lanes) for term in terms
         ]
 
-    def pooled(self, kind: str, value: Number, lanes: int) -> LlvmValue:
+    def constant_pool(self, kind: str, value: Number, lanes: int) -> LlvmValue:
         """A vector constant that stays in memory until it is used, for operands an instruction overwrites.
 
         Kept in a register it would have to be copied each time, which costs as much as the arithmetic; a load is free
@@ -191,7 +191,7 @@ class Builder:
 
     @property
     def pool_text(self) -> str:
-        """The definition of the constants `pooled` refers to; empty if there are none."""
+        """The definition of the constants `constant_pool` refers to; empty if there are none."""
         if not self._pool:
             return ""
         values = [text for text, _ in self._pool]
@@ -208,9 +208,9 @@ class Builder:
         if known is not None:
             return known
         inner = self.lines
-        hoist = self._early is not None and value.order <= self._early_count
-        if hoist and self._early is not None:
-            self.lines = self._early
+        hoist = self._hoisted is not None and value.order <= self._hoisted_count
+        if hoist and self._hoisted is not None:
+            self.lines = self._hoisted
         vector = type_text(value.kind, lanes)
         first = self.op(f"insertelement {vector} poison, {value}, i64 0", value.kind, lanes)
         spread = self.op(f"shufflevector {first}, {vector} poison, <{lanes} x i32> zeroinitializer", value.kind, lanes)
@@ -223,12 +223,12 @@ class Builder:
 
     def open_loop(self) -> None:
         """From here to `close_loop`, scalars that exist already are spread over lanes here, not where they are used."""
-        self._early, self._early_place, self._early_count = [], len(self.lines), self._count
+        self._hoisted, self._hoisted_place, self._hoisted_count = [], len(self.lines), self._count
         self._splats = {}
 
     def close_loop(self) -> None:
-        self.lines[self._early_place : self._early_place] = self._early or []
-        self._early = None
+        self.lines[self._hoisted_place : self._hoisted_place] = self._hoisted or []
+        self._hoisted = None
         self._splats = {}
 
     def begin(
@@ -260,7 +260,7 @@ class Builder:
         """`a * b + c`, rounded once where the target can."""
         x, y, z = self.lift(a, b, c)
         if self.target.fma_clobbers_addend and not isinstance(c, LlvmValue):
-            z = self.pooled(x.kind, c, x.lanes)
+            z = self.constant_pool(x.kind, c, x.lanes)
         if not self.target.has_fma:
             return self.fadd(self.fmul(x, y), z)
         return self.intrinsic("llvm.fma", x, y, z)
@@ -365,12 +365,12 @@ class Builder:
         return found[0]
 
     def _slice(self, value: LlvmValue, first: int, lanes: int) -> LlvmValue:
-        order = self.ramp("i32", range(first, first + lanes))
+        order = self.iota("i32", range(first, first + lanes))
         return self.op(f"shufflevector {value}, {value.type} poison, {order}", value.kind, lanes)
 
     def _joined(self, low: LlvmValue, high: LlvmValue) -> LlvmValue:
         lanes = 2 * low.lanes
-        return self.op(f"shufflevector {low}, {high}, {self.ramp('i32', range(lanes))}", low.kind, lanes)
+        return self.op(f"shufflevector {low}, {high}, {self.iota('i32', range(lanes))}", low.kind, lanes)
 
     # Memory.
 
@@ -396,8 +396,8 @@ class Builder:
     def store(self, value: LlvmValue, pointer: str) -> None:
         self.emit(f"store {value}, ptr {pointer}, align {max(1, BITS[value.kind] // 8)}")
 
-    def store_past_cache(self, value: LlvmValue, pointer: str) -> None:
-        """Of whole cache lines; a fence is due before others are told."""
+    def store_nontemporal(self, value: LlvmValue, pointer: str) -> None:
+        """Of whole cache lines; a fence is due before others may read them."""
         self.emit(f"store {value}, ptr {pointer}, align 64, !nontemporal !{{i32 1}}")
 
     def extract(self, value: LlvmValue, lane: int) -> LlvmValue:
@@ -414,7 +414,7 @@ class Builder:
         found = []
         for first in (0, lanes // 2):
             order = [place + side for place in range(first, first + lanes // 2) for side in (0, lanes)]
-            mask = self.ramp("i32", order)
+            mask = self.iota("i32", order)
             found.append(self.op(f"shufflevector {a}, {b}, {mask}", a.kind, lanes))
         return found[0], found[1]
 
@@ -431,12 +431,12 @@ class Builder:
         if value.lanes == 1:
             return self.convert("trunc", self.lshr(value, 16), "i16")
         halves = self.op(f"bitcast {value} to {type_text('i16', 2 * value.lanes)}", "i16", 2 * value.lanes)
-        order = self.ramp("i32", range(1, 2 * value.lanes, 2))
+        order = self.iota("i32", range(1, 2 * value.lanes, 2))
         return self.op(f"shufflevector {halves}, {halves.type} poison, {order}", "i16", value.lanes)
 
-    def backwards(self, value: LlvmValue) -> LlvmValue:
+    def reverse(self, value: LlvmValue) -> LlvmValue:
         """The lanes, last first."""
-        order = self.ramp("i32", range(value.lanes - 1, -1, -1))
+        order = self.iota("i32", range(value.lanes - 1, -1, -1))
         return self.op(f"shufflevector {value}, {value.type} poison, {order}", value.kind, value.lanes)
 
     def gathered(self, values: list[LlvmValue]) -> LlvmValue:

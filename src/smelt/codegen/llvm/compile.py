@@ -87,7 +87,7 @@ def _parsed(text: str, target: Target) -> Any:
 
 
 def _optimized(module: Any, generator: Any) -> None:
-    """The text is in SSA form with explicit vectors: what is left to do is to clean up after its pieces met."""
+    """The text is in SSA form with explicit vectors: what is left to do is to clean up after its pieces."""
     passes = llvm().create_new_function_pass_manager()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()

@@ -1,4 +1,4 @@
-"""Folds: what they start from, how two partial results meet, how lanes become one number.
+"""Folds: what they start from, how two partial results merge, how lanes become one number.
 
     sum of f32 over a row   →  a vector of partial sums, added lane to lane at the end
     the same over 100,000   →  the vector is emptied into a float64 every few hundred elements, or thousand

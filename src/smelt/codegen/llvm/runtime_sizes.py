@@ -1,8 +1,8 @@
-"""Sizes that machine code is told at each launch: each expression it needs is a number of an array, computed before.
+"""Sizes that machine code is given at each launch: each expression it needs is a number of an array, computed before.
 
     rows(i:s0) cols(j:4*s1)     →   k0(buffers, …), where the last of `buffers` points at {s0, 4*s1, 4*s0*s1, …}
 
-So one piece of machine code serves all sizes, and no size is computed inside it. A float is told by its bits.
+So one piece of machine code serves all sizes, and no size is computed inside it. A float is given by its bits.
 """
 
 import struct
@@ -17,14 +17,14 @@ RuntimeParam = Expression | SymScalar
 
 @dataclass(slots=True)
 class Sizes:
-    """What a kernel is told, in order. `place` is where among its buffers the array comes."""
+    """What a kernel is given, in order. `place` is where among its buffers the array comes."""
 
     place: int
-    told: dict[RuntimeParam, int] = field(default_factory=dict)
+    params: dict[RuntimeParam, int] = field(default_factory=dict)
 
     def slot(self, number: float) -> int:
         what = number if type(number) is SymScalar else expression_of(number)  # type: ignore[arg-type]
-        return self.told.setdefault(what, len(self.told))
+        return self.params.setdefault(what, len(self.params))
 
 
 def as_integer(number: float) -> int:

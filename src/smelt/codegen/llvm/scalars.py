@@ -39,10 +39,10 @@ def to_memory(b: Builder, value: LlvmValue, dtype: torch.dtype) -> LlvmValue:
 def constant(b: Builder, value: float, dtype: torch.dtype) -> LlvmValue:
     """A scalar of `dtype`."""
     if varies(value):
-        told = b.told(value)
+        given = b.runtime_param(value)
         if is_symsize(value):
-            return cast(b, told, torch.int64, dtype)
-        return cast(b, b.from_bits(told), torch.float64, dtype)
+            return cast(b, given, torch.int64, dtype)
+        return cast(b, b.from_bits(given), torch.float64, dtype)
     if dtype in _NARROW:
         bits = int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF
         return LlvmValue(str(bits), "i16") if dtype is torch.bfloat16 else LlvmValue(f"0xH{bits:04X}", "f16")
