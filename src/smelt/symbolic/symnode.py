@@ -95,17 +95,17 @@ def _compared(relation: str) -> Binary:
 class Node:
     """The object inside a `torch.SymInt`, `SymFloat` or `SymBool`, with the methods PyTorch calls on it."""
 
-    __slots__ = ("_what", "shape_env")
+    __slots__ = ("_what", "env")  # no `shape_env`: PyTorch would take it for one of its own
 
     def __init__(self, shape_env: ShapeEnv, what: What) -> None:
-        self.shape_env = shape_env
+        self.env = shape_env
         self._what = what
 
     @property
     def what(self) -> What:
         """What it stands for, in the simplest form known by now."""
         if isinstance(self._what, Expression):
-            self._what = self.shape_env.simplest(self._what)
+            self._what = self.env.simplest(self._what)
         return self._what
 
     # --- what it is ---
@@ -152,13 +152,13 @@ class Node:
     __repr__ = _graph_repr = __str__
 
     def wrap_int(self, number: int) -> "Node":
-        return Node(self.shape_env, Expression.of(number))
+        return Node(self.env, Expression.of(number))
 
     def wrap_float(self, number: float) -> "Node":
-        return Node(self.shape_env, Formula(float, (number,), number, repr(number)))
+        return Node(self.env, Formula(float, (number,), number, repr(number)))
 
     def wrap_bool(self, truth: bool) -> "Node":
-        return Node(self.shape_env, truth)
+        return Node(self.env, truth)
 
     # --- questions that are answered now ---
 
@@ -170,18 +170,18 @@ class Node:
 
     def guard_int(self, file: Any, line: int) -> int:
         assert isinstance(self._what, Expression)
-        return self.shape_env.specialize(self._what)
+        return self.env.specialize(self._what)
 
     def guard_float(self, file: Any, line: int) -> float:
         assert isinstance(self._what, Formula)
         for leaf in self._what.leaves():
-            self.shape_env.specialize_leaf(leaf)
+            self.env.specialize_leaf(leaf)
         return self._what.example
 
     def guard_bool(self, file: Any, line: int) -> bool:
         what = self._what
         if isinstance(what, Comparison):
-            return self.shape_env.guard(what.relation, what.left, what.right)
+            return self.env.guard(what.relation, what.left, what.right)
         if isinstance(what, bool):
             return what
         return self.guard_float(file, line) != 0 if isinstance(what, Formula) else self.guard_int(file, line) != 0
@@ -193,17 +193,17 @@ class Node:
 
     def statically_known_true(self, file: Any, line: int) -> bool:
         what = self._what
-        return bool(isinstance(what, Comparison) and self.shape_env.known(what.relation, what.left, what.right))
+        return bool(isinstance(what, Comparison) and self.env.known(what.relation, what.left, what.right))
 
     # --- arithmetic ---
 
     def _integer(self, other: "Node", function: Callable[[Expression, Expression], Expression]) -> "Node":
         assert isinstance(self._what, Expression) and isinstance(other._what, Expression)
-        return Node(self.shape_env, self.shape_env.simplest(function(self._what, other._what)))
+        return Node(self.env, self.env.simplest(function(self._what, other._what)))
 
     def _float(self, function: Callable[..., Any], *others: "Node") -> "Node":
         operands = (self._what, *(other._what for other in others))
-        return Node(self.shape_env, _formula(self.shape_env, function, operands))
+        return Node(self.env, _formula(self.env, function, operands))
 
     def _either(self, other: "Node", function: Callable[[Any, Any], Any]) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
@@ -213,7 +213,7 @@ class Node:
     add, sub, mul = map(_arithmetic, (operator.add, operator.sub, operator.mul))
 
     def neg(self) -> "Node":
-        return Node(self.shape_env, -self._what) if isinstance(self._what, Expression) else self._float(operator.neg)
+        return Node(self.env, -self._what) if isinstance(self._what, Expression) else self._float(operator.neg)
 
     def pos(self) -> "Node":
         return self
@@ -221,15 +221,15 @@ class Node:
     def abs(self) -> "Node":
         if not isinstance(self._what, Expression):
             return self._float(operator.abs)
-        return self if self.shape_env.guard(">=", self._what, ZERO) else self.neg()
+        return self if self.env.guard(">=", self._what, ZERO) else self.neg()
 
     def _apply(self, other: "Node", name: str) -> "Node":
         if isinstance(self._what, Formula) or isinstance(other._what, Formula):
             return self._float(FUNCTIONS[name], other)
-        return self._integer(other, lambda left, right: self.shape_env.apply(name, left, right))
+        return self._integer(other, lambda left, right: self.env.apply(name, left, right))
 
     def _divide(self, other: "Node", name: str) -> "Node":
-        if isinstance(other._what, Expression) and self.shape_env.guard("==", other._what, ZERO):
+        if isinstance(other._what, Expression) and self.env.guard("==", other._what, ZERO):
             raise ZeroDivisionError("integer division or modulo by zero" if name == "//" else "integer modulo by zero")
         return self._apply(other, name)
 
@@ -254,9 +254,9 @@ class Node:
     def pow_by_natural(self, other: "Node") -> "Node":
         assert isinstance(self._what, Expression) and isinstance(other._what, Expression)
         made = ONE
-        for _ in range(self.shape_env.specialize(other._what)):
+        for _ in range(self.env.specialize(other._what)):
             made = made * self._what
-        return Node(self.shape_env, self.shape_env.simplest(made))
+        return Node(self.env, self.env.simplest(made))
 
     pow = pow_by_natural
 
@@ -287,27 +287,27 @@ class Node:
         return self._to_int(round) if digits is None else self.wrap_float(round(self.guard_float("", 0), digits))
 
     def is_integer(self) -> "Node":
-        return Node(self.shape_env, self.is_int() or self.guard_float("", 0).is_integer())
+        return Node(self.env, self.is_int() or self.guard_float("", 0).is_integer())
 
     # --- comparison ---
 
     def _compare(self, other: "Node", relation: str) -> "Node":
         left, right = self._what, other._what
         if isinstance(left, Expression) and isinstance(right, Expression):
-            known = self.shape_env.known(relation, left, right)
-            return Node(self.shape_env, Comparison(relation, left, right) if known is None else known)
-        return Node(self.shape_env, RELATIONS[relation](_specialized(self), _specialized(other)))
+            known = self.env.known(relation, left, right)
+            return Node(self.env, Comparison(relation, left, right) if known is None else known)
+        return Node(self.env, RELATIONS[relation](_specialized(self), _specialized(other)))
 
     eq, ne, lt, le, gt, ge = map(_compared, RELATIONS)
 
     def sym_not(self) -> "Node":
-        return Node(self.shape_env, not self.guard_bool("", 0))
+        return Node(self.env, not self.guard_bool("", 0))
 
     def sym_and(self, other: "Node") -> "Node":
-        return Node(self.shape_env, self.guard_bool("", 0) and other.guard_bool("", 0))
+        return Node(self.env, self.guard_bool("", 0) and other.guard_bool("", 0))
 
     def sym_or(self, other: "Node") -> "Node":
-        return Node(self.shape_env, self.guard_bool("", 0) or other.guard_bool("", 0))
+        return Node(self.env, self.guard_bool("", 0) or other.guard_bool("", 0))
 
     and_, or_ = sym_and, sym_or
 
@@ -327,21 +327,21 @@ class Node:
         for dimension in order:
             size, stride = sizes[dimension]._what, strides[dimension]._what
             assert isinstance(size, Expression) and isinstance(stride, Expression)
-            if self.shape_env.guard("==", size, ONE):
+            if self.env.guard("==", size, ONE):
                 continue
-            if not self.shape_env.guard("==", stride, expected):
-                return Node(self.shape_env, False)
-            expected = self.shape_env.simplest(expected * size)
-        return Node(self.shape_env, True)
+            if not self.env.guard("==", stride, expected):
+                return Node(self.env, False)
+            expected = self.env.simplest(expected * size)
+        return Node(self.env, True)
 
     def is_contiguous(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
         return self._in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
 
     def is_channels_last_contiguous_2d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._in_order((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.shape_env, False)
+        return self._in_order((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.env, False)
 
     def is_channels_last_contiguous_3d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._in_order((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.shape_env, False)
+        return self._in_order((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.env, False)
 
     def _channels_last(self, order: "Sequence[int]", sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
         """Whether strides grow from the channels outwards; where either order fits, they do not."""
@@ -349,25 +349,25 @@ class Node:
         for dimension in order:
             size, stride = sizes[dimension]._what, strides[dimension]._what
             assert isinstance(size, Expression) and isinstance(stride, Expression)
-            if dimension == 1 and self.shape_env.guard("==", stride, ZERO):
-                return Node(self.shape_env, False)
-            if self.shape_env.guard("==", size, ZERO) or self.shape_env.guard("<", stride, least):
-                return Node(self.shape_env, False)
+            if dimension == 1 and self.env.guard("==", stride, ZERO):
+                return Node(self.env, False)
+            if self.env.guard("==", size, ZERO) or self.env.guard("<", stride, least):
+                return Node(self.env, False)
             channels = strides[1]._what
             assert isinstance(channels, Expression)
-            if dimension == 0 and self.shape_env.guard("==", least, channels):
-                return Node(self.shape_env, False)
-            least = stride * size if self.shape_env.guard(">", size, ONE) else stride
-        return Node(self.shape_env, True)
+            if dimension == 0 and self.env.guard("==", least, channels):
+                return Node(self.env, False)
+            least = stride * size if self.env.guard(">", size, ONE) else stride
+        return Node(self.env, True)
 
     def is_channels_last_strides_2d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._channels_last((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.shape_env, False)
+        return self._channels_last((1, 3, 2, 0), sizes, strides) if len(sizes) == 4 else Node(self.env, False)
 
     def is_channels_last_strides_3d(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        return self._channels_last((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.shape_env, False)
+        return self._channels_last((1, 4, 3, 2, 0), sizes, strides) if len(sizes) == 5 else Node(self.env, False)
 
     def is_non_overlapping_and_dense(self, sizes: "Sequence[Node]", strides: "Sequence[Node]") -> "Node":
-        shape_env = self.shape_env
+        shape_env = self.env
         places = sorted(range(len(sizes)), key=lambda place: _example(shape_env, strides[place]._what))
         return self._in_order(places, sizes, strides)
 
@@ -406,7 +406,7 @@ def meaning(number: Any) -> Any:
 
 def apply(function: Callable[..., Any], *numbers: Any) -> Any:
     """A function that returns a float, of numbers one of which is symbolic: computed at each call."""
-    shape_env = next(number.node.shape_env for number in numbers if is_symbolic(number))
+    shape_env = next(number.node.env for number in numbers if is_symbolic(number))
     made = _formula(shape_env, function, tuple(map(meaning, numbers)))
     return torch.SymFloat(Node(shape_env, made))  # type: ignore[no-untyped-call]
 
@@ -441,14 +441,14 @@ def is_symbolic(number: object) -> bool:
 
 def example_of(number: Any) -> Any:
     """The value in the example, without relying on it."""
-    return _example(number.node.shape_env, number.node.what) if is_symbolic(number) else number
+    return _example(number.node.env, number.node.what) if is_symbolic(number) else number
 
 
 def surely_equal(left: Any, right: Any) -> bool:
     """Whether two sizes are equal whatever their symbols are; guards nothing."""
     if not (is_symbolic(left) or is_symbolic(right)):
         return bool(left == right)
-    shape_env: ShapeEnv = (left if is_symbolic(left) else right).node.shape_env
+    shape_env: ShapeEnv = (left if is_symbolic(left) else right).node.env
     return bool(shape_env.known("==", _expression(left), _expression(right)))
 
 

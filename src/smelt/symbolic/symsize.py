@@ -322,7 +322,7 @@ def _guarded(relation: str, size: SymSize, other: object) -> bool:
 
 def is_symbolic_size(number: object) -> bool:
     """Whether this is a size, or computed from sizes: something to decide about, unlike numbers given to a graph."""
-    if not isinstance(number, torch.SymInt | torch.SymFloat) or not is_symbolic(number) or number.node.shape_env.closed:
+    if not isinstance(number, torch.SymInt | torch.SymFloat) or not is_symbolic(number) or number.node.env.closed:
         return False
     what = meaning(number)
     return isinstance(what, Expression) or all(isinstance(leaf, Symbol) for leaf in what.leaves())
@@ -332,7 +332,7 @@ def from_symbolic(number: Any) -> Any:
     """The size in a `torch.SymInt` of ours, or float in a `torch.SymFloat`; anything else as it is."""
     if not is_symbolic_size(number):
         return number
-    what, shape_env = meaning(number), number.node.shape_env
+    what, shape_env = meaning(number), number.node.env
     return sym_size(shape_env, what) if isinstance(what, Expression) else _sym_float(shape_env, what)
 
 

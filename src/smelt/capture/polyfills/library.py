@@ -257,7 +257,7 @@ def _groupby(source: Iterator[Any], key: Any) -> Iterator[Any]:
                 item = next(source)
             except StopIteration:
                 return
-            state.update(key=item if key is None else key(item), item=item, preallocated=True, waiting=True)
+            state.update(key=item if key is None else key(item), item=item, begun=True, waiting=True)
         target = state["key"]
         yield target, _group(source, key, state, target, state["group"])
 
