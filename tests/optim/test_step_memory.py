@@ -178,7 +178,7 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
             raise RuntimeError("no memory is left")
         return torch.mm(*args, **named)
 
-    monkeypatch.delitem(launch._NATIVE, torch.ops.aten.mm.out)
+    monkeypatch.setattr(launch._Table, "_native", lambda self, step: None)
     monkeypatch.setitem(launch.BINDINGS, torch.ops.aten.mm.out, product)
 
     def layers() -> nn.Module:

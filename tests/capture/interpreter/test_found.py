@@ -602,8 +602,8 @@ def test_members_of_an_enum_answer_as_they_would_now() -> None:
 
 
 def imports_from_its_package(x: torch.Tensor) -> Any:
-    from ..capture.programs import compare as one
-    from .programs import compare as other
+    from ...capture.programs import compare as one
+    from ..programs import compare as other
 
     return x + 1, one is other
 

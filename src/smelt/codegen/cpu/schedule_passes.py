@@ -199,4 +199,4 @@ def plan(
 
 def _check(plan: SchedulePlan, after: str) -> None:
     if plan.tile is None:  # in a tile, positions in its squares count from where the axes start
-        check_kernel(plan.kernel, after=after)
+        check_kernel(plan.kernel, after, scheduled=True)

@@ -344,15 +344,13 @@ class _Table:
         return function_call(step.op, tuple([self._ref(each) for each in tensors]), factors, product_made)
 
     def _boxed(self, step: Library) -> NativeCall | None:
-        if step.unless is not None or (step.op in _SCATTERS and not self._is_dense(step.args[0])):
+        # PyTorch's own scatters copy all of the storage that their input is in, be it a whole arena.
+        if step.unless is not None or step.op in _SCATTERS:
             return None
         outs = zip(step.into, step.outs, strict=True) if step.into else ()
         named = dict(step.kwargs) | {key: self.wholes[name] for key, name in outs if name is not None}
         return boxed_call(step.op, step.args, named, Operand, self._ref)
 
-    def _is_dense(self, operand: Operand) -> bool:
-        elements, places = _extent(operand.shape, operand.stride)
-        return elements == places == _extent(*self.layouts[operand.buffer])[1]
 
     def _find_product_operands(self, step: Library) -> Sequence[Operand]:
         """What a product's own function takes: the result, then the others; () if there is none for this step."""
