@@ -27,7 +27,7 @@ def told() -> Any:
 
 def printed(told: Any, **settings: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=120, **settings).print(told)
+    Console(file=out, width=400, **settings).print(told)  # wider than any line, however long the path of this file is
     return out.getvalue()
 
 
