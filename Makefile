@@ -15,7 +15,7 @@
 # make test-steps  fifty whole training steps of four models by three optimizers, against float64: a quarter of an hour
 # make test-programs  50,000 generated programs against plain Python, as many at a time as there are cores: an hour or so
 #              (ARGS="--start 7 --count 1000 --jobs 1" to choose)
-# make test-recalled  20,000 of them with captures that are kept on disk and recalled (ARGS as above)
+# make test-stored  20,000 of them with captures stored on disk and loaded (ARGS as above)
 # make test-tensors   20,000 random tensor programs against eager PyTorch, forward and backward (ARGS as above)
 # make test-worlds    5,000 stories of worlds that change between calls, some 40,000 changes, against plain Python
 #              (ARGS as above)
@@ -46,7 +46,7 @@ NO_LAYOUT := tests/torch_abi tests/compiled_autograd tests/capture/guards/test_g
 	tests/runtime/autograd/test_moved_storage.py tests/runtime/test_overlap.py \
 	$(patsubst %,tests/runtime/program/test_%.py,interface products launch)
 
-.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-recalled test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
+.PHONY: demo test test-long test-deps test-pythons test-ops test-ops-second test-ops-llvm test-models test-frameworks test-optim test-steps test-programs test-stored test-tensors test-worlds test-interrupts test-versions test-no-layout test-leaks test-wheel wheel lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/smelt
@@ -93,8 +93,8 @@ test-steps: $(VENV)/dev
 test-programs: $(VENV)/dev
 	@$(PY) -m tests.capture.generated.campaign $(ARGS)
 
-test-recalled: $(VENV)/dev
-	@$(PY) -m tests.capture.generated.recalled $(ARGS)
+test-stored: $(VENV)/dev
+	@$(PY) -m tests.capture.generated.loaded $(ARGS)
 
 test-tensors: $(VENV)/dev
 	@$(PY) -m tests.pipeline.generated.campaign $(ARGS)

@@ -197,7 +197,7 @@ def class_version(kind: type) -> int:
 def hook_installed() -> bool:
     """Whether the frame hook is in place now: only while a region is active on some thread."""
 
-def install_shelter(
+def install_preserved_state(
     settings: tuple[tuple[tuple[Callable[..., Any], ...], Callable[..., Any], tuple[Any, ...]], ...],
     stacks: tuple[tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]], ...],
     counters: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...],
@@ -206,7 +206,7 @@ def install_shelter(
     globals: tuple[tuple[dict[str, Any], tuple[str, ...], Callable[..., Any] | None], ...],
     guards: tuple[tuple[Callable[..., Any], Callable[[], Any] | None, bool], ...],
 ) -> None:
-    """Say what `sheltered` is to put back (`smelt.runtime.shelter` does). All functions are C functions.
+    """Say what `preserving_state` is to put back (`smelt.runtime.preserved_state` does). All functions are C functions.
 
     settings   (reads, write, arguments): write(*arguments, *values), where read(*arguments) are the values
     stacks     (length, item, pop, push)
@@ -219,7 +219,7 @@ def install_shelter(
                twice: it is left at once, and then again
     """
 
-def sheltered(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def preserving_state(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call; however that ends, and wherever an exception arrives, PyTorch's state on this thread is as it was."""
 
 def undoing(undo: Callable[[], object], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -443,7 +443,7 @@ def leaf_hooks(leaf: Any, /) -> list[tuple[str, Any, int]]:
 def release_nodes(addresses: bytes, /) -> None:
     """Free what nodes saved, as the engine does after a backward that does not retain the graph."""
 
-def deliver(
+def accumulate_grads(
     nodes: list[Any],
     values: list[Any],
     places: tuple[tuple[int, int, bool], ...],

@@ -97,7 +97,7 @@ def test_following_the_hints_leaves_none() -> None:
         smelt.mark_dynamic(x, 0)
         told = explaining(x, torch.tensor(scale))
     assert told.graph_count == 1 and told.graph_break_count == 0
-    assert told.recompile_reasons == () and told.left_to_python == () and told.advice == []
+    assert told.recompile_reasons == () and told.skipped_frames == () and told.advice == []
     assert "Recompile Count: 0" in str(told) and "Recompile Reasons" not in told.text(full=True)
     assert counter.count == len(CALLS)
 

@@ -1,4 +1,4 @@
-"""How much memory a whole step takes, and that what is computed again or let go early changes nothing."""
+"""How much memory a whole step takes, and that what is recomputed or freed early changes nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def _fresh() -> None:
 
 
 class Gated(nn.Module):
-    """Layers of which the backward needs much that is cheap to compute again."""
+    """Layers of which the backward needs much that is cheap to recompute."""
 
     def __init__(self, width: int, inner: int, layers: int) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ def _alike(make: Callable[[], nn.Module], step: Callable[..., torch.Tensor], x: 
     return [event.subject for event in events if isinstance(event.subject, Program)]
 
 
-def test_what_is_cheap_is_computed_again_in_the_backward() -> None:
+def test_what_is_cheap_is_recomputed_in_the_backward() -> None:
     program = _alike(lambda: Gated(32, 512, 4), _step, torch.randn(64, 32))[-1]
-    again = {buffer.name for buffer in program.buffers if buffer.name.endswith("_again")}
-    assert len(again) >= 4
+    recomputed = {buffer.name for buffer in program.buffers if buffer.name.endswith("_recomputed")}
+    assert len(recomputed) >= 4
     lives, inner = lifetimes(program), 64 * 512 * 4
     middle = len(program.steps) // 3  # the backward is twice the forward
     held = [b.name for b in program.buffers if b.spec.nbytes == inner and lives[b.name][0] < middle < lives[b.name][1]]
@@ -235,7 +235,7 @@ def _dying(program: Program) -> set[str]:
 
 def test_two_backwards_in_one_step() -> None:
     program = _alike(lambda: Gated(16, 256, 2), _twice, torch.randn(64, 16))[-1]
-    assert sum("_again" in buffer.name for buffer in program.buffers) >= 4
+    assert sum("_recomputed" in buffer.name for buffer in program.buffers) >= 4
 
 
 def test_masks_are_kept_where_they_are_less_than_what_they_are_of() -> None:

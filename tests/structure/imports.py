@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "symbolic_decomps",
         "memory_peak",
     ),
-    "runtime": ("cache", "overlap", "shelter", "program", "autograd"),
+    "runtime": ("cache", "overlap", "preserved_state", "program", "autograd"),
     "capture": (
         "model",
         "guards",

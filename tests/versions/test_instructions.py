@@ -1,7 +1,7 @@
 """Every instruction of this Python is followed by capture or listed as left to Python, whatever the version.
 
 The handlers are read from the source, so that this runs where torch is not installed;
-tests/capture/opcodes/test_table.py holds what is read here to the table itself.
+tests/capture/opcodes/test_opcode_table.py holds what is read here to the table itself.
 """
 
 import ast
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smelt.capture.model.bytecode import _INTRINSICS, _RENAMED, LEFT_TO_PYTHON, ONLY_IN, VERSION, Instruction, decode
+from smelt.capture.model.bytecode import _INTRINSICS, _RENAMED, ONLY_IN, UNSUPPORTED, VERSION, Instruction, decode
 
 CAPTURE = pathlib.Path(__file__).parents[2] / "src" / "smelt" / "capture"
 HERE = "{}.{}".format(*VERSION)
@@ -88,8 +88,8 @@ def functions_of_the_standard_library() -> Iterator[types.CodeType]:
 
 
 def test_every_instruction_is_followed_or_listed() -> None:
-    assert of_this_python() <= handled() | set(LEFT_TO_PYTHON)
-    assert not handled() & set(LEFT_TO_PYTHON)
+    assert of_this_python() <= handled() | set(UNSUPPORTED)
+    assert not handled() & set(UNSUPPORTED)
 
 
 def test_what_differs_between_versions_is_listed() -> None:
@@ -111,8 +111,8 @@ def test_the_standard_library_has_nothing_unheard_of() -> None:
             plain |= used
     names = {_RENAMED.get(dis.opname[number], dis.opname[number]) for number in seen} - PREFIXES
     assert len(names) > 80
-    assert names <= handled() | set(LEFT_TO_PYTHON)
-    assert {dis.opname[number] for number in plain} & set(LEFT_TO_PYTHON) <= IN_ORDINARY_FUNCTIONS
+    assert names <= handled() | set(UNSUPPORTED)
+    assert {dis.opname[number] for number in plain} & set(UNSUPPORTED) <= IN_ORDINARY_FUNCTIONS
 
 
 def sample() -> list[types.CodeType]:

@@ -21,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from smelt import _native
-from smelt.autograd.aot_inputs import NotPure, ProgramCode, key_of, surroundings, varies, why_not_traced
+from smelt.autograd.aot_inputs import NotPure, ProgramCode, ambient_key, key_of, varies, why_not_traced
 from smelt.autograd.joint.functional_trace import CannotTrace, Decompositions
 from smelt.autograd.joint.partial_backward import cut_at_outputs, for_tangents
 from smelt.autograd.joint.trace_joint import Joint, TraceSource, trace_forward, trace_joint
@@ -124,7 +124,7 @@ class _Versions:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        around = surroundings()
+        around = ambient_key()
         reason = next(filter(None, map(why_not_traced, leaves)), None)
         if around is None or reason is not None:
             if reason is not None:
@@ -136,7 +136,7 @@ class _Versions:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the version for arguments like these."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        around = surroundings()
+        around = ambient_key()
         if around is not None and not any(map(why_not_traced, leaves)):
             self._entry(leaves, tree, around)
 
@@ -144,7 +144,7 @@ class _Versions:
         key = (tree, *map(key_of, leaves), *around)
         if key in self._ready:
             return self._ready[key]
-        found: _Entry | None = _native.sheltered(self._made_once, key, leaves, tree)
+        found: _Entry | None = _native.preserving_state(self._made_once, key, leaves, tree)
         return found
 
     def _made_once(self, key: Any, leaves: Sequence[Any], tree: Any) -> "_Entry | None":

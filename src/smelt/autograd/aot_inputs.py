@@ -42,7 +42,7 @@ def key_of(leaf: Any) -> Any:
     return (type(leaf), id(leaf)) if isinstance(leaf, _BY_IDENTITY) else (type(leaf), leaf)
 
 
-def surroundings() -> tuple[Any, ...] | None:
+def ambient_key() -> tuple[Any, ...] | None:
     """The part of a version's key for the state of the process; None where an active mode must see the function's
     calls."""
     devices = default_devices() if torch._C._len_torch_function_stack() else ()

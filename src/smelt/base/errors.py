@@ -55,7 +55,7 @@ class SpecError(SmeltError):
 
 
 class UnexpectedResult(SmeltError):
-    """A library call yielded what the kernels after it were not built for. A forward is then run by PyTorch instead."""
+    """A library call yielded what the kernels after it were not built for. A forward then falls back to eager."""
 
 
 class NotEnoughMemory(SmeltError):

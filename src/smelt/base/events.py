@@ -62,7 +62,7 @@ COUNTERS: dict[str, str] = {
     "sizes_refused": "combinations of sizes that fall back to eager",
     "compiled_autograd_captures": "backwards captured as the engine runs them",
     "engine_backwards": "backwards that compiled autograd left to the autograd engine",
-    "captures_recalled": "functions whose capture by an earlier process was used, so that none was needed",
+    "captures_loaded": "functions whose capture by an earlier process was used, so that none was needed",
     "cache_hits": "graphs and backwards found in the disk cache",
     "cache_misses": "those not found there",
     "cache_writes": "those written there",

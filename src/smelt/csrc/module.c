@@ -12,7 +12,7 @@
 #include "frame/region.h"
 #include "frame/resume.h"
 #include "runner/program.h"
-#include "state/shelter.h"
+#include "state/preserved_state.h"
 #include "runner/parallel.h"
 
 static PyObject *
@@ -107,11 +107,13 @@ static PyMethodDef functions[] = {
     {"node_hooks", node_hooks, METH_O, PyDoc_STR("The hooks of the node at an address.")},
     {"leaf_hooks", leaf_hooks, METH_O, PyDoc_STR("The hooks of a leaf.")},
     {"release_nodes", release_nodes, METH_O, PyDoc_STR("Free what nodes saved, as after a backward.")},
-    {"deliver", deliver, METH_VARARGS, PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
+    {"accumulate_grads", accumulate_grads, METH_VARARGS,
+     PyDoc_STR("Put gradients into the .grad of leaves, or add them to it.")},
     {"class_version", class_version, METH_O,
      PyDoc_STR("A number that is another once look-ups in a class may find something else; 0 if it has none.")},
-    {"install_shelter", install_shelter, METH_VARARGS, PyDoc_STR("Say what sheltered() is to put back, and how.")},
-    {"sheltered", (PyCFunction)(void (*)(void))sheltered, METH_FASTCALL | METH_KEYWORDS,
+    {"install_preserved_state", install_preserved_state, METH_VARARGS,
+     PyDoc_STR("Say what preserving_state() is to put back, and how.")},
+    {"preserving_state", (PyCFunction)(void (*)(void))preserving_state, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function, and put PyTorch's state on this thread back, whatever is raised and wherever.")},
     {"undoing", (PyCFunction)(void (*)(void))undoing, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("Call a function, then another that undoes what it did, and that again if it is interrupted.")},
@@ -143,7 +145,8 @@ PyInit__native(void)
     PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
                              &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
-        || hook_init() < 0 || nodes_init() < 0 || deliver_init() < 0 || shelter_init() < 0 || parallel_init() < 0) {
+        || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
+        || parallel_init() < 0) {
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);

@@ -46,7 +46,7 @@ def parts(explanation: "Story") -> Iterator[Any]:
         yield Padding(_advice(number, each), (0, 0, 0, 2))
     for text in explanation.recompiles_behind_breaks:
         yield Padding(Text.assemble(("Recompiled behind a graph break: ", "bold red"), text), (1, 0, 0, 0))
-    for text in dict.fromkeys(explanation.left_to_python):
+    for text in dict.fromkeys(explanation.skipped_frames):
         yield Padding(Text.assemble(("Not captured: ", "bold red"), text), (1, 0, 0, 0))
     yield Padding(_graphs(explanation), (1, 0, 0, 0))
     yield Padding(_times(explanation), (1, 0, 0, 0))

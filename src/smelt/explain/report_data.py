@@ -53,7 +53,7 @@ def report_data(events: Sequence[Event], title: str, codes: Codes) -> dict[str, 
         "graphs": _Graphs(events, explained, files, codes).made(),
         "breaks": [{**each, "file": files.number(each["file"])} for each in data["break_reasons"]],
         "recompiles": [{**each, "file": files.number(each["file"])} for each in data["recompile_reasons"]],
-        "left": data["left_to_python"],
+        "left": data["skipped_frames"],
         "advice": [_advice(each, files) for each in explained.advices],
         "times": [[stage, seconds] for stage, seconds in explained.compile_times],
     }

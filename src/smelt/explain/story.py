@@ -147,7 +147,7 @@ class Story:
     stories: tuple[GraphStory, ...]
     break_reasons: tuple[BreakRecord, ...]
     recompile_reasons: tuple[RecompileRecord, ...]
-    left_to_python: tuple[str, ...]  # frames that nothing was captured of, and why
+    skipped_frames: tuple[str, ...]  # frames that nothing was captured of, and why
     out_guards: tuple[str, ...]
     programs: tuple[Program, ...]
     compile_times: tuple[tuple[str, float], ...]  # seconds per stage, those within it apart, over all graphs
@@ -222,8 +222,8 @@ class Story:
         if behind:
             lines += ["Recompiles Behind Graph Breaks:", *(f"  {text}" for text in behind[:_MANY])]
             lines += [f"  and {len(behind) - _MANY} more"] if len(behind) > _MANY else []
-        if self.left_to_python:
-            lines += ["Not Captured:", *(f"  {text}" for text in dict.fromkeys(self.left_to_python))]
+        if self.skipped_frames:
+            lines += ["Not Captured:", *(f"  {text}" for text in dict.fromkeys(self.skipped_frames))]
         lines.append("Graphs:")
         shown = self.stories if full else self.stories[:_MANY]
         for number, story in enumerate(shown, 1):
@@ -291,7 +291,7 @@ class Story:
                  "line": each.line, "version": each.version}
                 for each in self.recompile_reasons
             ],
-            "left_to_python": list(self.left_to_python),
+            "skipped_frames": list(self.skipped_frames),
             "graphs": [story.to_dict() for story in self.stories],
             "out_guards": list(self.out_guards),
             "compile_times": dict(self.compile_times),
@@ -319,7 +319,7 @@ def from_events(events: Sequence[Event], kind: type[StoryType]) -> StoryType:
         stories=tuple(_stories(events)),
         break_reasons=_subjects(events, "breaks", BreakRecord),
         recompile_reasons=_subjects(events, "recompiles", RecompileRecord),
-        left_to_python=tuple(
+        skipped_frames=tuple(
             event.text for event in events if event.channel == "breaks" and not isinstance(event.subject, BreakRecord)
         ),
         out_guards=tuple(

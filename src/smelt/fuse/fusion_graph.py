@@ -277,7 +277,7 @@ class _Lowerer:
         graph = self.traced.graph
         live = self.live
         for node in self.overwriting.order:
-            if node is self.overwriting.turn:
+            if node is self.overwriting.first_write:
                 self._check_early()
             if node.op == "placeholder":
                 self._leaf(node)

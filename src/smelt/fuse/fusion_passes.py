@@ -94,7 +94,7 @@ READ = (
     Row("read graph", PURE, VALUES, lambda traced, _: lower(traced), "first: views and writes are gone after it"),
     Row(
         "rematerialize", VALUES, VALUES, _rematerialize,
-        "before grouping: what is computed again joins the kernel that reads it", Burns.EACH,
+        "before grouping: what is recomputed joins the kernel that reads it", Burns.EACH,
     ),
 )  # fmt: skip
 

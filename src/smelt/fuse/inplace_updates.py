@@ -50,14 +50,14 @@ class InplaceUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Overwriting:
-    """`order`: the nodes as they are to be lowered. Before the node `turn`, `demands` are to be checked, each with the
-    node that makes it and inputs that stand for its other tensors. `homes`: what writes to inputs, by itself or behind
-    others that do; `puts`: those of them that are no scatters."""
+    """`order`: the nodes as they are to be lowered. Before the node `first_write`, `demands` are to be checked, each
+    with the node that makes it and inputs that stand for its other tensors. `homes`: what writes to inputs, by itself
+    or behind others that do; `puts`: those of them that are no scatters."""
 
     order: tuple[fx.Node, ...]
     homes: frozenset[fx.Node] = frozenset()
     puts: dict[fx.Node, InplaceUpdate] = field(default_factory=dict)
-    turn: fx.Node | None = None
+    first_write: fx.Node | None = None
     demands: tuple[tuple[fx.Node, Demand, dict[fx.Node, fx.Node]], ...] = ()
 
 
@@ -76,10 +76,10 @@ def overwriting(traced: Traced, live: set[fx.Node]) -> Overwriting:
     while chains:
         puts = {node: put for chain in chains for node, put in chain.puts.items()}
         between = {node for put in puts.values() for node in put.between}
-        turn = _Turn(tuple(node for node in nodes if node not in between), live, puts)
-        allowed = [chain for chain in chains if turn.is_last_to_fail(chain.nodes[0])]
+        writes = _WriteOrder(tuple(node for node in nodes if node not in between), live, puts)
+        allowed = [chain for chain in chains if writes.is_last_to_fail(chain.nodes[0])]
         if len(allowed) == len(chains):
-            return turn.run(chains)
+            return writes.run(chains)
         chains = allowed
     return Overwriting(nodes)
 
@@ -181,8 +181,8 @@ def _moved(layout: OperandLayout, view: object, args: tuple[Any, ...], kwargs: d
     return lowering.move(layout, *args, **kwargs) if isinstance(lowering, View) else None
 
 
-class _Turn:
-    """The writes of one graph. `others` are inputs that may stand for tensors that only a check is given."""
+class _WriteOrder:
+    """The order of the writes of one graph. `others`: inputs that may stand for tensors that only a check is given."""
 
     def __init__(self, nodes: tuple[fx.Node, ...], live: set[fx.Node], puts: dict[fx.Node, InplaceUpdate]) -> None:
         self.nodes, self.live, self.puts = nodes, live, puts
@@ -195,14 +195,14 @@ class _Turn:
 
     def run(self, chains: list[_Chain]) -> Overwriting:
         homes = frozenset(node for chain in chains for node in chain.nodes)
-        turn = min(homes, key=lambda node: self.position[node])
-        late = self.nodes[self.position[turn] :]
+        first = min(homes, key=lambda node: self.position[node])
+        late = self.nodes[self.position[first] :]
         checks = [(node, demand) for node in late for demand in self._demands(node)]
-        early = {node for _, demand in checks for node in self._before(demand.index, turn)}
-        order = [*self.nodes[: self.position[turn]], *(node for node in late if node in early)]
-        order += [node for node in late if node not in early]
+        checked = {node for _, demand in checks for node in self._before(demand.index, first)}
+        order = [*self.nodes[: self.position[first]], *(node for node in late if node in checked)]
+        order += [node for node in late if node not in checked]
         demands = tuple((node, demand, self._instead(node, demand) or {}) for node, demand in checks)
-        return Overwriting(tuple(order), homes, self.puts, turn, demands)
+        return Overwriting(tuple(order), homes, self.puts, first, demands)
 
     def is_last_to_fail(self, write: fx.Node) -> bool:
         """Whether whatever may fail can come before a write."""

@@ -1,10 +1,10 @@
-"""What a backward inside the graph reads is computed again there, where that takes less memory than keeping it.
+"""What a backward inside the graph reads is recomputed there, where that takes less memory than keeping it.
 
     h = mm(x, w); s = silu(h); y = s * u; z = mm(y, v) … forward … | backward … reads h, s, u, y
     →  h and u are kept; s' = silu(h) and y' = s' * u stand before the first of the backward that reads them
 
 The graph of a whole training step has its backward inside, and at its beginning the most memory is in use. Only what is
-element-wise is computed again, and only where what it is computed from is kept anyway, or is smaller. Each new value
+element-wise is recomputed, and only where what it is computed from is kept anyway, or is smaller. Each new value
 comes `after` the library call before its first reader, or the fuser would compute it with the old one.
 """
 
@@ -19,15 +19,15 @@ from smelt.fuse.fusion_graph import Call, FusionKind, FusionRead, FusionValue, L
 from smelt.ir.nodes.backward_node import backward_of
 from smelt.symbolic.symsize import hint
 
-_CHAIN = 16  # no more values are computed again for the sake of one
+_CHAIN = 16  # no more values are recomputed for the sake of one
 
 
 def rematerialize(lowered: Lowered, graph: fx.Graph, fuel: Fuel) -> Lowered:
     """Rewrite what was read from `graph`, for each backward inside."""
     beginnings = _beginnings(lowered, graph)
     for name in reversed(beginnings):
-        turn = next(item.id for item in lowered.items if item.name == name)
-        _Turn(lowered, turn).run(fuel)
+        start = next(item.id for item in lowered.items if item.name == name)
+        _Rematerializer(lowered, start).run(fuel)
     lowered.has_backward = bool(beginnings)
     return lowered
 
@@ -43,19 +43,19 @@ def _beginnings(lowered: Lowered, graph: fx.Graph) -> list[str]:
     return list(found.values())
 
 
-class _Turn:
-    """One backward, which begins with item number `turn`."""
+class _Rematerializer:
+    """One backward, which begins with item number `start`."""
 
-    def __init__(self, lowered: Lowered, turn: int) -> None:
-        self.lowered, self.turn = lowered, turn
+    def __init__(self, lowered: Lowered, start: int) -> None:
+        self.lowered, self.start = lowered, start
         self.calls: dict[FusionValue, list[Call]] = {}
         for item in lowered.items:
             if isinstance(item, Call):
                 for value in item.reads:
                     self.calls.setdefault(value, []).append(item)
         self.returned = {ref.value for ref in references(lowered.returns)}
-        self.kept = {value for value in lowered.values if self._is_early(value) and self._late_readers(value)}
-        self.again: set[FusionValue] = set()
+        self.kept = {value for value in lowered.values if self._is_forward(value) and self._backward_readers(value)}
+        self.recomputed: set[FusionValue] = set()
 
     def run(self, fuel: Fuel) -> None:
         for value in sorted(self.kept, key=lambda value: value.id, reverse=True):
@@ -63,21 +63,21 @@ class _Turn:
                 continue
             chain, new = self._behind(value)
             if sum(map(_bytes, new)) < _bytes(value) and len(chain) <= _CHAIN and fuel.take(value):
-                self.again |= {value, *chain}
+                self.recomputed |= {value, *chain}
                 self.kept |= new
                 if events.wanted("fusion"):
-                    events.emit("fusion", f"{value.name} is computed again in the backward: less is kept so")
+                    events.emit("fusion", f"{value.name} is recomputed in the backward, which saves memory")
         self._hold_back()
         self._rewrite()
 
-    def _is_early(self, item: FusionValue | Call) -> bool:
-        return item.id < self.turn and not (isinstance(item, FusionValue) and item.kind is FusionKind.LEAF)
+    def _is_forward(self, item: FusionValue | Call) -> bool:
+        return item.id < self.start and not (isinstance(item, FusionValue) and item.kind is FusionKind.LEAF)
 
-    def _late_readers(self, value: FusionValue) -> list[FusionValue | Call]:
-        return [reader for reader in (*value.users, *self.calls.get(value, ())) if reader.id >= self.turn]
+    def _backward_readers(self, value: FusionValue) -> list[FusionValue | Call]:
+        return [reader for reader in (*value.users, *self.calls.get(value, ())) if reader.id >= self.start]
 
     def _behind(self, value: FusionValue) -> tuple[set[FusionValue], set[FusionValue]]:
-        """What else would be computed again for a value, and what else would be kept."""
+        """What else would be recomputed for a value, and what else would be kept."""
         chain: set[FusionValue] = set()
         new: set[FusionValue] = set()
         waiting = [reading.value for reading in value.readings]
@@ -93,17 +93,17 @@ class _Turn:
         return chain, new
 
     def _hold_back(self) -> None:
-        """What the backward computes from early values alone stays there, unless it is less than what it reads."""
-        early: set[FusionValue] = set()
-        for item in self.lowered.items[self.turn :]:
+        """What the backward computes from the forward's values alone stays there, unless smaller than its inputs."""
+        from_forward: set[FusionValue] = set()
+        for item in self.lowered.items[self.start :]:
             if not isinstance(item, FusionValue) or not _is_idempotent(item):
                 continue
             sources = [reading.value for reading in item.readings]
-            if not all(source.id < self.turn or source in early for source in sources):
+            if not all(source.id < self.start or source in from_forward for source in sources):
                 continue
-            early.add(item)
-            alone = {source for source in sources if source in self.kept and self._late_readers(source) == [item]}
-            if sum(map(_bytes, alone - self.again - self.returned)) <= _bytes(item):
+            from_forward.add(item)
+            alone = {source for source in sources if source in self.kept and self._backward_readers(source) == [item]}
+            if sum(map(_bytes, alone - self.recomputed - self.returned)) <= _bytes(item):
                 given = self._given(item)
                 last = self._call_before(item.id) if given is None else self._last_reader(given, item.id)
                 item.after = () if last is None else (last,)
@@ -116,7 +116,7 @@ class _Turn:
             source = waiting.pop()
             if source.kind is FusionKind.LEAF:
                 found.add(source)
-            elif self._is_early(source) or not _is_idempotent(source):
+            elif self._is_forward(source) or not _is_idempotent(source):
                 return None
             else:
                 waiting += [reading.value for reading in source.readings]
@@ -124,28 +124,28 @@ class _Turn:
 
     def _last_reader(self, given: set[FusionValue], position: int) -> Call | None:
         """The last call of the backward that reads one of these inputs: from there on they may have new values."""
-        late = [call for value in given for call in self.calls.get(value, ()) if self.turn <= call.id < position]
+        late = [call for value in given for call in self.calls.get(value, ()) if self.start <= call.id < position]
         if late:
             return max(late, key=lambda call: call.id)
-        return next((item for item in self.lowered.items[self.turn : position] if isinstance(item, Call)), None)
+        return next((item for item in self.lowered.items[self.start : position] if isinstance(item, Call)), None)
 
     def _call_before(self, position: int) -> Call | None:
-        for item in reversed(self.lowered.items[self.turn : position]):
+        for item in reversed(self.lowered.items[self.start : position]):
             if isinstance(item, Call):
                 return item
         return None
 
     def _rewrite(self) -> None:
-        """Put a copy of each value that is computed again before its first late reader, which reads that instead."""
+        """Put a copy of each recomputed value before its first reader in the backward, which reads that instead."""
         names = {item.name for item in self.lowered.items}
         copies: dict[FusionValue, FusionValue] = {}
         places: dict[FusionValue, int] = {}
         before: dict[int, list[FusionValue]] = {}
-        for value in sorted(self.again, key=lambda value: value.id, reverse=True):
-            late = [reader.id for reader in self._late_readers(value)]
+        for value in sorted(self.recomputed, key=lambda value: value.id, reverse=True):
+            late = [reader.id for reader in self._backward_readers(value)]
             late += [places[user] for user in value.users if user in places]
             place = places[value] = min(late)
-            name = f"{value.name}_again"
+            name = f"{value.name}_recomputed"
             while name in names:
                 name += "_"
             names.add(name)
@@ -156,7 +156,7 @@ class _Turn:
         items: list[FusionValue | Call] = []
         for item in self.lowered.items:
             items += before.get(item.id, ())
-            if item.id >= self.turn:
+            if item.id >= self.start:
                 _read_instead(item, copies)
             items.append(item)
         for copy in copies.values():

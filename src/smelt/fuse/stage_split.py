@@ -132,7 +132,7 @@ class _Orderer:
             return False
         if expr in self.aside or expr in self.stored or expr in self.lent:
             return True
-        if self._again(expr) <= self.limits.keep_above or self._stands_on_one(expr):
+        if self._recompute_cost(expr) <= self.limits.keep_above or self._stands_on_one(expr):
             return False
         size = self.pulled.space.cols * expr.dtype.itemsize
         if size > self.room:
@@ -165,13 +165,13 @@ class _Orderer:
             return Line(expr, reload=True, from_output=self.stored.get(expr) or self.lent[expr])
         return Line(expr, reload=True, scratch=self.aside[expr])
 
-    def _again(self, expr: Expr, limit: int = 64) -> int:
+    def _recompute_cost(self, expr: Expr, limit: int = 64) -> int:
         """What computing an expression once more would cost, given what is kept."""
         if not expr.varies or expr in self.aside or expr in self.stored or expr in self.lent or limit <= 0:
             return 1
         cost = expr.cost
         for arg in expr.args:
-            cost += self._again(arg, limit - cost)
+            cost += self._recompute_cost(arg, limit - cost)
             if cost > self.limits.keep_above:
                 break
         return cost
@@ -180,8 +180,8 @@ class _Orderer:
         """A cheap step from a single costly one: better keep that, it may serve others too."""
         if expr.cost > 1:
             return False
-        costly = [arg for arg in expr.args if self._again(arg) > self.limits.keep_above]
-        rest = sum(self._again(arg) for arg in expr.args if arg not in costly)
+        costly = [arg for arg in expr.args if self._recompute_cost(arg) > self.limits.keep_above]
+        rest = sum(self._recompute_cost(arg) for arg in expr.args if arg not in costly)
         return len(costly) == 1 and costly[0] in self.first_pass and rest <= 2
 
 

@@ -1,7 +1,7 @@
 """A captured backward as data: parts that are graphs, and between them what must happen in Python, in order.
 
     Graph(inputs=(0, 3), outputs=(7, 8))    mm, call_hook, mul …: a torch-level graph from some slots to others
-    Deliver(leaf=4, slot=7)                 add the gradient in slot 7 to the `.grad` of the leaf of node 4
+    AccumulateGrads(leaf=4, slot=7)                 add the gradient in slot 7 to the `.grad` of the leaf of node 4
     CallNode(node=2, slots=(8,), …)         a node that is left whole: call it
 
 Slots are numbered. The first hold what a backward starts from: the gradients of the roots, what C++ nodes saved, what
@@ -38,14 +38,14 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class AccumulateGrads:
     """Gradients arrive at leaves, in this order: (number of the node, slot)."""
 
     gradients: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverByEngine:
+class AccumulateByEngine:
     """A gradient arrives at a leaf that C++ code watches: PyTorch does all there is to do."""
 
     node: int
@@ -79,7 +79,7 @@ class CallNode:
     results: tuple[tuple[int, TensorSpec] | None, ...]
 
 
-Step = Graph | Deliver | DeliverByEngine | CallLeafHooks | HooksByEngine | CallNode
+Step = Graph | AccumulateGrads | AccumulateByEngine | CallLeafHooks | HooksByEngine | CallNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,14 @@ class Backward:
     @property
     def runs_python(self) -> bool:
         """Whether code runs that may ask which backward it is part of."""
-        return any(not isinstance(step, Graph | Deliver) or _calls(step) for step in self.steps)
+        return any(not isinstance(step, Graph | AccumulateGrads) or _calls(step) for step in self.steps)
 
 
 def _calls(step: Step) -> bool:
     return isinstance(step, Graph) and step.calls_hooks
 
 
-def settled(spec: TensorSpec) -> TensorSpec:
+def dense_spec(spec: TensorSpec) -> TensorSpec:
     """The layout of a gradient once Python code had it: as before if each element had a place of its own."""
     stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous_stride(spec.shape)
     return TensorSpec(spec.shape, stride, spec.dtype, spec.device)

@@ -24,7 +24,7 @@ from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.symsize import hint
 
 _PHASE = "smelt_phase"
-_WISH = "smelt_wish"
+_RECOMPUTE_POLICY = "smelt_recompute_policy"
 _ARRIVAL = "smelt_arrival"
 
 
@@ -52,12 +52,12 @@ class RecomputePolicy(Enum):
     SAVED = "saved"
 
 
-def wish_of(node: fx.Node) -> RecomputePolicy | None:
-    return node.meta.get(_WISH)
+def recompute_policy_of(node: fx.Node) -> RecomputePolicy | None:
+    return node.meta.get(_RECOMPUTE_POLICY)
 
 
-def set_wish(node: fx.Node, wish: RecomputePolicy | None) -> None:
-    node.meta[_WISH] = wish
+def set_recompute_policy(node: fx.Node, policy: RecomputePolicy | None) -> None:
+    node.meta[_RECOMPUTE_POLICY] = policy
 
 
 def arrival_of(node: fx.Node) -> int | None:

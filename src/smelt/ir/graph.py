@@ -34,7 +34,7 @@ class Traced:
     `writes`: outputs that are new values of inputs, by their positions; who compiles the graph may leave them there.
     `undoing` makes a function that runs the graph operator by operator leave the inputs as they were where it fails;
     compiled code, which writes them when nothing can fail any more, has no need of it.
-    `again`: the very same graph will come again soon, of another capture.
+    `recurs`: the next capture will have the very same graph.
     """
 
     graph: fx.Graph
@@ -42,7 +42,7 @@ class Traced:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     writes: tuple[tuple[int, int], ...] = ()
     undoing: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    again: bool = False
+    recurs: bool = False
 
     def to_module(self) -> fx.GraphModule:
         """A runnable `GraphModule`, for custom backends and for people; costs about 0.1 ms a node."""
@@ -81,22 +81,20 @@ GraphCompiler = Callable[[Traced], Callable[..., "tuple[object, ...]"]]
 
 
 @runtime_checkable
-class Recaller(Protocol):
-    """A `GraphCompiler` that finds its graphs again in later processes, by a form of them that is plain data."""
+class PersistentCompiler(Protocol):
+    """A `GraphCompiler` that can serialize its graphs, and load what an earlier process compiled of them."""
 
     def __call__(self, traced: Traced) -> "Callable[..., tuple[object, ...]]": ...
 
-    def surroundings(self) -> str | None:
-        """All that what it makes of a graph depends on besides the graph; None if nothing is kept now."""
+    def environment(self) -> str | None:
+        """All that the compiled code depends on besides the graph; None if nothing is stored now."""
 
-    def form_of(self, traced: Traced) -> Any:
-        """A graph as data; None if it has no form."""
+    def serialize(self, traced: Traced) -> Any:
+        """A graph as plain data; None if it cannot be serialized."""
 
-    def recall(
-        self, form: Any, undoing: Any
-    ) -> "tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None":
-        """The graph of this form, compiled, as an earlier process left it, and the graph itself, which is made when
-        somebody asks for it, with this `undoing`; None if none did."""
+    def load(self, data: Any, undoing: Any) -> "tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None":
+        """The code that an earlier process compiled for a serialized graph, and the graph itself, which is rebuilt on
+        first use, with this `undoing`; None if the cache has none."""
 
 
 def _rule_topological(node: fx.Node, seen: set[fx.Node]) -> str | None:

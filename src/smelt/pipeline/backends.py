@@ -19,8 +19,8 @@ from smelt.base.options import Options
 from smelt.ir.graph import GraphCompiler, Traced, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of, tensor_spec
 from smelt.meta.ghost import GhostTensor
-from smelt.pipeline.cache.keys import Unstorable, surroundings, text_of
-from smelt.pipeline.cache.warm_start import look_up, recall
+from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
+from smelt.pipeline.cache.warm_start import load_stored, look_up
 from smelt.pipeline.parts import Parts
 from smelt.runtime.autograd.differentiable import Flat
 from smelt.runtime.program.launch import Arenas
@@ -76,7 +76,7 @@ def _is_fixed(traced: Traced) -> bool:
 
 
 class _Llvm:
-    """All the way, and back to what an earlier process made of a graph (`ir.graph.Recaller`)."""
+    """Through all stages, or out of the disk cache (`ir.graph.PersistentCompiler`)."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -84,15 +84,15 @@ class _Llvm:
     def __call__(self, traced: Traced) -> Callable[..., tuple[object, ...]]:
         return compile_llvm(traced, self._options)
 
-    def surroundings(self) -> str | None:
+    def environment(self) -> str | None:
         if self._options.tune or self._options.check_specs:
             return None
         try:
-            return surroundings(self._options)
+            return environment_key(self._options)
         except Unstorable:
             return None
 
-    def form_of(self, traced: Traced) -> Any:
+    def serialize(self, traced: Traced) -> Any:
         from smelt.pipeline.cache.graph_json import dump
 
         try:
@@ -100,20 +100,20 @@ class _Llvm:
         except Unstorable:
             return None
 
-    def recall(self, form: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
+    def load(self, data: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]] | None:
         from smelt.pipeline.cache.graph_json import loader
 
-        text, rows = form
+        text, rows = data
         try:
-            load = loader(rows)
+            rebuild = loader(rows)
         except (AttributeError, KeyError, ValueError):  # something else is found under a name
             return None
 
         @functools.cache
         def traced() -> Traced:
-            return replace(load(), undoing=undoing)
+            return replace(rebuild(), undoing=undoing)
 
-        run = recall(text, traced, self._options, _beside_stored)
+        run = load_stored(text, traced, self._options, _beside_stored)
         return None if run is None else (run, traced)
 
 

@@ -1,4 +1,4 @@
-"""One torch-level graph through the stages, to kernels of our own or to be run by PyTorch behind autograd.
+"""One torch-level graph through the stages, to kernels of our own or to eager operators behind autograd.
 
 Traced ── trace, split ──► pure graphs ── simplify, fuse, generate ──► Parts ── joined ──► a callable
 """
@@ -106,8 +106,8 @@ def beside_stored(
 
     def trace() -> Halves | None:
         context = PassContext(options, "", Fuel(options.fuel), decompositions_for(options))
-        again = _trace_static(traced, context, why_not_generate)
-        return again if isinstance(again, Halves) else None
+        retraced = _trace_static(traced, context, why_not_generate)
+        return retraced if isinstance(retraced, Halves) else None
 
     backwards = Backwards(trace, plan, _lowering(options, Fuel(options.fuel), arenas), options, name, ambient)
     eager, replay = source.eager(), replaying(source, plan)
@@ -115,7 +115,7 @@ def beside_stored(
 
 
 def compile_aot_eager(traced: Traced, options: Options) -> Flat:
-    """Through autograd, then run by PyTorch: whole operators, so that what comes out is eager's to the last bit."""
+    """Through autograd, then run by eager PyTorch, operator by operator: results are bitwise equal to eager's."""
 
     def lower(half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         return half.to_consuming() if consuming else half.to_module().forward
@@ -205,7 +205,7 @@ def _compile_static(
         check_graph(traced.graph, GraphLevel.TORCH, after="capture")
     found = _trace_static(traced, context, why_not)
     if found is None:
-        return Parts(_run_by_pytorch(traced))
+        return Parts(_eager_graph(traced))
     if isinstance(found, Pure):
         return Parts(lower(found.traced, f"forward{number}", False, True), found.plan, found.eager)
     forward = lower(found.forward, f"forward{number}", False, found.planned)
@@ -213,8 +213,8 @@ def _compile_static(
         return Parts(forward, found.plan, found.eager, found.replay)
 
     def trace() -> Halves | None:
-        again = _trace_static(traced, context, why_not)
-        return again if isinstance(again, Halves) else None
+        retraced = _trace_static(traced, context, why_not)
+        return retraced if isinstance(retraced, Halves) else None
 
     backwards = Backwards(trace, found.plan, lower, options, f"backward{number}", Ambient.now(), found)
     return Parts(forward, found.plan, found.eager, found.replay, backwards, backwards.graph, backwards.part)
@@ -223,14 +223,14 @@ def _compile_static(
 def _trace_static(
     traced: Traced, context: PassContext, why_not: Callable[[Traced], str | None]
 ) -> Pure | Halves | None:
-    """The pure graph, or the two of a graph that is trained through; None if PyTorch is to run the graph itself."""
+    """The pure graph, or the two of a graph that is trained through; None if the graph falls back to eager."""
     try:
         return _made_pure(traced, context, why_not)
     except CannotTrace as refused:
         if _has_numbers(traced):
             raise  # with their values known, it may still work
         events.count("eager_graphs")
-        events.emit("graph", f"{context.name} is run by PyTorch: {refused.reason}")
+        events.emit("graph", f"{context.name} falls back to eager: {refused.reason}")
         return None
 
 
@@ -278,7 +278,7 @@ def _needs_gradients(traced: Traced) -> bool:
     return False
 
 
-def _run_by_pytorch(traced: Traced) -> Flat:
+def _eager_graph(traced: Traced) -> Flat:
     forward = traced.plainly()
 
     def run(*inputs: Any) -> tuple[Any, ...]:

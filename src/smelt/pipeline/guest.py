@@ -31,7 +31,7 @@ def backend(
     reason = why_not_taken(module)
     if reason is not None:
         count("eager_graphs")
-        emit("graph", f"a graph of torch.compile is run by PyTorch: {reason}")
+        emit("graph", f"a graph of torch.compile falls back to eager: {reason}")
         return module.forward
     return _Guest(module, Options(**(options or {})))
 
@@ -68,7 +68,7 @@ class _Guest:
         key = (torch.is_grad_enabled(), *[_kind(each) for each in inputs])
         run = self._versions.get(key)
         if run is None:
-            run = _native.sheltered(self._made_once, key, inputs)
+            run = _native.preserving_state(self._made_once, key, inputs)
         return run(*[each for each in inputs if isinstance(each, torch.Tensor)])
 
     def _made_once(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:

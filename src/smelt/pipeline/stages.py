@@ -51,7 +51,7 @@ TRACE_JOINT = (
         Form.JOINT,
         Form.HALVES,
         run_split,
-        "after decomposition: small pieces can be computed again, whole ones not",
+        "after decomposition: small pieces can be recomputed, whole operators cannot",
     ),
 )
 

@@ -97,13 +97,13 @@ class _Images:
             number = part.args[1]
             assert isinstance(number, int)
             with self.graph.inserting_before(part):
-                again = self.graph.call_function(operator.getitem, (made, number))
-            again.meta.update(part.meta)
+                twin = self.graph.call_function(operator.getitem, (made, number))
+            twin.meta.update(part.meta)
             if number < len(images) and images[number] != specs[number]:
-                set_spec(again, images[number])
-                self._stands_for(again, part)
+                set_spec(twin, images[number])
+                self._stands_for(twin, part)
             else:
-                part.replace_all_uses_with(again)
+                part.replace_all_uses_with(twin)
                 self.old.append(part)
 
     def _takes_last(self, node: fx.Node, x: Any, *, transposed: Any) -> bool:

@@ -88,10 +88,10 @@ def _put_in_place(
 ) -> None:
     """`transposed` has the rows of `node` for columns: whatever was made of the one is made of the other. If it
     is `copied` in the end, it may be so before a view that could not be had otherwise."""
-    again = _transposed(node, transposed, made) if transposed is not None else None
-    same = {node: again}
+    rebuilt = _transposed(node, transposed, made) if transposed is not None else None
+    same = {node: rebuilt}
     for _, by in readers:
-        _again(by, same, made, copied)
+        _rebuilt(by, same, made, copied)
     if any(same[by] is None for _, by in readers) or not fuel.take(node):
         for extra in reversed(made):
             extra.graph.erase_node(extra)
@@ -102,14 +102,14 @@ def _put_in_place(
         end.replace_input_with(by, found)
 
 
-def _again(
+def _rebuilt(
     node: fx.Node, same: dict[fx.Node, fx.Node | None], made: list[fx.Node], copied: bool
 ) -> fx.Node | None:
     """The same call on what stands for its argument; None where that cannot be."""
     if node not in same:
         source, *rest = node.args
         assert isinstance(source, fx.Node) and isinstance(node.target, torch._ops.OpOverload)
-        found = _again(source, same, made, copied)
+        found = _rebuilt(source, same, made, copied)
         same[node] = None
         if found is not None:
             same[node] = _insert(node, node.target, (found, *rest), dict(node.kwargs), made)

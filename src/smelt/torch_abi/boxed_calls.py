@@ -293,7 +293,7 @@ def _is_as_in_python(what: Any) -> bool:
     if found is None:
         if torch._C._len_torch_dispatch_stack():
             return False  # a mode would see the attempt: next time
-        found = _known[what] = _native.sheltered(lambda: _tried(what))
+        found = _known[what] = _native.preserving_state(lambda: _tried(what))
     return found
 
 

@@ -63,7 +63,7 @@ class Experiment(Generic[_Found]):
             if reason is None:
                 if default_devices() is None or torch._C._len_torch_dispatch_stack():
                     return "a mode is active"
-                reason = _native.sheltered(self._do)
+                reason = _native.preserving_state(self._do)
             self._reason = reason
         return self._reason
 

@@ -17,7 +17,7 @@ import smelt
 from tests.capture.interrupted.points import DELICATE
 
 _ROOT = Path(__file__).parents[3]
-_WORLDS = ("simple", "broken", "writing", "nested", "recalled", "keeping")
+_WORLDS = ("simple", "broken", "writing", "nested", "loaded", "storing")
 _PLACES = 36  # of each
 
 

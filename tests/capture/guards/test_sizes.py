@@ -325,7 +325,7 @@ def test_more_sizes_than_are_kept(backend: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_size_that_is_relied_on_after_it_was_computed_with(backend: str) -> None:
-    def settled(x: torch.Tensor) -> torch.Tensor:
+    def specialized(x: torch.Tensor) -> torch.Tensor:
         y = x * x.shape[0]
         return y + 1 if x.shape[0] == 4 else y
 
@@ -333,7 +333,7 @@ def test_a_size_that_is_relied_on_after_it_was_computed_with(backend: str) -> No
         y = x * (z.shape[0] + 1)
         return y + z
 
-    follow(settled, rows(3, 4, 5, 4, 6), backend)
+    follow(specialized, rows(3, 4, 5, 4, 6), backend)
     follow(equal, [(torch.randn(n), torch.randn(n)) for n in (3, 4, 5)], backend)
 
 

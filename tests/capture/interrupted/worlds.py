@@ -316,7 +316,7 @@ def _kept_program(x: torch.Tensor, scale: float) -> torch.Tensor:
     return (x * scale).cos().sum(0)
 
 
-class Recalled(World):
+class Loaded(World):
     """A capture that is found on the disk."""
 
     def make(self) -> None:
@@ -328,7 +328,7 @@ class Recalled(World):
         return self.program(self.x, 2.0)
 
 
-class Keeping(Recalled):
+class Storing(Loaded):
     """A capture that is kept on the disk."""
 
     def make(self) -> None:
@@ -349,7 +349,7 @@ WORLDS: dict[str, type[World]] = {
         Ambient,
         Inferring,
         Nested,
-        Recalled,
-        Keeping,
+        Loaded,
+        Storing,
     )
 }

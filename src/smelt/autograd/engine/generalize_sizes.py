@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.backward import Backward, Deliver, Graph, Step
+from smelt.ir.backward import AccumulateGrads, Backward, Graph, Step
 from smelt.ir.graph import GraphLevel, Traced
 
 
@@ -112,7 +112,7 @@ def generalize(
         return None
     patterns: list[tuple[Any, ...] | None] = []
     for left, right in zip(one.steps, other.steps, strict=True):
-        if isinstance(left, Deliver) and left == right:
+        if isinstance(left, AccumulateGrads) and left == right:
             patterns.append(None)
             continue
         if not isinstance(left, Graph) or not isinstance(right, Graph) or _outline(left) != _outline(right):

@@ -24,16 +24,16 @@ from smelt.autograd.joint.functional_trace import CannotTrace, is_lazy_conjugate
 from smelt.autograd.joint.ready_queue import ReadyQueue
 from smelt.base.fast_dataclass import dataclass
 from smelt.ir.backward import (
+    AccumulateByEngine,
+    AccumulateGrads,
     Backward,
     CallLeafHooks,
     CallNode,
-    Deliver,
-    DeliverByEngine,
     Graph,
     HookAt,
     HooksByEngine,
     Step,
-    settled,
+    dense_spec,
 )
 from smelt.ir.graph import GraphLevel, Traced, outputs, placeholders
 from smelt.ir.nodes.hook_calls import call_hook, call_hook_on_all
@@ -139,7 +139,7 @@ class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
     def close(self) -> None:
         """End the current graph. Its outputs are known only in the end."""
         self._open.append((self.graph, self._sources, self.constants, len(self.steps)))
-        self.steps.append(Deliver(()))  # holds the place
+        self.steps.append(AccumulateGrads(()))  # holds the place
         self._renew()
 
     def _renew(self) -> None:
@@ -158,7 +158,7 @@ class _GraphSequence(Recorder):  # type: ignore[no-untyped-call]
             graph.output(tuple(exported))
             slots = tuple(self._slot_of[node] for node in exported)
             self.steps[place] = Graph(Traced(graph, GraphLevel.TORCH, constants), tuple(sources), slots)
-        return tuple(step for step in self.steps if step != Deliver(()))
+        return tuple(step for step in self.steps if step != AccumulateGrads(()))
 
     def own_constant(self, tensor: torch.Tensor) -> fx.Node:
         """A constant of the graph."""
@@ -247,7 +247,7 @@ class _Tracer:
                     self._arrive(number)
             while self.ready:
                 self._evaluate(self.ready.pop())
-        self._deliver_pending()
+        self._accumulate_pending()
         self.recorder.close()
         wanted = tuple(None if at is None else self.found.get(at) for at in self.wanted or ())
         arrived = tuple((number, self.arrived.get(number, 0)) for number, _ in self.reading.compiled)
@@ -277,7 +277,7 @@ class _Tracer:
         captured = [at for at in self.wanted or () if at is not None and at[0] == number]
         if is_leaf and not captured and self._is_watched(number):
             self.done.add(number)
-            self._deliver_by_engine(number, gradients[0])
+            self._accumulate_by_engine(number, gradients[0])
             return
         gradients = self._with_tensor_hooks(number, gradients)
         for at in captured:
@@ -288,7 +288,7 @@ class _Tracer:
             return
         if is_leaf:
             self.done.add(number)
-            self._deliver(number, gradients[0])
+            self._accumulate(number, gradients[0])
             return
         gradients = self._with_hooks(number, "pre_hook", gradients, None)
         if number not in self.compiled or number in self.splits or any(each is not None for each in gradients):
@@ -371,10 +371,10 @@ class _Tracer:
         return gradients
 
     def _hooked(self, at: HookAt, ghost: GhostTensor) -> GhostTensor:
-        self._deliver_pending()
+        self._accumulate_pending()
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
-        spec = settled(TensorSpec.of(ghost))
+        spec = dense_spec(TensorSpec.of(ghost))
         given = recorder.node_of(ghost)
         node = recorder.graph.call_function(call_hook, (hook, given), {"stride": spec.stride, "hook_type": at.kind})
         set_spec(node, spec)
@@ -390,7 +390,7 @@ class _Tracer:
             if functions is None:
                 raise Unreadable(f"C++ code registered a {kind.replace('_', '-')} on {self.nodes[number].name()}")
             for each in range(len(functions)):
-                self._deliver_pending()
+                self._accumulate_pending()
                 gradients = self._hooked_all(HookAt(number, kind, place, each), gradients, others)
         return gradients
 
@@ -399,7 +399,7 @@ class _Tracer:
     ) -> list[GhostTensor | None]:
         recorder = self.recorder
         hook = recorder.source(at, "hook", None)
-        specs = [None if ghost is None else settled(TensorSpec.of(ghost)) for ghost in gradients]
+        specs = [None if ghost is None else dense_spec(TensorSpec.of(ghost)) for ghost in gradients]
         given = recorder.node_of(tuple(gradients))
         beside = None if others is None else recorder.node_of(tuple(others))
         strides = tuple(None if spec is None else spec.stride for spec in specs)
@@ -418,20 +418,20 @@ class _Tracer:
         return made
 
     def _hooked_by_engine(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
-        self._deliver_pending()
+        self._accumulate_pending()
         before = [None if ghost is None else self.recorder.slot(ghost) for ghost in gradients]
         triples = tuple(
             (place, slot, self.recorder.new_slot()) for place, slot in enumerate(before) if slot is not None
         )
         self.recorder.between(HooksByEngine(number, triples))
         for place, _, after in triples:
-            spec = settled(TensorSpec.of(gradients[place]))  # type: ignore[arg-type]
+            spec = dense_spec(TensorSpec.of(gradients[place]))  # type: ignore[arg-type]
             gradients[place] = self.recorder.from_slot(after, spec, "hooked")
         return gradients
 
     def _called(self, number: int, gradients: list[GhostTensor | None]) -> list[GhostTensor | None]:
         """A node that is called, not traced: the backward of a `torch.autograd.Function`, or one with hidden state."""
-        self._deliver_pending()
+        self._accumulate_pending()
         python = isinstance(self.nodes[number], torch._C._FunctionBase)
         if python and materializes(self.nodes[number]) is None:
             raise Unreadable("set_materialize_grads of a Function cannot be read")
@@ -448,26 +448,26 @@ class _Tracer:
 
     # Where gradients go.
 
-    def _deliver(self, number: int, gradient: GhostTensor | None) -> None:
+    def _accumulate(self, number: int, gradient: GhostTensor | None) -> None:
         leaf = self.nodes[number].variable
         if gradient is not None:
             self.pending.append((number, self.recorder.slot(gradient)))
         hooks = leaf._post_accumulate_grad_hooks
         if hooks and gradient is not None:
-            self._deliver_pending()
+            self._accumulate_pending()
             found = tuple(HookAt(number, "post_accumulate_grad_hook", 0, each) for each in range(len(hooks)))
             self.recorder.between(CallLeafHooks(found, number))
 
-    def _deliver_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
-        self._deliver_pending()
+    def _accumulate_by_engine(self, number: int, gradient: GhostTensor | None) -> None:
+        self._accumulate_pending()
         if gradient is not None:
-            self.recorder.between(DeliverByEngine(number, self.recorder.slot(gradient)))
+            self.recorder.between(AccumulateByEngine(number, self.recorder.slot(gradient)))
 
-    def _deliver_pending(self) -> None:
+    def _accumulate_pending(self) -> None:
         """Accumulate pending gradients, before code runs that could read them."""
         if self.pending:
             pending, self.pending = self.pending, []
-            self.recorder.between(Deliver(tuple(pending)))
+            self.recorder.between(AccumulateGrads(tuple(pending)))
 
     # Compiled graphs.
 

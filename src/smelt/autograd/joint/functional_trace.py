@@ -24,7 +24,7 @@ from smelt.autograd.joint.opaque import watch
 from smelt.base.errors import SmeltError
 from smelt.base.torch_originals import BASE, METHODS_OF_C, call_method
 from smelt.ir import provenance
-from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_wish
+from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, set_phase, set_recompute_policy
 from smelt.ir.graph import GraphLevel, Traced, output_node
 from smelt.ir.nodes.backward_node import running_backward, set_backward
 from smelt.ir.nodes.checkpoint import Checkpoint, Policy
@@ -99,7 +99,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
                 if backward is not None:
                     set_backward(each, backward)
                 if self._recompute_policy is not None and self.phase is Phase.FORWARD:
-                    set_wish(each, self._recompute_policy)
+                    set_recompute_policy(each, self._recompute_policy)
         if key is not None:
             self._calls[key] = parts
 
@@ -132,7 +132,7 @@ class SharingRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _mark_result(self, node: fx.Node | None) -> None:
         """Set the policy of a region's result, and of its base if it is a view."""
         while node is not None and node.op == "call_function":
-            set_wish(node, self._recompute_policy or RecomputePolicy.SAVED)
+            set_recompute_policy(node, self._recompute_policy or RecomputePolicy.SAVED)
             parent = node.args[0] if is_view(node.target) or node.target is operator.getitem else None
             node = parent if isinstance(parent, fx.Node) else None
 

@@ -28,7 +28,7 @@ from smelt.autograd.partition.maxflow import INFINITE
 from smelt.autograd.partition.mincut import PER_BYTE, Problem, gradients_of, why_not_recompute
 from smelt.autograd.partition.simulate_peak import PeakSimulator
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, wish_of
+from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, recompute_policy_of
 from smelt.meta.effects import why_not_share
 from smelt.meta.memory_peak import Peak
 
@@ -157,7 +157,9 @@ class _ValueCosts:
 
 def never_recomputed(node: fx.Node) -> bool:
     """Whether a heavy value cannot be recomputed, has a side effect, or was asked to be saved."""
-    return node.op == "placeholder" or why_not_share(node) is not None or wish_of(node) is RecomputePolicy.SAVED
+    if node.op == "placeholder" or why_not_share(node) is not None:
+        return True
+    return recompute_policy_of(node) is RecomputePolicy.SAVED
 
 
 def choices(problem: Problem) -> list[Choice]:

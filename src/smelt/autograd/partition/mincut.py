@@ -18,7 +18,7 @@ from smelt.autograd.joint.trace_joint import Joint
 from smelt.autograd.partition.maxflow import INFINITE, Network
 from smelt.autograd.partition.recompute import recomputable
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, wish_of
+from smelt.ir.call_contract import Phase, RecomputePolicy, phase_of, recompute_policy_of
 from smelt.ir.graph import outputs, placeholders
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, spec_of
 from smelt.symbolic.symsize import hint
@@ -70,7 +70,7 @@ class Problem:
         """
         if node in self.free:
             return 1
-        if wish_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None:
+        if recompute_policy_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None:
             return INFINITE
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec) or node.op == "get_attr" or is_view(node):
@@ -131,7 +131,7 @@ def saved_by_eager(joint: Joint) -> list[fx.Node]:
         or phase_of(node) is not Phase.FORWARD
         or is_view(node)
         or isinstance(spec_of(node), NumberSpec)
-        or (wish_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None)
+        or (recompute_policy_of(node) is RecomputePolicy.RECOMPUTE and recomputable(node) is None)
     }
     needed = needed_for(gradients_of(joint), stop=lambda node: node not in own)
     return [node for node in graph.nodes if node in needed and node not in own and node.op != "get_attr"]

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from smelt.autograd.joint.aliasing import is_view
-from smelt.ir.call_contract import Phase, RecomputePolicy, set_phase, wish_of
+from smelt.ir.call_contract import Phase, RecomputePolicy, recompute_policy_of, set_phase
 from smelt.ir.graph import GraphLevel, Traced, copied_graph
 from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of, tensor_spec
 from smelt.meta.effects import draws
@@ -49,7 +49,7 @@ def recomputable(node: fx.Node) -> str | None:
         return "an input of the graph" if node.op == "placeholder" else "not an operator"
     if draws(node):
         return "draws random numbers"
-    policy = wish_of(node)
+    policy = recompute_policy_of(node)
     if policy is not None:
         return None if policy is RecomputePolicy.RECOMPUTE else "saved by its checkpoint policy"
     if op.namespace != "aten":

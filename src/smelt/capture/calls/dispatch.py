@@ -48,8 +48,8 @@ from smelt.capture.model.marks import (
     entered_by,
     graph_break,
     is_compiling,
-    left_to_python,
     nothing_deferred,
+    unsupported,
 )
 from smelt.capture.model.policy import (
     ANSWERED_FALSE,
@@ -127,7 +127,7 @@ def _call_object(interp: Interpreter, function: Object, args: list[Value], kwarg
         return Constant(None)
     if real is nothing_deferred:
         return Constant(all(args[0] is not each for _, given in interp.externals.deferred_calls for each in given))
-    if real is left_to_python:
+    if real is unsupported:
         raise Unsupported("B002", str(interp.plain(args[0])))
     entered = entered_by(real) if is_a(real, types.FunctionType) else None
     if entered is not None and interp.externals.follows(entered):

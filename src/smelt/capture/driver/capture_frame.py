@@ -541,8 +541,8 @@ class _Closing:
         run = None
         if self.build.outputs or self.tape.has_effects:
             write_policy = self._write_policy(len(arguments) > 1)
-            undoing, again = write_policy.undoing(), bool(self.preallocated)
-            traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=undoing, again=again)
+            undoing, recurs = write_policy.undoing(), bool(self.preallocated)
+            traced = Traced(self.tape.graph, GraphLevel.TORCH, {}, undoing=undoing, recurs=recurs)
             count("graphs")
             if wanted("graph"):
                 self._report(traced)

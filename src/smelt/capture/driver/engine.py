@@ -34,9 +34,9 @@ from smelt.capture.model.state import LiveFrame, StateKey, flat, key_of
 from smelt.capture.model.user_names import user_names
 from smelt.capture.persist.store import CaptureStore
 from smelt.capture.replay.plan import GraphFailed, Plan, Return, Stop, what_is_returned
-from smelt.ir.graph import GraphCompiler, Recaller
+from smelt.ir.graph import GraphCompiler, PersistentCompiler
 from smelt.ir.nodes.ambient import default_devices
-from smelt.runtime import shelter  # noqa: F401  (says what `sheltered` puts back)
+from smelt.runtime import preserved_state  # noqa: F401  (says what `preserving_state` puts back)
 from smelt.torch_abi.tensor_layout import install_tensor_layout
 
 _ENOUGH_IDLE = 3
@@ -64,7 +64,9 @@ class Engine:
         watch()
         self.native = _native.Region(self._missed)
         options = (fullgraph, dynamic)
-        self.capture_store = CaptureStore(compile_graph, options) if isinstance(compile_graph, Recaller) else None
+        self.capture_store = (
+            CaptureStore(compile_graph, options) if isinstance(compile_graph, PersistentCompiler) else None
+        )
         self._lock = locks.lock()
         self._resumed: dict[StateKey, list[Captured]] = {}
         self._skipped: set[Any] = set()
@@ -122,7 +124,7 @@ class Engine:
             return None
         if replaced_underneath() is not None or not self._has_stack(code.co_qualname):
             return None
-        found: _native.Entry | None = _native.sheltered(self._made_for, function, slots)
+        found: _native.Entry | None = _native.preserving_state(self._made_for, function, slots)
         return found
 
     def _made_for(self, function: types.FunctionType, slots: tuple[Any, ...]) -> "_native.Entry | None":
@@ -135,7 +137,7 @@ class Engine:
             for entry in known:
                 if entry.guards.check(state) is not None:
                     return entry
-            captured = None if known else self._recall(frames[0])
+            captured = None if known else self._load(frames[0])
             captured = captured or self._capture(frames, code, [entry.guards for entry in known])
             if captured is None:
                 return None
@@ -151,14 +153,14 @@ class Engine:
             warn(f"SM020: a graph of {name} could not be compiled and runs in Python. {reason}.")
         return reason is None
 
-    def _recall(self, frame: LiveFrame) -> Captured | None:
+    def _load(self, frame: LiveFrame) -> Captured | None:
         """What an earlier process made of a function that is called for the first time."""
         code = frame.info.code
         if self.capture_store is None or code in self._histories:
             return None
-        with _native.PausedGC(), timed("recall", code.co_qualname):
+        with _native.PausedGC(), timed("load", code.co_qualname):
             history = History()
-            found = self.capture_store.recall(frame, history)
+            found = self.capture_store.load(frame, history)
         if found is None:
             return None
         self._histories[code] = history
@@ -175,8 +177,8 @@ class Engine:
         def failed(error: Exception, *collected: Any) -> Any:
             return recover(self, entry_state, computation.failed(error), collected)
 
-        settle = computation.restore_entry
-        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, settle)
+        restore = computation.restore_entry
+        return _native.Entry(captured.guards, computation.run, computation.arguments, result, failed, restore)
 
     def _runner(self, captured: Captured) -> Callable[..., Any]:
         plan, entry_state = captured.plan, captured.entry_state
@@ -204,7 +206,7 @@ class Engine:
         found = self._find(key, state)
         if found is not None or key in self._skipped or not self._has_stack(frames[-1].info.code.co_qualname):
             return found
-        made: tuple[Plan, tuple[Any, ...]] | None = _native.sheltered(self._planned, frames, key, state)
+        made: tuple[Plan, tuple[Any, ...]] | None = _native.preserving_state(self._planned, frames, key, state)
         return made
 
     def _planned(
@@ -277,20 +279,20 @@ class Engine:
         return None if self._is_idle(captured, frames, key) else captured
 
     def _is_idle(self, captured: Captured, frames: list[LiveFrame], key: Any) -> bool:
-        """Whether CPython does better with this state; after a few such answers it is not asked about again."""
+        """Whether CPython does better with this state; after a few such answers it is skipped for good."""
         plan = captured.plan
         if plan.computation.run is not None:
             return False
         if isinstance(plan, Return):
-            idle, again = False, True
+            idle, counts = False, True
         elif plan.record.code in EXPECTED_TO_RAISE:
             self._raised[key] = self._raised.get(key, 0) + 1
             if self._raised[key] >= config.cache_size_limit:
                 self._skipped.add(key)  # what was compiled for calls that do not raise stays
             return True
         else:
-            idle = again = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
-        if again:
+            idle = counts = plan.eager or not (captured.saw_tensors or _may_compute(frames[-1]))
+        if counts:
             self._idle[key] = self._idle.get(key, 0) + 1
             if self._idle[key] >= _ENOUGH_IDLE:
                 self._skipped.add(key)

@@ -21,7 +21,7 @@ from smelt.capture.model.breaks import Unsupported
 from smelt.capture.model.values import Constant, Sequence, Slots, Tensor, Value, describe
 from smelt.capture.polyfills.optimizers import accumulate_grads
 from smelt.capture.tape.autograd_history import leaves_of, yields_sparse
-from smelt.ir.nodes.backward_node import accumulable, accumulable_again, gradients, unhooked
+from smelt.ir.nodes.backward_node import accumulable, accumulable_create_graph, gradients, unhooked
 from smelt.meta.autograd_graph import behind
 from smelt.symbolic.shapes import is_dense
 
@@ -110,7 +110,8 @@ def _backward(interp: Interpreter, tensors: Value, tangents: Value | None, given
         return _with_hooks(interp, outputs, given_tangents, wanted, hooks, retain)
     before = interp.tape.ambient
     interp.tape.set_ambient(replace(before, grad=create))
-    found = _engine_call(interp, accumulable_again if create else accumulable, outputs, given_tangents, wanted, retain)
+    function = accumulable_create_graph if create else accumulable
+    found = _engine_call(interp, function, outputs, given_tangents, wanted, retain)
     for slot, gradient in zip(slots, found.items, strict=True):
         _accumulate(interp, slot, gradient, create)
     interp.tape.set_ambient(before)

@@ -3,7 +3,7 @@
 A code object → `CodeInfo`: instructions with their prefixes folded in (EXTENDED_ARG, KW_NAMES, PRECALL), absolute jump
 targets, the exception table, and which locals are live before each instruction. What differs between Python versions
 is decided here, in `_RENAMED` and `_reader`, so that the rest of capture knows one form; `ONLY_IN` lists what is
-left of the differences, and `LEFT_TO_PYTHON` what is not followed in any version. tests/versions holds both to every
+left of the differences, and `UNSUPPORTED` what is not followed in any version. tests/versions holds both to every
 instruction that each Python has.
 
     3.11  KW_NAMES 3 / PRECALL 2 / CALL 2           →  CALL  arg=2  keywords=("dim",)   offset of KW_NAMES
@@ -119,7 +119,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 """Instructions that not every version has, of those that are followed."""
 
-LEFT_TO_PYTHON: dict[str, str] = {
+UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "END_ASYNC_FOR"), "async: left alone"),
     **dict.fromkeys(("BEFORE_ASYNC_WITH", "ASYNC_GEN_WRAP"), "async: left alone"),
     **dict.fromkeys(("CHECK_EG_MATCH", "PREP_RERAISE_STAR"), "except*: groups are taken apart by Python"),

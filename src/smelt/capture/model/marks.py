@@ -63,8 +63,8 @@ def nothing_deferred(for_what: Any) -> bool:
     return True
 
 
-def left_to_python(what: str) -> None:
-    """Ends the captured graph where it is called, because only Python can do what comes."""
+def unsupported(what: str) -> None:
+    """Ends the captured graph where it is called: `what` comes next, and cannot be captured."""
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | Iterable[int]) -> None:

@@ -36,7 +36,7 @@ from smelt.capture.model.values import (
 @handles("RAISE_VARARGS")
 def _raise_varargs(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
     if instruction.arg == 0:
-        raise _again(interp.handled())
+        raise _reraised(interp.handled())
     values = take(frame, instruction.arg)
     raised = Raised(_exception(interp, values[0]), describe(values[0]))
     if instruction.arg == 2:
@@ -55,7 +55,7 @@ def _exception(interp: Interpreter, value: Value) -> Value:
     return value
 
 
-def _again(error: Value) -> Unsupported:
+def _reraised(error: Value) -> Unsupported:
     """Raise once more what has been raised before."""
     if isinstance(error, Handled) or not isinstance(error, ExceptionValue | Object):
         return Unsupported("B019", "raise")
@@ -64,7 +64,7 @@ def _again(error: Value) -> Unsupported:
 
 @handles("RERAISE")
 def _reraise(interp: Interpreter, frame: Frame, instruction: Instruction) -> None:
-    raise _again(frame.stack[-1])
+    raise _reraised(frame.stack[-1])
 
 
 @handles("PUSH_EXC_INFO")
@@ -113,7 +113,7 @@ def _cleanup_throw(interp: Interpreter, frame: Frame, instruction: Instruction) 
     """What was thrown into a generator inside `yield from`, after it was thrown into what that takes its items from."""
     if python_type(frame.stack[-1]) is StopIteration:
         raise Unsupported("B002", "generator.throw inside yield from")
-    raise _again(frame.stack[-1])
+    raise _reraised(frame.stack[-1])
 
 
 # with

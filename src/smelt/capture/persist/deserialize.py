@@ -1,6 +1,6 @@
 """A capture of an earlier process on its way back: objects found by name, or taken from where the guards meet them.
 
-record + a state   →   Recalled(guards, plan, entrance), or `NotPersistable`: this is not the state that was captured
+record + a state   →   LoadedCapture(guards, plan, entry_state), or `NotPersistable`: not the state that was captured
 """
 
 import functools
@@ -21,7 +21,7 @@ from smelt.capture.persist.serialize import SerializedCapture, may_be_step, refu
 from smelt.capture.replay.plan import Computation, EntryState, FrameRecipe, Return, alias_holds
 from smelt.capture.replay.reconstruct import Recipe
 from smelt.capture.replay.rollback import WritePolicy
-from smelt.ir.graph import Recaller
+from smelt.ir.graph import PersistentCompiler
 from smelt.ir.json_values import decode, encode
 from smelt.ir.nodes.ambient import Ambient, without_default_devices
 
@@ -70,7 +70,7 @@ class CaptureLoader:
         self.checks: dict[int, Any] = {}
         self.remembered: list[Remembered] = []
 
-    def recalled(self, recaller: Recaller) -> LoadedCapture | None:
+    def load(self, compiler: PersistentCompiler) -> LoadedCapture | None:
         """The capture, if all its guards hold of the state."""
         if any(stamp_of(file) != stamp for file, *stamp in (*self.record["files"], *self.record["program"])):
             raise NotPersistable("a file has changed")
@@ -95,12 +95,12 @@ class CaptureLoader:
         records = Ambient.now().records
         with torch._C._InferenceMode(False), without_default_devices():  # as graphs are captured and compiled
             torch._C._set_grad_enabled(records)
-            found = recaller.recall(self.record["graph"], write_policy.undoing())
+            found = compiler.load(self.record["graph"], write_policy.undoing())
         if found is None:
             raise NotPersistable("its compiled code is not in the cache")
         run, traced = found
         events.count("graphs")
-        events.count("captures_recalled")
+        events.count("captures_loaded")
         return LoadedCapture(guards, self._plan(write_policy.around(run, traced), write_policy.writes), entry_state)
 
     def resolve_objects(self) -> None:

@@ -1,15 +1,15 @@
 """Captures that outlive the process: what a function became is kept beside its code, and tried before it is captured.
 
     guards, recipe, graph  ── keep ──►  file, under the function's code and what it was called with
-    file + a state         ── recall ─►  Captured, if every guard holds of the state; else it is captured anew
+    file + a state         ── load ──►  LoadedCapture, if every guard holds of the state; else it is captured anew
 
-Guards are all that a capture relied on, so where they hold, capturing again would yield the same. They hold objects of
+Guards are all that a capture relied on, so where they hold, another capture would give the same. They hold objects of
 the process: `object_names` says how another process finds them. What a guard cannot ask for is taken care of here: code
 is known by its digest, files that classes and functions come from by size and time, and by the key
-(`Recaller.surroundings`) smelt, PyTorch, Python, processor, options and settings. A capture that looked at something
-else (`GuardTree.why_not_persist`: addresses, whether there is a GPU), and one whose parts cannot be serialized, is not
-kept, and `SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to its end, one graph,
-static shapes.
+(`PersistentCompiler.environment`) smelt, PyTorch, Python, processor, options and settings. A capture that looked at
+something else (`GuardTree.why_not_persist`: addresses, whether there is a GPU), and one whose parts cannot be
+serialized, is not kept, and `SMELT_LOGS=cache` says why. What is kept is the plain case: a function from its start to
+its end, one graph, static shapes.
 """
 
 import json
@@ -32,7 +32,7 @@ from smelt.capture.persist.object_names import NotPersistable, digest, forget_cl
 from smelt.capture.persist.serialize import SerializedCapture, record_of, refuse
 from smelt.capture.replay.plan import EntryState, Plan, Return
 from smelt.capture.replay.rollback import WritePolicy
-from smelt.ir.graph import Recaller, Traced
+from smelt.ir.graph import PersistentCompiler, Traced
 from smelt.ir.json_values import decode
 from smelt.runtime.cache import CacheStore, open_store
 
@@ -46,10 +46,10 @@ relied on."""
 class CaptureStore:
     """Where the captures of one compiled function are kept. `options` is how they are made."""
 
-    recaller: Recaller
+    compiler: PersistentCompiler
     options: tuple[Any, ...]
 
-    def recall(self, frame: LiveFrame, history: History) -> LoadedCapture | None:
+    def load(self, frame: LiveFrame, history: History) -> LoadedCapture | None:
         """What an earlier process made of this very state, if it did."""
         place = self._place(frame)
         if place is None or events.collecting() or config.check_specs or any(map(events.wanted, _WATCHED)):
@@ -59,9 +59,9 @@ class CaptureStore:
         if parts is None:
             return None
         try:
-            with events.timed("recall"):
+            with events.timed("load"):
                 record = json.loads(parts[0])
-                found = CaptureLoader(record, frame).recalled(self.recaller)
+                found = CaptureLoader(record, frame).load(self.compiler)
                 if found is not None:
                     history.restore(decode(record["history"], refuse))
         except NotPersistable as reason:
@@ -100,7 +100,7 @@ class CaptureStore:
         name = frame.info.code.co_qualname
         try:
             with events.timed("keep"):
-                form = self.recaller.form_of(traced)
+                form = self.compiler.serialize(traced)
                 if form is None:
                     raise NotPersistable("its graph cannot be serialized")
                 record = record_of(capture, form)
@@ -121,12 +121,12 @@ class CaptureStore:
 
     def _place(self, frame: LiveFrame) -> tuple[CacheStore, str] | None:
         store = open_store()
-        surroundings = None if store is None else self.recaller.surroundings()
-        if store is None or surroundings is None:
+        environment = None if store is None else self.compiler.environment()
+        if store is None or environment is None:
             return None
         function = frame.function
         settings = [f"{name}={getattr(config, name)!r}" for name in ("compiled_autograd", "cache_size_limit")]
-        lines = ["capture", surroundings, " ".join(settings), repr(self.options)]
+        lines = ["capture", environment, " ".join(settings), repr(self.options)]
         code = function.__code__
         place = code.co_filename if os.path.isfile(code.co_filename) else ""  # a cell of a notebook has one of its own
         lines += [f"{function.__module__}.{function.__qualname__} {digest(code)} {place}"]

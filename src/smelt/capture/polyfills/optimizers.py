@@ -15,7 +15,7 @@ import torch
 from torch.optim import adagrad, adam
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from smelt.capture.model.marks import defer, left_to_python, nothing_deferred
+from smelt.capture.model.marks import defer, nothing_deferred, unsupported
 from smelt.ir.nodes.hook_calls import call_hook
 
 _adam: Callable[..., None] = adam._single_tensor_adam
@@ -127,7 +127,7 @@ def fused_sgd(
     found_inf: Any = None,
 ) -> None:
     if isinstance(lr, torch.Tensor):
-        left_to_python("SGD(fused=True) with a tensor for its learning rate")
+        unsupported("SGD(fused=True) with a tensor for its learning rate")
 
     def update() -> None:
         for place, param in enumerate(params):
@@ -207,9 +207,9 @@ def step_unless_infinite(scaler: Any, optimizer: Any, state: Any, *args: Any, **
     """
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if args or kwargs or hooks:
-        left_to_python("scaler.step() with a closure or with hooks, of which nothing can be undone")
+        unsupported("scaler.step() with a closure or with hooks, of which nothing can be undone")
     if not nothing_deferred(optimizer.state):
-        left_to_python("a second scaler.step() of one optimizer, whose state depends on the first one's gradients")
+        unsupported("a second scaler.step() of one optimizer, whose state depends on the first one's gradients")
     params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
     written = list(params)
     kept: list[Any] = []

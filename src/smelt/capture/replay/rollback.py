@@ -64,7 +64,7 @@ class WritePolicy:
             run = restoring_rng(run, self.writes)
         if self.inference:
             run = in_inference_mode(run)
-        return partial(_native.sheltered, without_default_devices()(run)) if self.devices else run
+        return partial(_native.preserving_state, without_default_devices()(run)) if self.devices else run
 
 
 def in_inference_mode(run: GraphRun) -> GraphRun:

@@ -352,19 +352,19 @@ class Body:
         name = axis.name if axis else ""
         full = size // self.lanes * self.lanes
         more = self.has_tail()
-        again = more and idempotent(inside) and self.before_block is None
+        overlaps = more and idempotent(inside) and self.before_block is None
         if self.edges is not None:
             self.run(inside, name, *self.edges, started)
             return
         if self.plan.split is Split.COLS:
-            most = self.number((size if again else full) - self.lanes)
+            most = self.number((size if overlaps else full) - self.lanes)
             column = self.b.mul(LlvmValue("%first", "i64"), self.lanes) if self.pipelined else _NOWHERE
             held = self._read_pipelined(name, column, most)
             loop = self.b.begin(LlvmValue("%first", "i64"), LlvmValue("%last", "i64"), 1, held, guard=True)
             column = self.b.mul(loop.index, self.lanes)
             held = self._read_pipelined(name, self.b.add(column, self.lanes) if self.pipelined else column, most)
             self.read = dict(zip(self.pipelined, loop.values, strict=True))
-            self._point(inside, name, self._within(column, size) if again else column, started)
+            self._point(inside, name, self._within(column, size) if overlaps else column, started)
             loop.end(*held)
         elif self.before_block or (any(fold.f64_accumulator for fold in started) and size > 2 * self.flush_every):
             block = block_of(self.lanes) if self.before_block else self.flush_every // self.lanes * self.lanes
@@ -375,9 +375,9 @@ class Body:
             self._flush(started)
             self._end(outer, started)
         else:
-            stop = self.number(size if again else full)
-            self.run(inside, name, self.number(0), stop, started, size if again else None)
-        if more and not again:
+            stop = self.number(size if overlaps else full)
+            self.run(inside, name, self.number(0), stop, started, size if overlaps else None)
+        if more and not overlaps:
             self._announce(self.number(full))
             self.tail(inside, name, size, started)
 

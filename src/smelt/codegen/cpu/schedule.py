@@ -151,8 +151,8 @@ class SchedulePlan:
             case Split.ROWS:
                 return self.kernel.row_count
             case Split.COLS:
-                again = idempotent(self.kernel.stages[0].body)
-                return -(-self.width // self.lanes) if again else self.width // self.lanes
+                overlaps = idempotent(self.kernel.stages[0].body)  # the last vector may repeat what others wrote
+                return -(-self.width // self.lanes) if overlaps else self.width // self.lanes
             case Split.TILES:
                 return product(axis.size for axis in self.tile_axes)
             case Split.SCATTER_BUCKETS:

@@ -1,9 +1,9 @@
-"""Object files → images: machine code that needs no linker, no loader and no LLVM to be used again.
+"""Object files → images: machine code that needs no linker, no loader and no LLVM to be reused.
 
     an ELF object that calls `GOMP_parallel`   →   Image(code, symbols={"k0": 64}, slots=((4088, "GOMP_parallel", 0),))
 
-Sections are laid out in one run of bytes and every reference between them is settled, which takes no knowledge of where
-the bytes will lie: all of it is relative, on pages. What is not in the object is reached through slots, eight bytes at
+Sections are laid out in one run of bytes and every reference between them is resolved, whatever the address the bytes
+will have: all of it is relative, on pages. What is not in the object is reached through slots, eight bytes at
 the end of the image each, which get an address when the image is mapped (`runtime.program.code_image`); a call to it
 goes through a stub beside its slot. Relocations and sections that generated code does not need are refused.
 """

@@ -121,8 +121,8 @@ def _float_floordiv(b: Builder, _: torch.dtype, args: Sequence[LlvmValue]) -> Ll
     exact = b.select(_leans_away(b, rest, y), b.fsub(exact, 1.0), exact)
     floor = b.intrinsic("llvm.floor", exact)
     floor = b.select(b.fcmp("ogt", b.fsub(exact, floor), 0.5), b.fadd(floor, 1.0), floor)
-    settled = b.select(b.fcmp("une", exact, 0.0), floor, b.copysign(0.0, quotient))
-    return b.select(b.fcmp("oeq", y, 0.0), quotient, settled)
+    rounded = b.select(b.fcmp("une", exact, 0.0), floor, b.copysign(0.0, quotient))
+    return b.select(b.fcmp("oeq", y, 0.0), quotient, rounded)
 
 
 _FLOAT_OPS: dict[str, Lower] = {

@@ -9,7 +9,7 @@
 static PyObject *name_variable, *name_grad, *name_add, *name_is_view;
 
 int
-deliver_init(void)
+accumulate_grad_init(void)
 {
     name_variable = PyUnicode_InternFromString("variable");
     name_grad = PyUnicode_InternFromString("grad");
@@ -39,7 +39,7 @@ lie_alike(PyObject *one, PyObject *other)
 
 /* 1: done, 0: it is not one of the plain ones, -1: an exception. */
 static int
-deliver_plainly(PyObject *leaf, PyObject *before, PyObject *gradient, bool owned)
+accumulate_plain(PyObject *leaf, PyObject *before, PyObject *gradient, bool owned)
 {
     if (!tensor_memory_is_plain(gradient)) {
         return 0;
@@ -65,12 +65,12 @@ deliver_plainly(PyObject *leaf, PyObject *before, PyObject *gradient, bool owned
 
 /* 0, or -1 with an exception. */
 static int
-deliver_one(PyObject *node, PyObject *gradient, PyObject *otherwise)
+accumulate_one(PyObject *node, PyObject *gradient, PyObject *otherwise)
 {
     bool owned = Py_REFCNT(gradient) == 1;
     PyObject *leaf = PyObject_GetAttr(node, name_variable);
     PyObject *before = leaf ? PyObject_GetAttr(leaf, name_grad) : NULL;
-    int done = before ? deliver_plainly(leaf, before, gradient, owned) : -1;
+    int done = before ? accumulate_plain(leaf, before, gradient, owned) : -1;
     Py_XDECREF(before);
     if (done == 0) {
         PyObject *arguments[] = {leaf, gradient, owned ? Py_True : Py_False};
@@ -83,28 +83,28 @@ deliver_one(PyObject *node, PyObject *gradient, PyObject *otherwise)
 }
 
 PyObject *
-deliver(PyObject *Py_UNUSED(module), PyObject *args)
+accumulate_grads(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *nodes, *values, *places, *otherwise;
-    if (!PyArg_ParseTuple(args, "O!O!O!O:deliver", &PyList_Type, &nodes, &PyList_Type, &values, &PyTuple_Type, &places,
+    if (!PyArg_ParseTuple(args, "O!O!O!O:accumulate_grads", &PyList_Type, &nodes, &PyList_Type, &values, &PyTuple_Type, &places,
                           &otherwise)) {
         return NULL;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
         Py_ssize_t number, slot;
         int is_last;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(places, i), "nnp:deliver", &number, &slot, &is_last)) {
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(places, i), "nnp:accumulate_grads", &number, &slot, &is_last)) {
             return NULL;
         }
         if (number < 0 || number >= PyList_GET_SIZE(nodes) || slot < 0 || slot >= PyList_GET_SIZE(values)) {
-            PyErr_SetString(PyExc_IndexError, "deliver(): there is no such node or value");
+            PyErr_SetString(PyExc_IndexError, "accumulate_grads(): there is no such node or value");
             return NULL;
         }
         PyObject *gradient = Py_NewRef(PyList_GET_ITEM(values, slot));
         if (is_last) {
             PyList_SetItem(values, slot, Py_NewRef(Py_None));
         }
-        int status = deliver_one(PyList_GET_ITEM(nodes, number), gradient, otherwise);
+        int status = accumulate_one(PyList_GET_ITEM(nodes, number), gradient, otherwise);
         Py_DECREF(gradient);
         if (status < 0) {
             return NULL;

@@ -10,7 +10,7 @@ int nodes_init(void); /* 0, or -1 with an exception */
 PyObject *leaf_hooks(PyObject *module, PyObject *leaf);
 PyObject *node_hooks(PyObject *module, PyObject *address);
 PyObject *release_nodes(PyObject *module, PyObject *addresses);
-PyObject *deliver(PyObject *module, PyObject *args); /* autograd/accumulate_grad.c */
-int deliver_init(void);
+PyObject *accumulate_grads(PyObject *module, PyObject *args); /* autograd/accumulate_grad.c */
+int accumulate_grad_init(void);
 
 #endif

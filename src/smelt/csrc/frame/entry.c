@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#include "state/shelter.h"
+#include "state/preserved_state.h"
 
 /* --- running ---------------------------------------------------------------------------------- */
 

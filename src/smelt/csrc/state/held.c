@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-#include "state/shelter.h"
+#include "state/preserved_state.h"
 
 /* --- no automatic collections ----------------------------------------------------------------- */
 
@@ -190,7 +190,7 @@ PyTypeObject PausedGCType = {
 };
 
 int
-shelter_init(void)
+preserved_state_init(void)
 {
     if (pthread_atfork(NULL, NULL, forget_other_blocks) == 0) {
         return 0;

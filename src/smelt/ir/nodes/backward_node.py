@@ -94,7 +94,7 @@ def accumulable(
         )
 
 
-def accumulable_again(
+def accumulable_create_graph(
     outputs: Tensors, tangents: Sequence[torch.Tensor | None], inputs: Tensors, retain: bool
 ) -> tuple[torch.Tensor | None, ...]:
     """The same with `create_graph=True`: gradients have a history themselves."""

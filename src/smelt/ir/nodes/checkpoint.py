@@ -1,10 +1,10 @@
-"""A part of a torch-level graph whose values are to be computed again in the backward: `torch.utils.checkpoint`.
+"""A part of a torch-level graph whose values are to be recomputed in the backward: `torch.utils.checkpoint`.
 
     y = checkpoint(block, x)        checkpoint = Checkpoint(x, weight); y = checkpoint[0]
                                     body(x, weight): linear = …; gelu = …; return (gelu,)
 
-Who runs the graph runs PyTorch's checkpoint on the body. A recorder runs the body itself, and notes of each value what
-is wished for it (`ir.call_contract.Wish`).
+Who runs the graph runs PyTorch's checkpoint on the body. A recorder runs the body itself, and notes for each value
+whether to recompute it (`ir.call_contract.RecomputePolicy`).
 """
 
 from collections.abc import Callable

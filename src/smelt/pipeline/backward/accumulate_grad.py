@@ -21,10 +21,10 @@ def accumulate(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor, owned: b
     elif type(before) is torch.Tensor and before.layout is torch.strided:
         BASE.add_(before, gradient)
     else:
-        deliver(engine, leaf, gradient)
+        accumulate_by_engine(engine, leaf, gradient)
 
 
-def deliver(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+def accumulate_by_engine(engine: Any, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
     """Let the engine accumulate, with all hooks of the leaf and of its node."""
     engine.run_backward((leaf,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 

@@ -21,19 +21,19 @@ from smelt.base.coexist import leave_alone
 from smelt.base.fast_dataclass import dataclass
 from smelt.base.torch_originals import BASE
 from smelt.ir.backward import (
+    AccumulateByEngine,
+    AccumulateGrads,
     CallLeafHooks,
     CallNode,
-    Deliver,
-    DeliverByEngine,
     Graph,
     HookAt,
     HooksByEngine,
     Step,
-    settled,
+    dense_spec,
 )
 from smelt.ir.nodes.hook_calls import laid_out
 from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of
-from smelt.pipeline.backward.accumulate_grad import accumulate, deliver
+from smelt.pipeline.backward.accumulate_grad import accumulate, accumulate_by_engine
 from smelt.torch_abi.node_layout import materializes
 
 Values = list[Any]
@@ -59,13 +59,13 @@ def run_steps(steps: Sequence[Run], run: BackwardRun) -> None:
 def read_slots(step: Step) -> list[int]:
     if isinstance(step, Graph):
         return [source for source in step.inputs if isinstance(source, int)]
-    if isinstance(step, Deliver):
+    if isinstance(step, AccumulateGrads):
         return [slot for _, slot in step.gradients]
     if isinstance(step, HooksByEngine):
         return [slot for _, slot, _ in step.gradients]
     if isinstance(step, CallNode):
         return [slot for slot in step.gradients if slot is not None]
-    return [step.slot] if isinstance(step, DeliverByEngine) else []
+    return [step.slot] if isinstance(step, AccumulateByEngine) else []
 
 
 def detached(step: Graph, slots: frozenset[int]) -> Graph:
@@ -131,17 +131,17 @@ def _functions(reading: GraphReading, at: HookAt) -> Any:
     return reading.hooks(at.node)[0][at.place][1]
 
 
-_delivering = locks.lock()
+_accumulating = locks.lock()
 
 
-def deliver_all(gradients: tuple[tuple[int, int, bool], ...], run: BackwardRun) -> None:
-    with _native.Held(_delivering):  # two threads may train the same leaves
-        _native.deliver(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
+def accumulate_all(gradients: tuple[tuple[int, int, bool], ...], run: BackwardRun) -> None:
+    with _native.Held(_accumulating):  # two threads may train the same leaves
+        _native.accumulate_grads(run.reading.nodes, run.values, gradients, partial(accumulate, run.engine))
 
 
-def _deliver_by_engine(step: DeliverByEngine, run: BackwardRun) -> None:
+def _accumulate_by_engine(step: AccumulateByEngine, run: BackwardRun) -> None:
     gradient = run.values[step.slot]
-    deliver(run.engine, run.reading.nodes[step.node].variable, gradient)
+    accumulate_by_engine(run.engine, run.reading.nodes[step.node].variable, gradient)
 
 
 def _call_leaf_hooks(step: CallLeafHooks, run: BackwardRun) -> None:
@@ -158,7 +158,7 @@ def _hooks_by_engine(step: HooksByEngine, run: BackwardRun) -> None:
     given = tuple(values[slot] for _, slot, _ in step.gradients)
     made = run.engine.run_backward(edges, given, True, False, edges, allow_unreachable=True, accumulate_grad=False)
     for (_, before, after), value in zip(step.gradients, made, strict=True):
-        values[after] = laid_out(value, settled(spec_of_tensor(values[before])).stride)
+        values[after] = laid_out(value, dense_spec(spec_of_tensor(values[before])).stride)
 
 
 def _call_node(step: CallNode, run: BackwardRun) -> None:
@@ -211,7 +211,7 @@ def _like(result: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 STEP_RUNNERS: dict[type, Callable[[Any, BackwardRun], None]] = {
-    DeliverByEngine: _deliver_by_engine,
+    AccumulateByEngine: _accumulate_by_engine,
     CallLeafHooks: _call_leaf_hooks,
     HooksByEngine: _hooks_by_engine,
     CallNode: _call_node,

@@ -10,7 +10,15 @@ from typing import Any
 
 from smelt.autograd.engine.read_graph import ACCUMULATE, GraphReading
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.backward import Backward, CallLeafHooks, CallNode, Deliver, DeliverByEngine, Graph, HooksByEngine
+from smelt.ir.backward import (
+    AccumulateByEngine,
+    AccumulateGrads,
+    Backward,
+    CallLeafHooks,
+    CallNode,
+    Graph,
+    HooksByEngine,
+)
 from smelt.ir.graph import format_graph
 
 
@@ -91,9 +99,9 @@ def describe(backward: Backward, reading: GraphReading) -> str:
     for step in backward.steps:
         if isinstance(step, Graph):
             lines.append(format_graph(step.traced.graph))
-        elif isinstance(step, Deliver):
+        elif isinstance(step, AccumulateGrads):
             lines += [f"accumulate_grad(slot {slot}) at node {number}" for number, slot in step.gradients]
-        elif isinstance(step, DeliverByEngine):
+        elif isinstance(step, AccumulateByEngine):
             lines.append(f"accumulate_grad(slot {step.slot}) at node {step.node}, by the engine, with all its hooks")
         elif isinstance(step, CallLeafHooks):
             lines += [f"call_hook({at.kind} {at.number}) at node {step.node}" for at in step.hooks]

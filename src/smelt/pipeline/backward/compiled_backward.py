@@ -24,14 +24,14 @@ from smelt.autograd.engine.read_graph import ACCUMULATE, GraphReading, Unreadabl
 from smelt.autograd.engine.trace_engine import NotObserved, trace
 from smelt.base import events, locks
 from smelt.base.fast_dataclass import dataclass
-from smelt.ir.backward import Backward, Deliver, DeliverByEngine, Graph, HookAt, Step, settled
+from smelt.ir.backward import AccumulateByEngine, AccumulateGrads, Backward, Graph, HookAt, Step, dense_spec
 from smelt.ir.graph import GraphCompiler
 from smelt.ir.tensorspec import TensorSpec
 from smelt.pipeline.backward.backward_steps import (
     STEP_RUNNERS,
     BackwardRun,
     Run,
-    deliver_all,
+    accumulate_all,
     detached,
     find_hooks,
     read_slots,
@@ -66,8 +66,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.hooks = self.backward.hooks
-        given = [step.gradients for step in self.backward.steps if isinstance(step, Deliver)]
-        single = [step.node for step in self.backward.steps if isinstance(step, DeliverByEngine)]
+        given = [step.gradients for step in self.backward.steps if isinstance(step, AccumulateGrads)]
+        single = [step.node for step in self.backward.steps if isinstance(step, AccumulateByEngine)]
         self.leaves = (*(node for gradients in given for node, _ in gradients), *single)
 
 
@@ -144,7 +144,7 @@ class CompiledBackwards:
         entry = self.entries.get(request.key)
         if entry is None:
             try:
-                entry = _native.sheltered(self._made_once, request)
+                entry = _native.preserving_state(self._made_once, request)
             except NotObserved:
                 return self._observe(request, by_engine)
         if isinstance(entry, str):
@@ -222,7 +222,7 @@ class CompiledBackwards:
         seen: dict[int, tuple[TensorSpec | None, ...]] = {}
 
         def note(number: int, outgoing: tuple[Any, ...], incoming: tuple[Any, ...]) -> None:
-            seen[number] = tuple(None if each is None else settled(spec_of_tensor(each)) for each in outgoing)
+            seen[number] = tuple(None if each is None else dense_spec(spec_of_tensor(each)) for each in outgoing)
 
         nodes = request.reading.nodes
         handles = []
@@ -248,21 +248,21 @@ class CompiledBackwards:
             for slot in read_slots(step):
                 last_use[slot] = position
         last_use.update((slot, len(backward.steps)) for slot in backward.wanted if slot is not None)
-        delivered = _only_accumulated(backward)
+        accumulated = _only_accumulated(backward)
         made: list[Run] = []
         for position, step in enumerate(backward.steps):
             done = tuple(slot for slot in set(read_slots(step)) if last_use[slot] == position)
-            step = detached(step, delivered) if isinstance(step, Graph) else step
+            step = detached(step, accumulated) if isinstance(step, Graph) else step
             made.append(self._step(step, done, dynamic))
         return made
 
     def _step(self, step: Step, done: tuple[int, ...], dynamic: bool) -> Run:
         if isinstance(step, Graph):
             return self._graph(step, done, dynamic)
-        if isinstance(step, Deliver):
+        if isinstance(step, AccumulateGrads):
             last = {slot: place for place, (_, slot) in enumerate(step.gradients) if slot in done}
             order = tuple((node, slot, last.get(slot) == place) for place, (node, slot) in enumerate(step.gradients))
-            return partial(deliver_all, order)
+            return partial(accumulate_all, order)
         return partial(STEP_RUNNERS[type(step)], step)
 
     def _graph(self, step: Graph, done: tuple[int, ...], dynamic: bool) -> Run:
@@ -284,8 +284,8 @@ def _accumulates_into_inputs(reading: GraphReading, leaves: Sequence[int], value
 
 def _only_accumulated(backward: Backward) -> frozenset[int]:
     """Slots whose values are only accumulated into leaves."""
-    given = [step for step in backward.steps if isinstance(step, Deliver)]
-    seen = [step for step in backward.steps if not isinstance(step, Deliver | Graph)]
+    given = [step for step in backward.steps if isinstance(step, AccumulateGrads)]
+    seen = [step for step in backward.steps if not isinstance(step, AccumulateGrads | Graph)]
     found = {slot for step in given for slot in read_slots(step)}
     return frozenset(found.difference(backward.wanted, *map(read_slots, seen)))
 

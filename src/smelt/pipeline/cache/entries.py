@@ -21,7 +21,7 @@ from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
 from smelt.ir.program import Launch, Program
-from smelt.pipeline.cache.keys import Unstorable, key_of, surroundings
+from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
 from smelt.runtime.cache import CacheStore, open_store
 from smelt.runtime.program.code_image import Image, Loaded, Slot
 from smelt.runtime.program.code_image import load as map_image
@@ -93,7 +93,7 @@ class CacheEntry:
         """The same for a graph of which only its part of the key is at hand."""
         store = open_store()
         try:
-            return None if store is None else cls(store, f"{surroundings(options)}\n{text}", first=True)
+            return None if store is None else cls(store, f"{environment_key(options)}\n{text}", first=True)
         except Unstorable:
             return None
 

@@ -3,7 +3,7 @@
     add = torch.add(x, 2)   →   ["call_function", "add", ["#f", "torch", "add"], ["t", ["#%", 0], 2], ["m"], null]
 
 Functions are known by where they are found, and only those of PyTorch and of Python itself (`keys.function_place`). The
-program may put wrappers into their places at any time, so they are found when a graph is recalled, whenever it is made.
+program may put wrappers into their places at any time, so they are found when a graph is loaded, whenever it is made.
 """
 
 import sys

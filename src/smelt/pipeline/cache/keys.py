@@ -54,7 +54,7 @@ class Unstorable(Exception):
 
 def key_of(traced: Traced, options: Options) -> str:
     """The text that stands for a graph and all its code depends on."""
-    return f"{surroundings(options)}\n{text_of(traced)}"
+    return f"{environment_key(options)}\n{text_of(traced)}"
 
 
 def text_of(traced: Traced) -> str:
@@ -64,7 +64,7 @@ def text_of(traced: Traced) -> str:
     return "\n".join(_graph_lines(traced.graph))
 
 
-def surroundings(options: Options) -> str:
+def environment_key(options: Options) -> str:
     """The rest of it: all that code depends on besides the graph."""
     _refuse_overrides()
     chosen = [f"{f.name}={getattr(options, f.name)!r}" for f in fields(options) if f.metadata["in_key"]]

@@ -23,7 +23,7 @@ _lock = locks.lock()
 
 
 def keep(traced: Traced, options: Options, parts: Parts) -> None:
-    if not traced.again or (key := _key(traced, options)) is None:
+    if not traced.recurs or (key := _key(traced, options)) is None:
         return
     with _native.Held(_lock):
         _pending[key] = parts

@@ -36,7 +36,7 @@ def look_up(
     return entry, None if entry is None else _load(entry, lambda: traced, options, arenas, make_rest)
 
 
-def recall(text: str, traced: Callable[[], Traced], options: Options, make_rest: MakeRest) -> Flat | None:
+def load_stored(text: str, traced: Callable[[], Traced], options: Options, make_rest: MakeRest) -> Flat | None:
     """What the cache has of a graph whose part of the key is known; the graph is made when something asks for it."""
     entry = CacheEntry.of_text(text, options)
     found = None if entry is None else _load(entry, traced, options, Arenas(), make_rest)
@@ -48,7 +48,7 @@ def _load(
 ) -> Parts | None:
     """What the cache has of a graph, bound to the graph it would have come from.
 
-    The graphs that were traced from it are not stored: if a backward was never compiled, they are traced again, and are
+    The graphs that were traced from it are not stored: if a backward was never compiled, they are traced anew, and are
     the same.
     """
     found = entry.read(options)

@@ -164,7 +164,7 @@ class SizedGraph:
         return tuple([each if type(each) is int else each.hex() for each in key])  # tells -0.0 from 0.0
 
     def _version(self, values: Values) -> Flat:
-        run: Flat | None = _native.sheltered(self._made_once, values)
+        run: Flat | None = _native.preserving_state(self._made_once, values)
         return run or self._fall_back()
 
     def _made_once(self, values: Values) -> Flat | None:
@@ -310,7 +310,7 @@ class SizedGraph:
                 made[node] = graph.call_function(to_symbolic, (from_symbolic(found),)) if is_symbolic(found) else found
             else:
                 made[node] = graph.node_copy(node, made.__getitem__)
-        return Traced(graph, self._traced.level, self._traced.constants, again=self._traced.again)
+        return Traced(graph, self._traced.level, self._traced.constants, recurs=self._traced.recurs)
 
 
 def _is_number(node: fx.Node) -> bool:

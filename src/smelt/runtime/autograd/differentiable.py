@@ -94,7 +94,7 @@ class Differentiable:
             return found
         try:
             # Compiling must not disturb the thread state of the program.
-            found = _native.aside(_native.sheltered, self._make_once, arrived)
+            found = _native.aside(_native.preserving_state, self._make_once, arrived)
         except NotEnoughMemory as reason:
             found = self._plain_backward(arrived)
             if found is None:
@@ -123,7 +123,7 @@ class Differentiable:
     def part_for(self, arrived: int, source: int | None = None) -> Flat:
         """A part of a backward: see `MakePart`."""
         found = self.made_parts.get((arrived, source))
-        return found or _native.aside(_native.sheltered, self._make_part, arrived, source)
+        return found or _native.aside(_native.preserving_state, self._make_part, arrived, source)
 
     def _make_part(self, arrived: int, source: int | None) -> Flat:
         with _native.Held(self.making), _native.PausedGC():

@@ -48,10 +48,10 @@ def forbids_mutation(tensor: torch.Tensor) -> bool:
     return (base.requires_grad and base.is_leaf) or torch._C._autograd._get_creation_meta(tensor) != ordinary
 
 
-def with_copies(recalled: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def with_copies(kept_old_values: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, with differentiable copies of those that are about to be mutated, or may be before the backward."""
     given = list(inputs)
-    for index in recalled:
+    for index in kept_old_values:
         given[index] = _native.recorded(_clone_with_strides, given[index])
     return given
 

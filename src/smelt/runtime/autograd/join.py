@@ -23,7 +23,7 @@ from smelt.base.coexist import leave_alone
 from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
 from smelt.ir.call_contract import JointPlan, Replay
-from smelt.runtime import shelter  # noqa: F401  (says what `_native` puts back)
+from smelt.runtime import preserved_state  # noqa: F401  (says what `_native` puts back)
 from smelt.runtime.autograd.alias_outputs import detach_views, finisher
 from smelt.runtime.autograd.differentiable import Differentiable, Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.double_backward import needs_double_backward, track, unsaved_leaves

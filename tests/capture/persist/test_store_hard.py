@@ -16,8 +16,8 @@ import torch
 
 import smelt
 from smelt.capture import CompiledRegion
-from tests.capture.kept import Plainly, Worlds, worlds
-from tests.capture.persist.test_kept import HEAD, given
+from tests.capture.persist.test_store import HEAD, given
+from tests.capture.stored_captures import Plainly, Worlds, worlds
 
 __all__ = ["worlds"]
 
@@ -566,10 +566,10 @@ def test_a_function_of_a_library_that_is_replaced(worlds: Worlds, monkeypatch: p
     text = HEAD + "import math\ndef program(x):\n    return torch.sin(x) * math.sqrt(4)"
     for module, name, other in ((math, "sqrt", lambda x: x * 7), (math, "sqrt", math.cos), (torch, "sin", torch.cos)):
         worlds.run(text, given)
-        assert worlds.run(text, given).recalled == 1
+        assert worlds.run(text, given).loaded == 1
         with monkeypatch.context() as alone:
             alone.setattr(module, name, other)
-            assert worlds.run(text, given).recalled == 0
+            assert worlds.run(text, given).loaded == 0
 
 
 def test_modules_that_load_more_when_they_are_asked(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,8 +578,8 @@ def test_modules_that_load_more_when_they_are_asked(worlds: Worlds, monkeypatch:
             raise ImportError(f"no module named {name}")
 
     monkeypatch.setitem(sys.modules, "kept_lazy", Lazy("kept_lazy"))
-    for recalled in (0, 1):
-        assert worlds.run(HEAD + "def program(x):\n    return x * 2", given).recalled == recalled
+    for loaded in (0, 1):
+        assert worlds.run(HEAD + "def program(x):\n    return x * 2", given).loaded == loaded
 
 
 # What the first process raised, or left to Python with a warning, because it could not be written down.
@@ -606,19 +606,19 @@ def test_classes_that_say_what_they_equal_are_not_compared(worlds: Worlds) -> No
     program = "class M(type):\n    def __eq__(cls, other):\n        return True\n"
     program += "class A(metaclass=M):\n    k = 2\na = A()\ndef program(x):\n    return x * a.k"
     for _ in range(2):
-        assert worlds.run(HEAD + program, given).recalled == 0  # which holds what comes out against plain Python's
+        assert worlds.run(HEAD + program, given).loaded == 0  # which holds what comes out against plain Python's
 
 
 DRIVER = """
 import importlib, os, sys
 import torch, smelt
 from smelt.capture import CompiledRegion
-from tests.capture.kept import Plainly, assert_same
+from tests.capture.stored_captures import Plainly, assert_same
 x = torch.arange(6.0).reshape(2, 3)
 for name in sys.argv[1:]:
     plain = importlib.import_module(name)
     assert_same(CompiledRegion(Plainly()).call(plain.program, x.clone()), plain.program(x.clone()))
-print(smelt.counters["captures_recalled"])
+print(smelt.counters["captures_loaded"])
 """
 
 
@@ -629,7 +629,7 @@ class Processes:
     folder: Path
 
     def run(self, files: dict[str, str], seed: int = 1, where: str = "one", **settings: str) -> int:
-        """What is `program` in files called so, compiled, must be plain Python's; how many captures were recalled."""
+        """What is `program` in files called so, compiled, must be plain Python's; how many captures were loaded."""
         home = self.folder / where
         home.mkdir(exist_ok=True)
         for name, text in {**files, "driver.py": DRIVER}.items():

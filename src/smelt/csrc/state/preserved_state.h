@@ -1,4 +1,4 @@
-/* State that must not stay behind, whatever is raised and wherever: see state/shelter.c. */
+/* State that must not stay behind, whatever is raised and wherever: see state/preserved_state.c. */
 #ifndef SMELT_SHELTER_H
 #define SMELT_SHELTER_H
 
@@ -7,13 +7,13 @@
 extern PyTypeObject HeldType;
 extern PyTypeObject PausedGCType;
 
-int shelter_init(void);
+int preserved_state_init(void);
 
 /* Calls restore() with the exception that is set put aside, again if it is interrupted. */
 void restore_surely(PyObject *restore);
 
-PyObject *install_shelter(PyObject *module, PyObject *args);
-PyObject *sheltered(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *install_preserved_state(PyObject *module, PyObject *args);
+PyObject *preserving_state(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *undoing(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *restoring(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *recorded(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);

@@ -3,7 +3,7 @@
    A signal handler may raise between any two bytecodes: before a `with` has its `__exit__`, inside of an `__exit__`
    written in Python, in a `finally`. So what must come off stands here, where no bytecode is in between: PyTorch's
    functions are called one after the other, and nothing that they call is Python. */
-#include "state/shelter.h"
+#include "state/preserved_state.h"
 
 #include <stdbool.h>
 
@@ -349,11 +349,11 @@ put_all(Before *before)
 /* --- for Python ------------------------------------------------------------------------------- */
 
 PyObject *
-install_shelter(PyObject *Py_UNUSED(module), PyObject *args)
+install_preserved_state(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *given[7];
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:install_shelter", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1],
-                          &PyTuple_Type, &given[2], &given[3], &PyTuple_Type, &given[4], &PyTuple_Type, &given[5],
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!O!O!:install_preserved_state", &PyTuple_Type, &given[0], &PyTuple_Type,
+                          &given[1], &PyTuple_Type, &given[2], &given[3], &PyTuple_Type, &given[4], &PyTuple_Type, &given[5],
                           &PyTuple_Type, &given[6])) {
         return NULL;
     }
@@ -376,9 +376,9 @@ expect_function(Py_ssize_t count, Py_ssize_t wanted, const char *name)
 }
 
 PyObject *
-sheltered(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
+preserving_state(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (!expect_function(count, 1, "sheltered")) {
+    if (!expect_function(count, 1, "preserving_state")) {
         return NULL;
     }
     if (known.settings == NULL) {

@@ -1,6 +1,6 @@
-"""Generated programs whose captures are kept and recalled, against plain Python:
+"""Generated programs whose captures are kept and loaded, against plain Python:
 
-    python -m tests.capture.generated.recalled --count 20000 --start 7 --jobs 2 --keep failures/
+    python -m tests.capture.generated.loaded --count 20000 --start 7 --jobs 2 --keep failures/
 
 Each call has a compiled function of its own, which knows nothing but what is on the disk. Every program is run twice in
 new worlds: in the second, what the first has kept is tried at every call, also for states that have changed since.
@@ -22,7 +22,7 @@ from tests.capture.generated.grammar import Program, program_of
 from tests.capture.generated.picture import difference
 from tests.capture.generated.repro import repro
 from tests.capture.generated.running import run
-from tests.capture.kept import Plainly
+from tests.capture.stored_captures import Plainly
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,21 +43,21 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def failure_of(program: Program) -> tuple[str | None, int]:
-    """What differs, and how many captures were recalled."""
+    """What differs, and how many captures were loaded."""
     wanted, _ = run(program, plain)
-    recalled, before = 0, config.disk_cache_dir
+    loaded, before = 0, config.disk_cache_dir
     folder = tempfile.mkdtemp()
     config.disk_cache_dir, settings = folder, os.environ.pop("SMELT_CACHE", None)
     try:
         for turn in ("first", "second"):
             smelt.reset()
             got, _ = run(program, compiled)
-            recalled += smelt.counters["captures_recalled"]
+            loaded += smelt.counters["captures_loaded"]
             for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
                 found = difference(ours, theirs, exact=True)
                 if found is not None:
-                    return f"call {number} of the {turn} time: {found}", recalled
-        return None, recalled
+                    return f"call {number} of the {turn} time: {found}", loaded
+        return None, loaded
     finally:
         shutil.rmtree(folder)
         config.disk_cache_dir = before
@@ -69,18 +69,18 @@ def examine(seed: int) -> dict[str, Any]:
     """Program `seed` run all three ways."""
     program = program_of(seed)
     try:
-        failure, recalled = failure_of(program)
+        failure, loaded = failure_of(program)
     except Exception as error:
-        failure, recalled = f"{type(error).__name__}: {error}", 0
+        failure, loaded = f"{type(error).__name__}: {error}", 0
     report = failure and f"program {seed}: {failure}\n\n{repro(program)}"
-    return {"calls": len(program.calls), "recalled": recalled, "failure": report}
+    return {"calls": len(program.calls), "loaded": loaded, "failure": report}
 
 
 CAMPAIGN = Campaign(
-    "tests.capture.generated.recalled",
+    "tests.capture.generated.loaded",
     examine,
     lambda seed: repro(program_of(seed)),
-    ("calls", "recalled"),
+    ("calls", "loaded"),
     alone,
     count=20_000,
 )

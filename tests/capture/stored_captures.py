@@ -19,7 +19,7 @@ import smelt
 from smelt.base.options import config
 from smelt.capture import CompiledRegion
 from smelt.capture.persist import deserialize, serialize
-from smelt.ir.graph import Recaller, Traced
+from smelt.ir.graph import PersistentCompiler, Traced
 from smelt.pipeline.cache.graph_json import dump, load
 from smelt.pipeline.cache.keys import Unstorable
 
@@ -36,29 +36,29 @@ class Plainly:
 
         return call
 
-    def surroundings(self) -> str:
+    def environment(self) -> str:
         return "tests"
 
-    def form_of(self, traced: Traced) -> Any:
+    def serialize(self, traced: Traced) -> Any:
         try:
             return dump(traced.graph)
         except Unstorable:
             return None
 
-    def recall(self, form: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]]:
-        traced = replace(load(form), undoing=undoing)
+    def load(self, data: Any, undoing: Any) -> tuple[Callable[..., tuple[object, ...]], Callable[[], Traced]]:
+        traced = replace(load(data), undoing=undoing)
         return self(traced), lambda: traced
 
 
-assert isinstance(Plainly(), Recaller)
+assert isinstance(Plainly(), PersistentCompiler)
 
 
 @dataclass
 class Ran:
-    """What a run yielded, and how many of its captures were recalled, made anew."""
+    """What a run yielded, and how many of its captures were loaded, made anew."""
 
     result: Any
-    recalled: int
+    loaded: int
     graphs: int
 
 
@@ -78,7 +78,7 @@ class Worlds:
         smelt.reset()
         got = CompiledRegion(Plainly(), **how).call(mine.program, *arguments(mine))
         assert_same(got, wanted)
-        return Ran(got, smelt.counters["captures_recalled"], smelt.counters["graphs"])
+        return Ran(got, smelt.counters["captures_loaded"], smelt.counters["graphs"])
 
     def _imported(self, text: str, change: Any) -> ModuleType:
         path = self.folder / "kept_world.py"

@@ -15,9 +15,9 @@ import smelt
 from smelt.base.events import collect
 from smelt.capture.persist import deserialize, serialize
 from tests.capture.generated.grammar import program_of
-from tests.capture.generated.recalled import failure_of
+from tests.capture.generated.loaded import failure_of
 from tests.capture.generated.repro import repro
-from tests.capture.kept import Worlds, worlds
+from tests.capture.stored_captures import Worlds, worlds
 
 __all__ = ["worlds"]
 
@@ -33,7 +33,7 @@ def given(module: ModuleType) -> tuple[Any, ...]:
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
 
-# Programs whose captures are kept, and recalled.
+# Programs whose captures are kept, and loaded.
 RECALLED = {
     "a function": "def program(x):\n    return torch.sin(x) * 2",
     "helpers and globals": "K = 3\ndef helper(x, k=2):\n    return x * k + K\ndef program(x):\n    return helper(x)",
@@ -183,11 +183,11 @@ def program(x):
 
 
 @pytest.mark.parametrize("name", RECALLED)
-def test_recalled(worlds: Worlds, name: str) -> None:
+def test_loaded(worlds: Worlds, name: str) -> None:
     first = worlds.run(HEAD + RECALLED[name], given)
-    assert (first.recalled, first.graphs) == (0, 1)
+    assert (first.loaded, first.graphs) == (0, 1)
     second = worlds.run(HEAD + RECALLED[name], given)
-    assert (second.recalled, second.graphs) == (1, 1)
+    assert (second.loaded, second.graphs) == (1, 1)
 
 
 CACHED = "import functools\nK = 2\n@functools.cache\ndef k(a):\n    return K\n#\ndef program(x):\n    return x * k(1)"
@@ -407,9 +407,9 @@ def test_stale(worlds: Worlds, name: str) -> None:
     text, before, after = STALE[name]
     changed = text.replace(before, after, 1)
     assert changed != text
-    assert worlds.run(HEAD + text, given).recalled == 0
-    assert worlds.run(HEAD + text, given).recalled == 1  # or this would test nothing
-    assert worlds.run(HEAD + changed, given).recalled == 0
+    assert worlds.run(HEAD + text, given).loaded == 0
+    assert worlds.run(HEAD + text, given).loaded == 1  # or this would test nothing
+    assert worlds.run(HEAD + changed, given).loaded == 0
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -423,12 +423,12 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MODES)
 def test_each_mode_has_its_own(worlds: Worlds, name: str) -> None:
     text = HEAD + "w = torch.ones(3, 3, requires_grad=True)\ndef program(x):\n    return x @ w"
-    assert worlds.run(text, given).recalled == 0
+    assert worlds.run(text, given).loaded == 0
     with MODES[name]():
-        assert worlds.run(text, given).recalled == 0
-        assert worlds.run(text, given).recalled == 1
+        assert worlds.run(text, given).loaded == 0
+        assert worlds.run(text, given).loaded == 1
     worlds.run(text, given)
-    assert worlds.run(text, given).recalled == 1
+    assert worlds.run(text, given).loaded == 1
 
 
 # What is looked at and is another in another process without any guard's telling.
@@ -445,7 +445,7 @@ TRANSIENT = {
 @pytest.mark.parametrize("name", TRANSIENT)
 def test_not_kept(worlds: Worlds, name: str) -> None:
     worlds.run(HEAD + TRANSIENT[name], given)
-    assert worlds.run(HEAD + TRANSIENT[name], given).recalled == 0
+    assert worlds.run(HEAD + TRANSIENT[name], given).loaded == 0
 
 
 def test_another_machine(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,16 +457,16 @@ def test_another_machine(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> Non
         alone.setattr(torch.cuda, "_is_compiled", lambda: there)
         alone.setattr(torch.cuda, "_nvml_based_avail", lambda: False)
         assert torch.cuda.is_available() is there
-        assert worlds.run(text, given).recalled == 0
+        assert worlds.run(text, given).loaded == 0
     worlds.run(text, given)
-    assert worlds.run(text, given).recalled == 1
+    assert worlds.run(text, given).loaded == 1
 
 
 def test_no_cached_function_is_called_that_the_program_would_not_call(worlds: Worlds) -> None:
     text = "import functools\nK, calls = 2, []\n@functools.cache\ndef k(a):\n    calls.append(a)\n    return a\n"
     text += "def program(x):\n    return x * k(K) if K < 5 else x"
     worlds.run(HEAD + text, given)
-    assert worlds.run(HEAD + text, given).recalled == 1
+    assert worlds.run(HEAD + text, given).loaded == 1
     worlds.run(HEAD + text.replace("K, calls = 2", "K, calls = 7"), given)
     assert sys.modules["kept_world"].calls == []
 
@@ -475,7 +475,7 @@ def test_other_compiled_functions_are_not_kept(worlds: Worlds) -> None:
     text = HEAD + "import smelt\n@smelt.compile(backend='eager')\ndef f(x):\n    return x * 2\n"
     text += "def program(x):\n    return f(x)"
     worlds.run(text, given)
-    assert worlds.run(text, given).recalled == 0
+    assert worlds.run(text, given).loaded == 0
 
 
 def test_a_size_that_changes_after_recalling_becomes_a_symbol(worlds: Worlds) -> None:
@@ -486,19 +486,19 @@ def test_a_size_that_changes_after_recalling_becomes_a_symbol(worlds: Worlds) ->
         return (torch.ones(2, 3),)
 
     found = worlds.run(text, twice)
-    assert found.recalled == 1
+    assert found.loaded == 1
     module = sys.modules["kept_world"]
     from smelt.capture import CompiledRegion
-    from tests.capture.kept import Plainly
+    from tests.capture.stored_captures import Plainly
 
     smelt.reset()
     region = CompiledRegion(Plainly())
     for size in (2, 5, 7, 9):
         assert torch.equal(region.call(module.program, torch.ones(size, 3)), torch.full((size, 3), 2.0))
-    assert smelt.counters["captures_recalled"] == 1 and smelt.counters["graphs"] == 2
+    assert smelt.counters["captures_loaded"] == 1 and smelt.counters["graphs"] == 2
 
 
-def test_a_dimension_that_is_marked_is_not_recalled(worlds: Worlds) -> None:
+def test_a_dimension_that_is_marked_is_not_loaded(worlds: Worlds) -> None:
     text = HEAD + "def program(x):\n    return x * 2"
     worlds.run(text, given)
 
@@ -507,23 +507,23 @@ def test_a_dimension_that_is_marked_is_not_recalled(worlds: Worlds) -> None:
         smelt.mark_dynamic(x, 0)
         return (x,)
 
-    assert worlds.run(text, marked).recalled == 0
+    assert worlds.run(text, marked).loaded == 0
 
 
 def test_whoever_watches_sees_it_captured(worlds: Worlds) -> None:
     text = HEAD + "def program(x):\n    return x * 2"
     worlds.run(text, given)
     with collect() as seen:
-        assert worlds.run(text, given).recalled == 0
+        assert worlds.run(text, given).loaded == 0
     assert any(event.channel == "graph" for event in seen)
 
 
 def test_a_changed_file_is_told_by_its_time(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HEAD + "def program(x):\n    return x * 2"
     worlds.run(text, given)
-    assert worlds.run(text, given).recalled == 1
+    assert worlds.run(text, given).loaded == 1
     monkeypatch.setattr(deserialize, "stamp_of", lambda file: [1, 2])
-    assert worlds.run(text, given).recalled == 0
+    assert worlds.run(text, given).loaded == 0
 
 
 def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
@@ -536,14 +536,14 @@ def test_damaged_records_are_captured_anew(worlds: Worlds) -> None:
     (path,) = store.directory.glob("*.smelt")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert worlds.run(text, given).recalled == 0
-    assert worlds.run(text, given).recalled == 1
+    assert worlds.run(text, given).loaded == 0
+    assert worlds.run(text, given).loaded == 1
     # One that is whole, and says something else.
     key = whole[whole.index(b"capture\n") :].split(b'{"accessors"')[0].decode()
     for nonsense in (b"{}", b"[]", b"nothing", b'{"objects": [["module", "os"]], "roots": [[0]], "files": []}'):
         path.write_bytes(pack(key, [nonsense]))
-        assert worlds.run(text, given).recalled == 0
-        assert worlds.run(text, given).recalled == 1
+        assert worlds.run(text, given).loaded == 0
+        assert worlds.run(text, given).loaded == 1
 
 
 def test_a_file_can_name_no_code_to_run(worlds: Worlds) -> None:
@@ -582,7 +582,7 @@ got = torch.autograd.grad(compiled(x)["y"].sum(), net.lin.weight, create_graph=T
 torch.testing.assert_close(got, wanted)
 got.backward(), wanted.backward()
 torch.testing.assert_close(net.lin.weight.grad, twin.lin.weight.grad)
-print(smelt.counters["captures_recalled"], smelt.counters["graphs"], smelt.counters["cache_misses"])
+print(smelt.counters["captures_loaded"], smelt.counters["graphs"], smelt.counters["cache_misses"])
 """
 
 
@@ -603,10 +603,10 @@ def test_two_processes(tmp_path: Path) -> None:
     assert said[1][0] >= "1"
 
 
-def test_programs_that_are_recalled_are_what_python_makes_of_them() -> None:
-    recalled = 0
+def test_programs_that_are_loaded_are_what_python_makes_of_them() -> None:
+    loaded = 0
     for seed in range(200):
         failure, count = failure_of(program_of(seed))
         assert failure is None, f"{failure}\n\n{repro(program_of(seed))}"
-        recalled += count
-    assert recalled > 100
+        loaded += count
+    assert loaded > 100

@@ -1,8 +1,8 @@
-"""PyTorch's thread state that the compiler changes: registered with `_native.sheltered`, which restores it.
+"""PyTorch's thread state that the compiler changes: registered with `_native.preserving_state`, which restores it.
 
 A compiler enters dispatch modes, switches grad mode and autocast, pops the caller's hooks. `with` blocks restore
 all that, unless an exception arrives from outside (Ctrl-C) while one of them is entered or left. So what captures or
-compiles is called through `_native.sheltered`: whatever was raised and wherever, it restores what differs.
+compiles is called through `_native.preserving_state`: whatever was raised and wherever, it restores what differs.
 """
 
 import functools
@@ -51,7 +51,7 @@ def _flags() -> tuple[Any, ...]:
 
 
 def teach() -> None:
-    """Register all this with `_native.sheltered`."""
+    """Register all this with `_native.preserving_state`."""
     modes = (
         torch._C._len_torch_dispatch_stack,
         torch._C._get_dispatch_stack_at,
@@ -77,7 +77,7 @@ def teach() -> None:
     )
     counters = ((torch.autocast_increment_nesting, torch.autocast_decrement_nesting),)
     threads = (events._sinks, terminal._current, provenance._now, backward_node._now)
-    _native.install_shelter(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
+    _native.install_preserved_state(_settings(), (modes, functions), counters, hooks, threads, (_flags(),), guards)
 
 
 def _lower_flags() -> None:
