@@ -79,7 +79,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "driver",
     ),
     "autograd": ("joint", "partition", "engine", "aot_inputs", "aot"),
-    "codegen": ("llvm", "generator", "cpu", "targets", "build"),
+    "codegen": ("llvm", "generator", "axes", "cpu", "gpu", "targets", "build"),
     "pipeline": (
         "parts",
         "cache",

@@ -22,6 +22,17 @@ from smelt.symbolic.shapes import Size
 
 
 @dataclass(frozen=True, slots=True)
+class GridPhase:
+    """One grid of a kernel for a GPU; those of a kernel run one after the other."""
+
+    symbol: str
+    blocks: Size
+    threads: int  # of a block
+    shared_bytes: int
+    has_barrier: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EntryCode:
     """LLVM text of one kernel: its functions, and what they need declared or defined once per module."""
 
@@ -31,6 +42,8 @@ class EntryCode:
     per_thread_workspace: Size
     sizes: tuple[RuntimeParam, ...] = ()  # what the code is given at each launch
     facts: tuple[SizeGuard, ...] = ()  # what it relies on of them
+    phases: tuple[GridPhase, ...] = ()  # of a kernel for a GPU
+    workspace: Size = 0  # bytes that its phases leave things for each other in
 
 
 @dataclass(frozen=True, slots=True)

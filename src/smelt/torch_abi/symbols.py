@@ -14,6 +14,8 @@ from smelt import _native
 
 # What generated code calls to share its points out between threads (csrc/runner/parallel.c).
 PARALLEL_FOR = "smelt_parallel_for"
+# What GPU schedules on the host call where all warps of a block have to come (csrc/runner).
+SIMT_BARRIER = "smelt_simt_barrier"
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 

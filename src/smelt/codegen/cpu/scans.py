@@ -15,6 +15,7 @@ from itertools import dropwhile
 import torch
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import scanned
 from smelt.codegen.llvm import reductions
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.ir.kernel import (
@@ -41,11 +42,6 @@ _ROWS = 16  # with as many rows, threads have enough to share out
 
 def scans(kernel: Kernel) -> list[Scan]:
     return [instruction for instruction in kernel.instructions() if isinstance(instruction, Scan)]
-
-
-def scanned(kernel: Kernel) -> frozenset[str]:
-    """The axes that something is folded along."""
-    return frozenset(scan.axis for scan in scans(kernel))
 
 
 @dataclass(frozen=True, slots=True)

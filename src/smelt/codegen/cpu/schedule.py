@@ -15,14 +15,13 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.online_softmax import Online
-from smelt.codegen.cpu.scans import fold_dtype, scanned
+from smelt.codegen.cpu.scans import fold_dtype
 from smelt.codegen.cpu.transpose_tiles import Tile
 from smelt.codegen.llvm.builder import SIGNED_LESS
 from smelt.codegen.llvm.math import FLOAT32
 from smelt.device import Target
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
-    Access,
     Accumulate,
     Axis,
     Cast,
@@ -166,103 +165,6 @@ class SchedulePlan:
 
 
 # Rewrites that keep the kernel's meaning.
-
-
-def fold_rows_first(kernel: Kernel) -> Kernel:
-    """`accumulate sum b[0] = v` in a loop → `t = reduce sum v`, then `accumulate sum b[0] = t` once a row."""
-    cols = {axis.name for axis in kernel.cols}
-    stages: list[Stage] = []
-    for stage in kernel.stages:
-        body: list[Instruction] = []
-        after: list[Instruction] = []
-        for instruction in stage.body:
-            if stage.loop and isinstance(instruction, Accumulate) and not instruction.index.axes & cols:
-                out = f"{instruction.buffer}.{instruction.value}"
-                body.append(Reduce(out, instruction.op, instruction.value))
-                after.append(replace(instruction, value=out))
-            else:
-                body.append(instruction)
-        stages.append(Stage(stage.loop, tuple(body)))
-        if after:
-            stages.append(Stage(False, tuple(after)))
-    return replace(kernel, stages=tuple(stages))
-
-
-def _without_axes(kernel: Kernel, gone: set[str], rows: Iterable[Axis], cols: Iterable[Axis]) -> Kernel:
-    """`kernel` with new axes; index terms of those that are gone are dropped."""
-
-    def fixed(instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        terms = tuple(term for term in instruction.index.terms if term[0] not in gone)
-        return replace(instruction, index=Index(terms, instruction.index.offset))
-
-    stages = tuple(Stage(stage.loop, tuple(map(fixed, stage.body))) for stage in kernel.stages)
-    return replace(kernel, rows=tuple(rows), cols=tuple(cols), stages=stages)
-
-
-def without_unit_axes(kernel: Kernel) -> Kernel:
-    gone = {axis.name for axis in kernel.rows + kernel.cols if axis.size == 1} - scanned(kernel)
-    rows = [axis for axis in kernel.rows if axis.name not in gone]
-    cols = [axis for axis in kernel.cols if axis.name not in gone]
-    return _without_axes(kernel, gone, rows, cols) if gone else kernel
-
-
-def _indices(kernel: Kernel) -> list[Index]:
-    return [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
-
-
-def _merged(kernel: Kernel, *, cols: bool) -> Kernel:
-    """Neighbouring axes that every index walks as one axis become one, under the inner one's name."""
-    axes = list(kernel.cols if cols else kernel.rows)
-    indices, alone = _indices(kernel), scanned(kernel)
-    position = len(axes) - 2
-    gone: set[str] = set()
-    while position >= 0:
-        outer, inner = axes[position], axes[position + 1]
-        walked = all(index.stride(outer.name) == index.stride(inner.name) * inner.size for index in indices)
-        if walked and not alone & {outer.name, inner.name}:
-            axes[position : position + 2] = [Axis(inner.name, outer.size * inner.size)]
-            gone.add(outer.name)
-        position -= 1
-    if not gone:
-        return kernel
-    return _without_axes(kernel, gone, kernel.rows if cols else axes, axes if cols else kernel.cols)
-
-
-def is_pointwise(kernel: Kernel) -> bool:
-    """One loop, no folds, no scratch: every point on its own, in any order."""
-    return (
-        len(kernel.stages) == 1
-        and kernel.stages[0].loop
-        and not any(isinstance(i, Reduce | Scan | Accumulate | Scatter) for i in kernel.instructions())
-        and not any(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
-        and all(axis.size > 0 for axis in kernel.rows + kernel.cols)
-    )
-
-
-def flattened(kernel: Kernel) -> Kernel:
-    """A pointwise kernel with its axes in the order memory is written, merged, the last of them as its cols."""
-    store = next((i for i in kernel.instructions() if isinstance(i, Store)), None)
-    axes = list(kernel.rows + kernel.cols)
-    if store is not None:
-        axes.sort(key=lambda axis: -abs(store.index.stride(axis.name)))
-    kernel = _merged(replace(kernel, rows=tuple(axes), cols=()), cols=False)
-    return replace(kernel, rows=kernel.rows[:-1], cols=kernel.rows[-1:])
-
-
-def ordered(kernel: Kernel) -> Kernel:
-    """Cols with the axis most accesses walk by single steps last; neighbours merged."""
-    kernel = _merged(_merged(kernel, cols=False), cols=True)
-    if len(kernel.cols) < 2 or any(isinstance(i, Scatter) for i in kernel.instructions()):
-        return kernel  # points that write to one place do so in the order given
-
-    def steps(axis: Axis) -> int:
-        return sum(index.stride(axis.name) in (1, -1) for index in _indices(kernel)) if axis.size > 1 else -1
-
-    last = max(reversed(kernel.cols), key=steps)
-    rest = tuple(axis for axis in kernel.cols if axis is not last)
-    return replace(kernel, cols=(*rest, last))
 
 
 def independent_rows_first(kernel: Kernel) -> tuple[Kernel, int]:

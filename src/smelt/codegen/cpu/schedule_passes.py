@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
+from smelt.codegen.axes import flattened, fold_rows_first, is_pointwise, ordered, without_unit_axes
 from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
 from smelt.codegen.cpu.scans import forwards, in_blocks
@@ -19,22 +20,17 @@ from smelt.codegen.cpu.schedule import (
     SchedulePlan,
     Split,
     accumulator,
-    flattened,
-    fold_rows_first,
     idempotent,
     independent_rows_first,
-    is_pointwise,
     lanes_of,
     may_unroll,
     next_row,
     only_folds_one_array,
-    ordered,
     pipelined_loads,
     placing,
     prefetchable,
     streams,
     useful_threads,
-    without_unit_axes,
 )
 from smelt.codegen.cpu.transpose_tiles import fills_whole_lines, tiled
 from smelt.codegen.llvm.sign_analysis import never_positive

@@ -1,0 +1,37 @@
+"""NVIDIA's GPUs as targets, by what their architecture is called: `sm_90`. None need be there to write code for it."""
+
+import re
+
+from smelt.base.errors import SmeltError
+from smelt.device import Target
+
+TRIPLE = "nvptx64-nvidia-cuda"
+# What LLVM knows to write code for, each with the oldest PTX that has it.
+_PTX = {75: 63, 80: 70, 86: 71, 87: 74, 89: 78, 90: 78, 100: 86, 101: 86, 103: 88, 120: 87, 121: 88}
+
+
+def describe_cuda(architecture: str) -> Target:
+    """The target called `architecture`."""
+    match = re.fullmatch(r"sm_(\d+)a?", architecture)
+    if match is None or int(match[1]) not in _PTX:
+        known = ", ".join(f"sm_{number}" for number in _PTX)
+        raise SmeltError("SM030", f"there is no GPU target {architecture!r}", hint=f"choose from {known}")
+    number = int(match[1])
+    return Target(
+        name=architecture,
+        triple=TRIPLE,
+        cpu=architecture,
+        features=f"+ptx{_PTX[number]}",
+        vector_bits=32,
+        vector_registers=255,
+        has_fma=True,
+        fma_clobbers_addend=False,
+        prefetch_next_row=False,
+        prefetch_distance=0,
+        pairs_rows=False,
+        cheap_interleave=False,
+        has_narrowing_add=False,
+        has_nan_minmax=number >= 80,
+        transpose_tile_bytes=(0, 0),
+        warp_size=32,
+    )

@@ -1,0 +1,117 @@
+"""Code generators for GPUs: `Generator`s of the two lowerings of one set of schedules.
+
+    CudaGenerator    PTX, for NVIDIA's GPUs
+    HostGenerator    machine code of this processor, in which a warp is a vector
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from smelt.base.errors import SmeltError
+from smelt.base.fuel import Fuel
+from smelt.base.row import Row
+from smelt.codegen.generator import EntryCode, Family, GridPhase
+from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan, uses_wide_positions
+from smelt.codegen.gpu.host import HostWarp
+from smelt.codegen.gpu.nvptx import Nvptx
+from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.llvm import compile as llvm_compile
+from smelt.codegen.llvm.compile import Built
+from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.device import Target
+from smelt.ir.kernel import Kernel
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+
+class GpuGenerator(ABC):
+    """What both lowerings share."""
+
+    TABLES: Mapping[str, Sequence[Row]] = {}
+
+    @abstractmethod
+    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
+        """A builder for one phase."""
+
+    def share(self, kernels: Sequence[Kernel], fuel: Fuel, of: str) -> Sequence[Family]:
+        return ()
+
+    def member(self, symbol: str, body: str, code: EntryCode, value: int, buffers: int) -> EntryCode | None:
+        return None
+
+    def schedule(self, kernel: Kernel, target: Target, fuel: Fuel, *, check: bool, of: str) -> GridPlan:
+        return plan(kernel, target.warp_size)
+
+    def emit(self, symbol: str, made: GridPlan, target: Target, *, aligned: bool = True) -> EntryCode:
+        """The functions of a kernel's phases. `aligned`: its buffers begin at multiples of sixteen bytes."""
+        sizes = Sizes(len(made.kernel.parameters))
+        kind = "i64" if uses_wide_positions(made) else "i32"
+        builders: list[Simt] = []
+        phases: list[GridPhase] = []
+        for number, phase in enumerate(made.phases):
+            b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
+            PhaseBody(b, phase, _pointers(b, made), aligned=aligned).write()
+            builders.append(b)
+            phases.append(GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier))
+        for size in (made.workspace, *(phase.blocks for phase in made.phases)):
+            _given(sizes, size)
+        functions = "\n".join(b.function() for b in builders)
+        declared = frozenset().union(*(b.declared for b in builders)) if builders else frozenset()
+        helpers = {name: text for b in builders for name, text in b.helpers.items()}
+        taken = tuple(sizes.params)
+        return EntryCode(
+            functions, declared, tuple(helpers.items()), 0, taken, phases=tuple(phases), workspace=made.workspace
+        )
+
+    @abstractmethod
+    def load(self, texts: Sequence[str], target: Target) -> list[Built]: ...
+
+    @abstractmethod
+    def assemble(self, text: str, target: Target) -> str: ...
+
+
+def _given(sizes: Sizes, size: Size) -> None:
+    """A size that varies, which whoever launches has to know."""
+    if is_symsize(size):
+        sizes.slot(size)
+
+
+def _pointers(b: Simt, made: GridPlan) -> dict[str, Callable[[], str]]:
+    found: dict[str, Callable[[], str]] = {}
+    for number, buffer in enumerate(made.kernel.parameters):
+        found[buffer.name] = lambda number=number: b.parameter(number)  # type: ignore[misc]
+    for name, first in made.places:
+        found[name] = lambda first=first: b.workspace(first)  # type: ignore[misc]
+    return found
+
+
+class HostGenerator(GpuGenerator):
+    """For the processor this runs on: so that GPU schedules run where there is no GPU."""
+
+    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
+        return HostWarp(target, symbol, sizes, index_kind, warp=target.warp_size)
+
+    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
+        return llvm_compile.load(texts, target)
+
+    def assemble(self, text: str, target: Target) -> str:
+        return llvm_compile.assemble(text, target)
+
+
+class CudaGenerator(GpuGenerator):
+    """For NVIDIA's GPUs."""
+
+    def simt(self, symbol: str, phase: PhasePlan, target: Target, sizes: Sizes, index_kind: str) -> Simt:
+        return Nvptx(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
+
+    def load(self, texts: Sequence[str], target: Target) -> list[Built]:
+        raise SmeltError("SM030", "nothing loads code for NVIDIA's GPUs here")
+
+    def assemble(self, text: str, target: Target) -> str:
+        return ptx(text, target)
+
+
+def ptx(text: str, target: Target) -> str:
+    """What LLVM makes of a text for an NVIDIA GPU."""
+    return llvm_compile.assemble(text, target)

@@ -1,0 +1,170 @@
+"""`Nvptx`: the primitives of GPU schedules as LLVM's NVPTX has them; the text is that of one thread.
+
+    define ptx_kernel void @k0(ptr addrspace(1) %b0, …, ptr addrspace(1) %workspace, i64 %size0, …)
+
+Sixteen bytes are loaded at once where they are aligned so. No function of the C library is there, and none of LLVM's
+intrinsics for exp, log and the like, which end the process: the math is our own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from smelt.codegen.gpu.simt import Mask, Simt, memory_bytes
+from smelt.codegen.llvm.builder import BITS, LLVM_TYPES, LlvmValue, Number, type_text
+from smelt.codegen.llvm.runtime_sizes import Sizes
+from smelt.device import Target
+
+_GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+_WHOLE_WARP = "i32 -1"
+_MOST_BYTES = 16  # of one access
+
+
+class Nvptx(Simt):
+    """Code of one phase, for NVIDIA's GPUs."""
+
+    warp = 32
+
+    def __init__(
+        self, target: Target, symbol: str, sizes: Sizes, index_kind: str, *, buffers: int, threads: int
+    ) -> None:
+        super().__init__(target, symbol, sizes, index_kind)
+        self.buffers = buffers
+        self.threads = threads
+        self._known: dict[str, LlvmValue] = {}
+
+    # Where this is.
+
+    def _register(self, name: str) -> LlvmValue:
+        if name not in self._known:
+            self.declared.add(f"declare i32 @llvm.nvvm.read.ptx.sreg.{name}()")
+            found = self.fresh("here")
+            self.prologue.append(f"{found} = call i32 @llvm.nvvm.read.ptx.sreg.{name}()")
+            self._known[name] = LlvmValue(found, "i32")
+        return self._known[name]
+
+    def _wide(self, value: LlvmValue) -> LlvmValue:
+        return self.convert("zext", value, self.index_kind)
+
+    def lane(self) -> LlvmValue:
+        return self._wide(self.and_(self._register("tid.x"), self.warp - 1))
+
+    def warp_number(self) -> LlvmValue:
+        return self._wide(self.lshr(self._register("tid.x"), self.warp.bit_length() - 1))
+
+    def thread(self) -> LlvmValue:
+        return self._wide(self._register("tid.x"))
+
+    def block_number(self) -> LlvmValue:
+        return self._wide(self._register("ctaid.x"))
+
+    # Memory.
+
+    def runtime_param(self, number: Number) -> LlvmValue:
+        assert self.sizes is not None
+        return LlvmValue(f"%size{self.sizes.slot(number)}", "i64")
+
+    def parameter(self, number: int) -> str:
+        return f"%b{number}"
+
+    def workspace(self, offset: int) -> str:
+        return self._address("%workspace", "i8", LlvmValue(str(offset), "i64"), _GLOBAL) if offset else "%workspace"
+
+    def _address(self, pointer: str, kind: str, at: LlvmValue, space: str) -> str:
+        name = self.fresh("p")
+        self.emit(f"{name} = getelementptr {LLVM_TYPES[kind]}, {space} {pointer}, {at}")
+        return name
+
+    def load_global(
+        self, pointer: str, at: LlvmValue, kind: str, width: int = 1, *, aligned: bool = True, constant: bool = False
+    ) -> list[LlvmValue]:
+        size = memory_bytes(kind)
+        piece = min(width, _MOST_BYTES // size) if aligned else 1
+        note = ", !invariant.load !{}" if constant else ""
+        found: list[LlvmValue] = []
+        for first in range(0, width, piece):
+            address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
+            text = f"load {type_text(kind, piece)}, {_GLOBAL} {address}, align {size * piece}{note}"
+            vector = self.op(text, kind, piece)
+            found += [self.extract(vector, lane) for lane in range(piece)]
+        return found
+
+    def store_global(self, pointer: str, at: LlvmValue, values: Sequence[LlvmValue], *, aligned: bool = True) -> None:
+        kind, size = values[0].kind, memory_bytes(values[0].kind)
+        piece = min(len(values), _MOST_BYTES // size) if aligned else 1
+        for first in range(0, len(values), piece):
+            address = self._address(pointer, kind, self.add(at, first) if first else at, _GLOBAL)
+            vector = self.gathered(list(values[first : first + piece]))
+            self.emit(f"store {vector}, {_GLOBAL} {address}, align {size * piece}")
+
+    @contextmanager
+    def where(self, mask: Mask) -> Iterator[None]:
+        if mask is None:
+            yield
+            return
+        inside, after = self.new_label("where"), self.new_label("after")
+        self.branch(mask, inside, after)
+        self.label(inside)
+        yield
+        self.jump(after)
+        self.label(after)
+
+    # What threads tell each other.
+
+    def shuffle_xor(self, value: LlvmValue, distance: int) -> LlvmValue:
+        return self._shuffled(value, "bfly", distance, self.warp - 1)
+
+    def shuffle_up(self, value: LlvmValue, distance: int) -> LlvmValue:
+        return self._shuffled(value, "up", distance, 0)
+
+    def _shuffled(self, value: LlvmValue, how: str, distance: int, clamp: int) -> LlvmValue:
+        """Of 32 bits at a time."""
+        bits = BITS[value.kind]
+        whole = self.bits(value) if value.kind.startswith("f") else value
+        if bits < 32:
+            moved = self._shuffle_word(self.convert("zext", whole, "i32"), how, distance, clamp)
+            return self._back(self.convert("trunc", moved, whole.kind), value.kind)
+        if bits == 32:
+            return self._back(self._shuffle_word(whole, how, distance, clamp), value.kind)
+        low = self._shuffle_word(self.convert("trunc", whole, "i32"), how, distance, clamp)
+        high = self._shuffle_word(self.convert("trunc", self.lshr(whole, 32), "i32"), how, distance, clamp)
+        joined = self.or_(self.convert("zext", low, "i64"), self.shl(self.convert("zext", high, "i64"), 32))
+        return self._back(joined, value.kind)
+
+    def _back(self, value: LlvmValue, kind: str) -> LlvmValue:
+        return self.from_bits(value) if kind.startswith("f") else value
+
+    def _shuffle_word(self, value: LlvmValue, how: str, distance: int, clamp: int) -> LlvmValue:
+        name = f"llvm.nvvm.shfl.sync.{how}.i32"
+        self.declared.add(f"declare i32 @{name}(i32, i32, i32, i32)")
+        return self.op(f"call i32 @{name}({_WHOLE_WARP}, {value}, i32 {distance}, i32 {clamp})", "i32", 1)
+
+    def barrier(self) -> None:
+        self.has_barrier = True
+        self.declared.add("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+        self.emit("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    def load_shared(self, first: int, at: LlvmValue, kind: str) -> LlvmValue:
+        address = self._address(self._shared(first), kind, at, _SHARED)
+        return self.op(f"load {LLVM_TYPES[kind]}, {_SHARED} {address}, align {memory_bytes(kind)}", kind, 1)
+
+    def store_shared(self, first: int, at: LlvmValue, value: LlvmValue) -> None:
+        address = self._address(self._shared(first), value.kind, at, _SHARED)
+        self.emit(f"store {value}, {_SHARED} {address}, align {memory_bytes(value.kind)}")
+
+    def _shared(self, first: int) -> str:
+        whole = f"@{self.symbol}.shared"
+        return f"getelementptr (i8, {_SHARED} {whole}, i64 {first})" if first else whole
+
+    # The function.
+
+    def function(self) -> str:
+        assert self.sizes is not None
+        taken = [f"{_GLOBAL} noundef %b{number}" for number in range(self.buffers)]
+        taken += [f"{_GLOBAL} noundef %workspace", *(f"i64 noundef %size{n}" for n in range(len(self.sizes.params)))]
+        body = "\n".join(line if line.endswith(":") else f"  {line}" for line in (*self.prologue, *self.lines))
+        limit = f'"nvvm.maxntid"="{self.threads}"'
+        text = f"define ptx_kernel void @{self.symbol}({', '.join(taken)}) {limit} {{\nentry:\n{body}\n  ret void\n}}\n"
+        if not self.shared_bytes:
+            return text
+        array = f"[{self.shared_bytes} x i8]"
+        return f"@{self.symbol}.shared = internal addrspace(3) global {array} undef, align 16\n{text}"

@@ -1,0 +1,349 @@
+"""`PhaseBody` writes out one grid of a plan, over the primitives of `Simt`.
+
+    row, first col      from the block and the thread
+    row stages          by every thread of the team; stored by its first
+    loop stages         tile by tile: load, compute, store; folds first in each thread, then between the threads
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.grid_plan import Along, PhasePlan
+from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.gpu.team_folds import fold_team, fold_warps
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.reductions import combine, start
+from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import (
+    Axis,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Index,
+    Instruction,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Stage,
+    Store,
+)
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+Values = tuple[LlvmValue, ...]  # one for all points that a thread takes at once, or one for each
+Coordinates = dict[str, LlvmValue]
+
+
+class PhaseBody:
+    """A phase being written. `pointers`: of each buffer of its kernel, scratch excepted."""
+
+    def __init__(self, b: Simt, plan: PhasePlan, pointers: Mapping[str, Callable[[], str]], *, aligned: bool) -> None:
+        self.b = b
+        self.plan = plan
+        self.kernel = plan.kernel
+        self.pointers = pointers
+        self.aligned = aligned
+        self.dtypes = value_dtypes(plan.kernel)
+        self.values: dict[str, Values] = {}
+        self.rows: Coordinates = {}
+        self.row_mask: Mask = None
+        self.first: LlvmValue = b.index(0)  # of a row's cols, what this thread begins with
+        self.is_first: Mask = None  # whether this thread stores what there is once a row
+        self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
+        self.stored_once: dict[tuple[str, Index], Values] = {}
+
+    def write(self) -> None:
+        if self.plan.along is not Along.POINTS:
+            self._find_row()
+        for stage in self.kernel.stages:
+            if stage.loop:
+                self._loop(stage)
+            else:
+                self._run_once(stage)
+
+    # Which points are this thread's.
+
+    def _find_row(self) -> None:
+        b, plan = self.b, self.plan
+        if plan.along is Along.ROWS:
+            row = b.mul(b.add(b.mul(b.block_number(), b.warp), b.lane()), plan.width)
+            self.first = b.warp_number()
+        elif plan.team > b.warp:
+            row, self.first = b.block_number(), b.mul(b.thread(), plan.width)
+        elif plan.team == b.warp:
+            row = b.add(b.mul(b.block_number(), plan.threads // plan.team), b.warp_number())
+            self.first = b.mul(b.lane(), plan.width)
+        else:
+            number = b.add(b.mul(b.block_number(), plan.threads), b.thread())
+            shift = plan.team.bit_length() - 1
+            row = b.lshr(number, shift) if shift else number
+            self.first = b.mul(b.and_(number, plan.team - 1), plan.width)
+        count = self.kernel.row_count
+        at_once = plan.width * b.warp if plan.along is Along.ROWS else plan.rows_at_once
+        if is_symsize(count) or count % at_once:
+            self.row_mask = b.icmp("slt", row, b.index(count))
+            row = b.select(self.row_mask, row, 0)
+        self.rows = self._coordinates(row, self.kernel.rows)
+        threads_of_row = plan.team if plan.along is Along.ROWS else plan.team * plan.width
+        if threads_of_row > 1:
+            self.is_first = b.icmp("eq", self.first, 0)
+
+    def _coordinates(self, number: LlvmValue, axes: Sequence[Axis]) -> Coordinates:
+        """Of the point with this number, counted through all axes."""
+        b = self.b
+        found: Coordinates = {}
+        for axis in reversed(axes[1:]):
+            extent = b.index(axis.size)
+            rest = b.binary("udiv", number, extent)
+            found[axis.name] = b.sub(number, b.mul(rest, extent))
+            number = rest
+        if axes:
+            found[axes[0].name] = number
+        return found
+
+    def _both(self, one: Mask, other: Mask) -> Mask:
+        if one is None or other is None:
+            return one if other is None else other
+        return self.b.and_(one, other)
+
+    # Stages.
+
+    def _run_once(self, stage: Stage) -> None:
+        for instruction in stage.body:
+            self._step(instruction, self.rows, self._both(self.row_mask, self.is_first), once=True)
+
+    def _loop(self, stage: Stage) -> None:
+        b, plan = self.b, self.plan
+        folds = [i for i in stage.body if isinstance(i, Reduce)]
+        partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self._ways)]
+        tiles = plan.tiles
+        if plan.unrolled:
+            assert not is_symsize(tiles)
+            for tile in range(int(tiles)):
+                partial = self._tile(stage, folds, b.index(tile), tile, partial)
+        else:
+            # The fold of nothing in every lane: a loop carries values of one type.
+            partial = [b.splat(each, self._lanes) for each in partial]
+            last = b.const("i64", tiles)
+            loop = b.begin(b.const("i64", 0), last, 1, partial, guard=is_symsize(tiles))
+            number = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
+            after = self._tile(stage, folds, number, 0, list(loop.values))
+            partial = list(loop.end(*(b.splat(each, self._lanes) for each in after)))
+            self.registers.clear()
+        self._finish(folds, partial)
+
+    @property
+    def _lanes(self) -> int:
+        return self.b.lane().lanes
+
+    @property
+    def _ways(self) -> int:
+        """How many partial folds a thread has of each."""
+        return self.plan.width
+
+    def _tile(
+        self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, tile: int, partial: list[LlvmValue]
+    ) -> list[LlvmValue]:
+        """One pass of a thread over the cols it takes at once: the folds so far → the folds then."""
+        b, plan = self.b, self.plan
+        mask: Mask = None
+        if plan.along is Along.POINTS:
+            thread = b.add(b.mul(b.block_number(), plan.threads), b.thread())
+            col = b.mul(thread, plan.width) if plan.width > 1 else thread
+            whole = plan.threads * plan.width
+        else:
+            col = b.add(b.mul(number, plan.stride), self.first)
+            whole = plan.stride
+        count = self.kernel.col_count
+        if is_symsize(count) or count % whole:
+            mask = b.icmp("slt", col, b.index(count))
+            col = b.select(mask, col, 0)
+        where = self._coordinates(col, self.kernel.cols)
+        for bound in plan.bounds:
+            if is_symsize(bound.size) or is_symsize(bound.chunk) or bound.size % bound.chunk:
+                reached = b.add(b.mul(self.rows[bound.part], b.index(bound.chunk)), where[bound.inner])
+                inside = b.icmp("slt", reached, b.index(bound.size))
+                mask = self._both(mask, inside)
+                where = {name: b.select(inside, value, 0) for name, value in where.items()}
+        mask = self._both(mask, self.row_mask)
+        outside = {**self.values}
+        for instruction in stage.body:
+            if isinstance(instruction, Reduce):
+                partial = self._folded(instruction, folds.index(instruction), partial, mask)
+            else:
+                self._step(instruction, {**self.rows, **where}, mask, tile=tile)
+        self.values = outside
+        return partial
+
+    def _folded(self, fold: Reduce, place: int, partial: list[LlvmValue], mask: Mask) -> list[LlvmValue]:
+        b, dtype = self.b, self.dtypes[fold.value]
+        given = self._spread(self.values[fold.value])
+        for way, value in enumerate(given):
+            if mask is not None:
+                value = b.select(mask, value, start(b, fold.op, dtype, 1))
+            slot = place * self._ways + way
+            partial[slot] = combine(b, fold.op, dtype, partial[slot], value)
+        return partial
+
+    def _spread(self, values: Values) -> Values:
+        return values if len(values) == self.plan.width else values * self.plan.width
+
+    def _finish(self, folds: Sequence[Reduce], partial: list[LlvmValue]) -> None:
+        """Between the points of a thread, then between threads."""
+        b, plan, ways = self.b, self.plan, self._ways
+        if not folds:
+            return
+        kinds = [(fold.op, self.dtypes[fold.value]) for fold in folds]
+        mine = [tuple(partial[place * ways : (place + 1) * ways]) for place in range(len(folds))]
+        if plan.along is Along.ROWS:
+            found = fold_warps(b, kinds, mine, plan.team)
+        else:
+            single = []
+            for (op, dtype), values in zip(kinds, mine, strict=True):
+                single.append(_halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
+            found = [(each,) for each in fold_team(b, kinds, single, plan.team)]
+        for fold, values in zip(folds, found, strict=True):
+            self.values[fold.out] = values
+
+    # Instructions.
+
+    def _step(self, i: Instruction, where: Coordinates, mask: Mask, *, tile: int = 0, once: bool = False) -> None:
+        b = self.b
+        match i:
+            case Const(out, value, dtype):
+                self.values[out] = (constant(b, value, dtype),)
+            case Load(out):
+                self.values[out] = self._loaded(i, where, tile, once=once)
+            case Gather(out):
+                self.values[out] = self._gathered(i, where)
+            case Position(out, index):
+                self.values[out] = self._position(index, where)
+            case Compute(out, op, args, _):
+                # Comparisons give a bool and compare what their operands are.
+                of = self.dtypes[args[-1]]
+                self.values[out] = self._each([self.values[arg] for arg in args], lambda *x: compute(b, op, x, of))
+            case Cast(out, value, dtype):
+                source = self.dtypes[value]
+                self.values[out] = self._each([self.values[value]], lambda x: cast(b, x, source, dtype))
+            case Store():
+                self._store(i, where, mask, tile, once=once)
+            case _:
+                raise SmeltError("SM030", f"no GPU schedule has {type(i).__name__}")
+
+    def _each(self, given: Sequence[Values], function: Callable[..., LlvmValue]) -> Values:
+        ways = max(len(values) for values in given)
+        spread = [values if len(values) == ways else values * ways for values in given]
+        return tuple(function(*(values[way] for values in spread)) for way in range(ways))
+
+    # Memory.
+
+    def _offset(self, index: Index, where: Coordinates) -> LlvmValue:
+        b = self.b
+        total: LlvmValue | None = None
+        for name, stride in index.terms:
+            plain = not is_symsize(stride) and stride == 1
+            term = where[name] if plain else b.mul(where[name], b.index(stride))
+            total = term if total is None else b.add(total, term)
+        if total is None:
+            return b.index(index.offset)
+        return b.add(total, b.index(index.offset)) if is_symsize(index.offset) or index.offset else total
+
+    def _step_of(self, index: Index) -> Size:
+        """How far apart neighbouring points of a thread are."""
+        axis = self.plan.vector_axis
+        return 0 if axis is None or self.plan.width == 1 else index.stride(axis.name)
+
+    def _is_aligned(self, index: Index) -> bool:
+        """Whether points side by side begin at a multiple of their number, whatever the others are."""
+        axis, width = self.plan.vector_axis, self.plan.width
+        steps = [index.offset, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
+        return self.aligned and not any(is_symsize(step) or step % width for step in steps)
+
+    def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:
+        buffer = self.kernel.buffer(i.buffer)
+        known = self.stored_once.get((i.buffer, i.index))
+        if known is not None:
+            return known
+        key = (i.buffer, i.index, -1 if once else tile)
+        if key in self.registers:
+            return self.registers[key]
+        constant = buffer.role is Role.INPUT
+        raw = self._load(i.buffer, i.index, where, constant=constant)
+        found = tuple(from_memory(self.b, each, buffer.dtype) for each in raw)
+        if constant and not once and self.plan.unrolled:
+            self.registers[key] = found
+        return found
+
+    def _load(self, name: str, index: Index, where: Coordinates, *, constant: bool) -> list[LlvmValue]:
+        b, kind = self.b, memory_kind(self.kernel.buffer(name).dtype)
+        pointer, at, step, width = (
+            self.pointers[name](),
+            self._offset(index, where),
+            self._step_of(index),
+            self.plan.width,
+        )
+        if not is_symsize(step) and step == 0:
+            return b.load_global(pointer, at, kind, constant=constant)
+        if not is_symsize(step) and step == 1:
+            return b.load_global(pointer, at, kind, width, aligned=self._is_aligned(index), constant=constant)
+        found = []
+        for way in range(width):
+            found += b.load_global(pointer, b.add(at, b.index(way * step)) if way else at, kind, constant=constant)
+        return found
+
+    def _store(self, i: Store, where: Coordinates, mask: Mask, tile: int, *, once: bool) -> None:
+        b, buffer = self.b, self.kernel.buffer(i.buffer)
+        values = self.values[i.value]
+        if buffer.role is Role.SCRATCH:
+            self.registers[i.buffer, i.index, tile] = values
+            return
+        if once:
+            self.stored_once[i.buffer, i.index] = values
+        else:
+            self.registers.pop((i.buffer, i.index, tile), None)
+        step = self._step_of(i.index)
+        pointer, at = self.pointers[i.buffer](), self._offset(i.index, where)
+        raw = [to_memory(b, each, buffer.dtype) for each in values]
+        if is_symsize(step) or step:
+            raw = raw if len(raw) == self.plan.width else raw * self.plan.width
+        elif len(raw) > 1:
+            raise AssertionError(f"{i.buffer} is stored at one place by several points")
+        with b.where(mask):
+            if not is_symsize(step) and step in (0, 1):
+                b.store_global(pointer, at, raw, aligned=self._is_aligned(i.index))
+            else:
+                for way, each in enumerate(raw):
+                    b.store_global(pointer, b.add(at, b.index(way * step)) if way else at, [each])
+
+    def _position(self, index: Index, where: Coordinates) -> Values:
+        b, step = self.b, self._step_of(index)
+        first = b.convert("sext", self._offset(index, where), "i64")
+        if not is_symsize(step) and step == 0:
+            return (first,)
+        return tuple(b.add(first, b.const("i64", way * step)) if way else first for way in range(self.plan.width))
+
+    def _gathered(self, i: Gather, where: Coordinates) -> Values:
+        """At most the last element within each extent: nothing outside of the buffer is read."""
+        b, buffer = self.b, self.kernel.buffer(i.buffer)
+        pointer, kind = self.pointers[i.buffer](), memory_kind(buffer.dtype)
+
+        def read(at: LlvmValue, *places: LlvmValue) -> LlvmValue:
+            for place, (_, stride, extent) in zip(places, i.by, strict=True):
+                last = b.const("i64", extent - 1)
+                inside = b.icmp("ult", place, b.const("i64", extent))
+                at = b.add(at, b.mul(b.select(inside, place, last), b.const("i64", stride)))
+            (raw,) = b.load_global(pointer, at, kind, constant=buffer.role is Role.INPUT)
+            return from_memory(b, raw, buffer.dtype)
+
+        return self._each([self._position(i.index, where), *(self.values[name] for name, _, _ in i.by)], read)
+
+
+def _halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], LlvmValue]) -> LlvmValue:
+    """All of `values` in one, neighbours first."""
+    while len(values) > 1:
+        pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]
+        values = [*pairs, values[-1]] if len(values) % 2 else pairs
+    return values[0]
