@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import Any, overload
+from typing import Any, Literal, Protocol, overload
 
 NULL: object
 """Stands for an empty stack slot or an unbound local wherever frame contents cross into Python."""
@@ -262,22 +262,119 @@ class PausedGC:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
-class Launcher:
+class AnyLauncher:
+    """What `Runner` launches without Python. `launcher(threads, *tensors)` passes each tensor's `data_ptr()`."""
+
+    def __call__(self, threads: int, *tensors: Any) -> None: ...
+
+class Launcher(AnyLauncher):
     """Calls `void kernel(void **buffers, int64_t threads, void *workspace)` at `address`, without the GIL.
 
-    `launcher(threads, *tensors)` passes each tensor's `data_ptr()`; the workspace has `fixed + per_thread * threads`
-    bytes, 64-byte aligned.
+    The workspace has `fixed + per_thread * threads` bytes, 64-byte aligned.
     """
 
     def __init__(self, address: int, buffers: int, fixed: int, per_thread: int) -> None: ...
-    def __call__(self, threads: int, *tensors: Any) -> None: ...
+
+# A number, or (slot,): one of the sizes that a launch is given.
+GridSize = int | tuple[int]
+# (function, blocks, threads of a block, bytes of shared memory, whether its warps wait for each other)
+GridPhase = tuple[int, GridSize, int, int, bool]
+
+class CudaSupport(Protocol):
+    """What a `GridLauncher` for CUDA asks Python for. It must not hold the launcher."""
+
+    def functions(self, device: int, /) -> tuple[int, ...]:
+        """The function of each phase, loaded on a device: asked once a device."""
+
+    def stream(self, device: int, /) -> int:
+        """The current stream of a device, where PyTorch's C function for it is not known."""
+
+    def workspace(self, device: int, nbytes: int, /) -> Any:
+        """A tensor of so many bytes, where PyTorch's C function has none; it raises if there is no memory."""
+
+    def failed(self, code: int, phase: int, /) -> object:
+        """Raise what a failed launch is to users, given the driver's error."""
+
+class GridLauncher(AnyLauncher):
+    """Launches a kernel that is phases of grids, one after the other.
+
+    With `sizes`, the last buffer is an array of so many int64 on the host. The workspace has so many bytes, in the
+    memory that the kernel works on. `warp`: threads that run as one.
+
+    Without `support` phases are functions of the host, `void f(void **buffers, void *workspace, int64_t block, int64_t
+    warp, void *shared)`, called for each warp of each block in the order of `set_simt_order`. Phases with barriers run
+    their warps as fibers, which take turns at `smelt_simt_barrier`. Shared memory and the workspace are filled with
+    0xFF first. A launch fails if warps end while others of their block wait, or write beyond their shared memory.
+
+    With it they are launched by CUDA on PyTorch's current stream of the device that the first buffer is on, or of
+    `device`; those of phases are then 0. Parameters: the buffers, the workspace, the sizes.
+    """
+
+    def __init__(
+        self,
+        phases: tuple[GridPhase, ...],
+        buffers: int,
+        workspace: GridSize,
+        *,
+        sizes: int = 0,
+        warp: int = 32,
+        support: CudaSupport | None = None,
+        device: int = -1,
+    ) -> None: ...
+    @property
+    def phases(self) -> int:
+        """How many grids it launches."""
+
+def simt_barrier_address() -> int:
+    """The address of the function that warps on the host call to wait for each other, for generated code."""
+
+def set_simt_order(order: Literal["forward", "reverse", "shuffled"], seed: int = 0, /) -> None:
+    """In which order blocks, and the warps of each between two barriers, run on the host: a missing barrier shows in
+    one of them. For tests; no grid may be running."""
+
+def set_cuda_library(functions: dict[str, int], /) -> None:
+    """Say where PyTorch's C functions for CUDA are (`smelt.torch_abi.cuda_shims` finds out): the current stream, and
+    raw memory of the caching allocator. What is missing is asked of `CudaSupport`."""
+
+class CudaError(RuntimeError):
+    """A function of the CUDA driver failed."""
+
+    code: int
+    text: str  # the driver's own words for it
+    log: str  # what the assembler printed
+
+def cuda_open(path: str, /) -> int:
+    """Open the CUDA driver: its version, 12040 for 12.4. OSError: there is none, or it lacks a function."""
+
+def cuda_device_count() -> int: ...
+def cuda_device_name(device: int, /) -> str: ...
+def cuda_attribute(device: int, attribute: int, /) -> int:
+    """What the driver says of a GPU, by the number that its manual gives the question."""
+
+def cuda_link(ptx: bytes, device: int, /) -> tuple[bytes, str]:
+    """PTX as machine code for a device, and what the assembler printed."""
+
+class CudaModule:
+    """Machine code, or PTX that ends with a zero, in the memory of a GPU; it is unloaded with this object, but not when
+    the interpreter ends."""
+
+    def __init__(self, image: bytes, device: int) -> None: ...
+    @property
+    def device(self) -> int: ...
+    def function(self, name: str, shared_bytes: int = 0, /) -> int:
+        """What `cuLaunchKernel` takes, allowed so much dynamic shared memory."""
+
+    def attribute(self, function: int, attribute: int, /) -> int: ...
+    def occupancy(self, function: int, threads: int, shared_bytes: int, /) -> int:
+        """How many blocks of a function one multiprocessor runs at once."""
 
 # A tensor where a program names one: any instance of a subclass of tuple, (number of a value, sizes, strides, offset).
 # Sizes None: the value as it is; otherwise a view of it, the offset in elements from where the value begins.
 # A step of a program, by its kind:
-#   ("allocate", value, sizes, strides, dtype, device, code)    a new tensor; code: the dtype's number in PyTorch's C
-#                                                               interface, -1 where Python is to allocate
-#   ("launch", kernel, values)                                  a Launcher; any other callable gets (threads, *tensors)
+#   ("allocate", value, sizes, strides, dtype, device, code, device_type, device_index)
+#       a new tensor; code and device_type: numbers in PyTorch's C interface, code -1 where Python is to allocate. The
+#       last two may be left out for the CPU
+#   ("launch", kernel, values)                                  any launcher; other callables get (threads, *tensors)
 #   ("call", function, arguments, names, results, is_one, native, unless)
 #       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
 #       results  for each None or (value, sizes, strides, dtype, name, code), which `fit` sees to; is_one: the call

@@ -14,6 +14,8 @@
 #include "runner/program.h"
 #include "state/preserved_state.h"
 #include "runner/parallel.h"
+#include "gpu/cuda_driver.h"
+#include "gpu/grid_launcher.h"
 
 static PyObject *
 active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -142,8 +144,8 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__native(void)
 {
-    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &LauncherType,
-                             &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
+    PyTypeObject *types[] = {&NullType, &GuardsType, &EntryType, &RegionType, &AnyLauncherType,
+                             &LauncherType, &RunnerType, &CodeType,  &HeldType,  &PausedGCType};
     if (guard_tensor_init() < 0 || guard_classes_init() < 0 || launcher_init() < 0 || runner_init() < 0
         || hook_init() < 0 || nodes_init() < 0 || accumulate_grad_init() < 0 || preserved_state_init() < 0
         || parallel_init() < 0) {
@@ -159,7 +161,8 @@ PyInit__native(void)
             return NULL;
         }
     }
-    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0) {
+    if (PyModule_AddObjectRef(module, "NULL", &smelt_null) < 0 || cuda_driver_init(module) < 0
+        || grid_launcher_init(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

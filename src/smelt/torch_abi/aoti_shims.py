@@ -45,6 +45,11 @@ _CALLS = (
     "aoti_torch_get_strides",
     "aoti_torch_get_dtype",
 )
+# Questions about one tensor: what is asked for, a tensor, and the answer.
+_QUESTIONS: dict[str, tuple[Any, Callable[[], torch.Tensor], int]] = {
+    "aoti_torch_get_device_index": (ctypes.c_int32, lambda: torch.empty(2, device="cpu"), -1),
+    "aoti_torch_item_bool": (ctypes.c_bool, lambda: torch.tensor(True, device="cpu"), True),
+}
 # The Python object of a tensor, given the address of the tensor: one function, as two versions of PyTorch declare it.
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
@@ -79,7 +84,20 @@ def find_library() -> Library:
         if not _works(addresses, body, samples):
             raise NotFound("exported functions do not do what they should")
         addresses |= {name: address for name in _CALLS if (address := find_symbol(name)) is not None}
+        addresses |= _answered_questions(body)
         return Library(body, _storage_place(samples), _memory_places(), addresses)
+
+
+def _answered_questions(body: int) -> dict[str, int]:
+    found = {name: address for name in _QUESTIONS if (address := find_symbol(name)) is not None}
+    return {name: address for name, address in found.items() if _is_answered(name, address, body)}
+
+
+def _is_answered(name: str, address: int, body: int) -> bool:
+    kind, sample, wanted = _QUESTIONS[name]
+    tensor, answer = sample(), kind(not wanted)
+    ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(kind))(address)
+    return not ask(id(tensor) + body, ctypes.byref(answer)) and answer.value == wanted
 
 
 def _install(found: Library) -> None:

@@ -14,7 +14,7 @@ from smelt import _native
 
 # What generated code calls to share its points out between threads (csrc/runner/parallel.c).
 PARALLEL_FOR = "smelt_parallel_for"
-# What GPU schedules on the host call where all warps of a block have to come (csrc/runner).
+# What the warps of a GPU kernel call on the host to wait for each other (csrc/gpu/host_grid.c).
 SIMT_BARRIER = "smelt_simt_barrier"
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
@@ -31,6 +31,8 @@ def find_symbol(name: str) -> int | None:
     """The address of a function of the C library, of OpenMP or of our own; None if there is none."""
     if name == PARALLEL_FOR:
         return _native.parallel_for_address(*(find_symbol(each) or 0 for each in OPENMP))
+    if name == SIMT_BARRIER:
+        return _native.simt_barrier_address()
     for library in _libraries():
         try:
             found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
@@ -39,6 +41,15 @@ def find_symbol(name: str) -> int | None:
         if found:
             return found
     return None
+
+
+@functools.cache
+def find_in_cuda(name: str) -> int | None:
+    """The address of a function of libtorch_cuda, which a PyTorch for CUDA has loaded; None if there is none."""
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(_path("torch_cuda")), name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 def has_openmp() -> bool:

@@ -21,7 +21,7 @@ from smelt.codegen.llvm.math.library import LIBRARY
 from smelt.device import Target
 from smelt.runtime.program.code_image import Image
 from smelt.runtime.program.code_image import load as map_image
-from smelt.torch_abi.symbols import PARALLEL_FOR, find_symbol
+from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
 
 _lock = locks.lock()
 locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
@@ -156,8 +156,8 @@ def _emitted(module: Any, generator: Any) -> bytes:
 
 @functools.cache
 def external_symbols() -> dict[str, int]:
-    """Addresses of what generated code may call: the launcher, and those functions of the C library that are there."""
-    names = [PARALLEL_FOR, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
+    """Addresses of what generated code may call: ours, and those functions of the C library that are there."""
+    names = [PARALLEL_FOR, SIMT_BARRIER, *LIBRARY.values(), *(f"{name}f" for name in LIBRARY.values())]
     return {name: address for name in names if (address := find_symbol(name)) is not None}
 
 

@@ -34,6 +34,8 @@ static const struct {
     {"aoti_torch_get_sizes", offsetof(Library, sizes), false},
     {"aoti_torch_get_strides", offsetof(Library, strides), false},
     {"aoti_torch_get_dtype", offsetof(Library, dtype), false},
+    {"aoti_torch_get_device_index", offsetof(Library, device_index), false},
+    {"aoti_torch_item_bool", offsetof(Library, item_bool), false},
 };
 
 /* The address under a name, NULL if there is none; -1 with an exception. */

@@ -42,6 +42,8 @@ typedef struct {
     int32_t (*sizes)(Handle, int64_t **sizes);
     int32_t (*strides)(Handle, int64_t **strides);
     int32_t (*dtype)(Handle, int32_t *dtype);
+    int32_t (*device_index)(Handle, int32_t *number); /* -1 on the CPU */
+    int32_t (*item_bool)(Handle, bool *value);
 } Library;
 
 extern Library library;

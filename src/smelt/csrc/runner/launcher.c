@@ -1,4 +1,5 @@
-/* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL.
+/* Launcher: calls `void kernel(void **buffers, int64_t threads, void *workspace)` without the GIL; and how any launcher
+   is called from Python.
 
    The workspace is kept between calls. It is taken off the launcher under the GIL for the time of a call, so a second
    thread in the same kernel finds none and makes its own. A program of several steps runs its kernels itself (runner/runner.c)
@@ -11,13 +12,14 @@
 
 enum { ALIGNMENT = 64, USUAL_BUFFERS = 32 };
 
-static PyObject *data_ptr; /* interned */
+static PyObject *data_ptr, *get_device; /* interned */
 
 int
 launcher_init(void)
 {
     data_ptr = PyUnicode_InternFromString("data_ptr");
-    return data_ptr ? 0 : -1;
+    get_device = PyUnicode_InternFromString("get_device");
+    return data_ptr && get_device ? 0 : -1;
 }
 
 Workspace
@@ -40,15 +42,13 @@ workspace_release(Workspace *kept, Workspace taken)
 }
 
 bool
-workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads)
+workspace_fits(Workspace *taken, size_t size)
 {
-    const size_t limit = (size_t)PY_SSIZE_T_MAX - ALIGNMENT;
-    if (kernel->per_thread && (size_t)threads > (limit - kernel->fixed) / kernel->per_thread) {
-        return false;
-    }
-    size_t size = kernel->fixed + kernel->per_thread * (size_t)threads;
     if (size <= taken->size) {
         return true;
+    }
+    if (size > (size_t)PY_SSIZE_T_MAX - ALIGNMENT) {
+        return false;
     }
     free(taken->memory);
     size = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; /* aligned_alloc wants a multiple */
@@ -58,6 +58,8 @@ workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads)
     }
     return taken->memory != NULL;
 }
+
+/* --- any launcher as a callable --------------------------------------------------------------- */
 
 /* 0, or -1 with an exception. */
 static int
@@ -77,28 +79,38 @@ find_pointers(PyObject *const *tensors, Py_ssize_t count, void **pointers)
     return 0;
 }
 
-/* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */
+/* The number of the GPU that a tensor is on; -1: on none. 0, or -1 with an exception. */
 static int
-launch(Launcher *self, int64_t threads, void **pointers)
+find_device(PyObject *tensor, int32_t *device)
 {
-    Workspace workspace = workspace_acquire(&self->workspace);
-    bool fits = workspace_fits(&workspace, self, threads);
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        self->kernel(pointers, threads, workspace.memory);
-        Py_END_ALLOW_THREADS
-    }
-    else {
-        PyErr_NoMemory();
-    }
-    workspace_release(&self->workspace, workspace);
-    return fits ? 0 : -1;
+    PyObject *number = PyObject_CallMethodNoArgs(tensor, get_device);
+    long found = number ? PyLong_AsLong(number) : -1;
+    Py_XDECREF(number);
+    *device = (int32_t)found;
+    return found == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *
+/* Pointers in place: takes a workspace and runs. 0, or -1 with an exception. */
+static int
+launch(AnyLauncher *self, LaunchCall *call)
+{
+    Workspace workspace = workspace_acquire(&self->workspace);
+    int status;
+    call->workspace = &workspace;
+    Py_BEGIN_ALLOW_THREADS
+    status = self->launch(self, call);
+    Py_END_ALLOW_THREADS
+    if (status) {
+        status = self->finish(self, call);
+    }
+    workspace_release(&self->workspace, workspace);
+    return status;
+}
+
+PyObject *
 launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
 {
-    Launcher *self = (Launcher *)object;
+    AnyLauncher *self = (AnyLauncher *)object;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     if (names && PyTuple_GET_SIZE(names)) {
         PyErr_SetString(PyExc_TypeError, "a launcher takes no keyword arguments");
@@ -124,14 +136,43 @@ launcher_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyO
             return PyErr_NoMemory();
         }
     }
+    LaunchCall call = {.buffers = pointers, .threads = threads, .device = -1};
     int status = find_pointers(args + 1, self->buffers, pointers);
+    if (status == 0 && self->asks_device && self->buffers) {
+        status = find_device(args[1], &call.device);
+    }
     if (status == 0) {
-        status = launch(self, threads, pointers);
+        status = launch(self, &call);
     }
     if (pointers != usual) {
         PyMem_Free(pointers);
     }
     return status < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* --- kernels for the CPU ---------------------------------------------------------------------- */
+
+static int
+launch_cpu(AnyLauncher *any, LaunchCall *call)
+{
+    const Launcher *self = (const Launcher *)any;
+    const size_t limit = (size_t)PY_SSIZE_T_MAX - ALIGNMENT;
+    if (self->per_thread && (size_t)call->threads > (limit - self->fixed) / self->per_thread) {
+        return -1;
+    }
+    if (!workspace_fits(call->workspace, self->fixed + self->per_thread * (size_t)call->threads)) {
+        return -1;
+    }
+    self->kernel(call->buffers, call->threads, call->workspace->memory);
+    return 0;
+}
+
+/* All that a launch for the CPU fails for. */
+static int
+finish_cpu(AnyLauncher *Py_UNUSED(self), LaunchCall *Py_UNUSED(call))
+{
+    PyErr_NoMemory();
+    return -1;
 }
 
 static PyObject *
@@ -156,9 +197,11 @@ launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     Launcher *self = (Launcher *)type->tp_alloc(type, 0);
     if (self) {
-        self->vectorcall = launcher_call;
+        self->any.vectorcall = launcher_call;
+        self->any.buffers = buffers;
+        self->any.launch = launch_cpu;
+        self->any.finish = finish_cpu;
         self->kernel = (Kernel)(uintptr_t)kernel;
-        self->buffers = buffers;
         self->fixed = (size_t)fixed;
         self->per_thread = (size_t)per_thread;
     }
@@ -166,20 +209,31 @@ launcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static void
-launcher_dealloc(Launcher *self)
+launcher_dealloc(AnyLauncher *self)
 {
     free(self->workspace.memory);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+PyTypeObject AnyLauncherType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.AnyLauncher",
+    .tp_basicsize = sizeof(AnyLauncher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(AnyLauncher, vectorcall),
+    .tp_doc = PyDoc_STR("launcher(threads, *tensors) launches a compiled kernel."),
+};
+
 PyTypeObject LauncherType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "smelt._native.Launcher",
     .tp_basicsize = sizeof(Launcher),
+    .tp_base = &AnyLauncherType,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = launcher_new,
     .tp_dealloc = (destructor)launcher_dealloc,
     .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
+    .tp_vectorcall_offset = offsetof(AnyLauncher, vectorcall),
     .tp_doc = PyDoc_STR("launcher(threads, *tensors) calls a compiled kernel without the GIL."),
 };

@@ -1,4 +1,4 @@
-/* Launcher: a compiled kernel as a Python callable. */
+/* Launchers: compiled kernels as Python callables. What the runner calls is the same for all of them (`AnyLauncher`). */
 #ifndef SMELT_LAUNCHER_H
 #define SMELT_LAUNCHER_H
 
@@ -12,18 +12,43 @@ typedef struct {
     size_t size;
 } Workspace;
 
-typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);
-
+/* One launch: where its buffers are, and what is lent to it. */
 typedef struct {
+    void **buffers;
+    int64_t threads;
+    Workspace *workspace; /* on the host, for this call alone */
+    int32_t device;       /* the number of the GPU that the first buffer is on; -1: not asked, or on none */
+    int32_t fault, at, phase; /* what `launch` says to `finish`: what went wrong, its number, and where */
+} LaunchCall;
+
+/* What all launchers begin with. `launch` needs no GIL; where it returns something else than 0, `finish` is called with
+   the GIL: it does what is left, or raises why it cannot be done, and returns 0 or -1. */
+typedef struct AnyLauncher {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    Kernel kernel;
     Py_ssize_t buffers;
+    bool asks_device; /* a call must say which GPU its first buffer is on */
+    int (*launch)(struct AnyLauncher *self, LaunchCall *call);
+    int (*finish)(struct AnyLauncher *self, LaunchCall *call);
+    Workspace workspace; /* between calls; none yet, or in use: empty */
+} AnyLauncher;
+
+typedef void (*Kernel)(void **buffers, int64_t threads, void *workspace);
+
+/* A kernel of one function for the CPU. */
+typedef struct {
+    AnyLauncher any;
+    Kernel kernel;
     size_t fixed, per_thread;
-    Workspace workspace; /* none yet, or in use: empty */
 } Launcher;
 
-extern PyTypeObject LauncherType;
+extern PyTypeObject AnyLauncherType, LauncherType;
+
+static inline bool
+is_launcher(PyObject *object)
+{
+    return Py_TYPE(object) == &LauncherType || PyObject_TypeCheck(object, &AnyLauncherType);
+}
 
 /* 0, or -1 with an exception. */
 int launcher_init(void);
@@ -32,7 +57,10 @@ int launcher_init(void);
 Workspace workspace_acquire(Workspace *kept);
 void workspace_release(Workspace *kept, Workspace taken);
 
-/* Makes what was taken large enough for a kernel; false: there is no memory. Needs no GIL. */
-bool workspace_fits(Workspace *taken, const Launcher *kernel, int64_t threads);
+/* Makes what was taken large enough; false: there is no memory. Needs no GIL. */
+bool workspace_fits(Workspace *taken, size_t size);
+
+/* What every launcher is as a Python callable: launcher(threads, *tensors). */
+PyObject *launcher_call(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *names);
 
 #endif

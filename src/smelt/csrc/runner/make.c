@@ -175,8 +175,9 @@ read_allocate(Runner *self, PyObject *given, Step *step)
     const char *kind;
     long value;
     PyObject *sizes, *strides;
-    if (!PyArg_ParseTuple(given, "slO!O!OOi:Runner", &kind, &value, &PyTuple_Type, &sizes, &PyTuple_Type, &strides,
-                          &step->dtype, &step->device, &step->code)) {
+    step->device_index = -1;
+    if (!PyArg_ParseTuple(given, "slO!O!OOi|ii:Runner", &kind, &value, &PyTuple_Type, &sizes, &PyTuple_Type, &strides,
+                          &step->dtype, &step->device, &step->code, &step->device_type, &step->device_index)) {
         return -1;
     }
     return read_value(self, value, &step->value) < 0 ? -1 : read_shape(self, sizes, strides, NULL, &step->shape);
@@ -191,9 +192,9 @@ read_launch(Runner *self, PyObject *given, Step *step)
         || read_values(self, values, step) < 0) {
         return -1;
     }
-    if (Py_TYPE(step->function) == &LauncherType && ((Launcher *)step->function)->buffers != step->count) {
-        PyErr_Format(PyExc_ValueError, "Runner: a kernel of %zd buffers gets %d", ((Launcher *)step->function)->buffers,
-                     step->count);
+    if (is_launcher(step->function) && ((AnyLauncher *)step->function)->buffers != step->count) {
+        PyErr_Format(PyExc_ValueError, "Runner: a kernel of %zd buffers gets %d",
+                     ((AnyLauncher *)step->function)->buffers, step->count);
         return -1;
     }
     self->most_buffers = step->count > self->most_buffers ? step->count : self->most_buffers;
@@ -376,7 +377,7 @@ needs_python(const Step *step)
     case ALLOCATE:
         return step->code < 0;
     case LAUNCH:
-        return Py_TYPE(step->function) != &LauncherType;
+        return !is_launcher(step->function);
     case CALL:
         return step->unless < 0 && !step->is_native;
     default:

@@ -36,11 +36,12 @@ typedef struct {
 
 typedef struct {
     enum { ALLOCATE, LAUNCH, CALL, DROP } kind;
-    /* ALLOCATE: `value` becomes a new tensor; LAUNCH: `function` is a Launcher, or any callable(threads, *tensors) */
+    /* ALLOCATE: `value` becomes a new tensor; LAUNCH: `function` is a launcher, or any callable(threads, *tensors) */
     int value;
     Shape shape;
     PyObject *dtype, *device;
     int32_t code; /* the dtype's number in PyTorch's C interface, -1 if unknown */
+    int32_t device_type, device_index; /* the device's numbers there */
     PyObject *function;
     int first, count; /* items: arguments (those with names last), or values to be dropped */
     /* CALL */

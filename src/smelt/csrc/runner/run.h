@@ -70,6 +70,12 @@ PyObject *wrapped(Handle handle);
 /* Where a tensor's first element is. 0, or -1 with an exception. */
 int data_of(Run *run, Value *value, void **data);
 
+/* The number of the GPU that a tensor is on, -1: on none. 0, or -1 with an exception. */
+int device_of(Run *run, Value *value, int32_t *device);
+
+/* What the one bool of a tensor says, wherever the tensor is: 1, 0, or -1 with an exception. */
+int is_true(Run *run, Value *value);
+
 /* The sizes and strides of a shape as two tuples. 0, or -1 with an exception. */
 int tuples_of(const Run *run, Shape shape, PyObject **sizes, PyObject **strides);
 

@@ -50,7 +50,8 @@ allocate(Run *run, const Step *step)
     const int64_t *numbers = run->numbers + step->shape.numbers;
     Handle made;
     if (run->native && step->code >= 0
-        && library.empty_strided(step->shape.rank, numbers, numbers + step->shape.rank, step->code, 0, -1, &made) == 0) {
+        && library.empty_strided(step->shape.rank, numbers, numbers + step->shape.rank, step->code, step->device_type,
+                                 step->device_index, &made) == 0) {
         *value = (Value){.handle = made, .owns_handle = true};
         return 0;
     }
@@ -111,23 +112,27 @@ launch(Run *run, const Step *step)
     if (ask_threads(run) < 0) {
         return -1;
     }
-    if (Py_TYPE(step->function) != &LauncherType) {
+    if (!is_launcher(step->function)) {
         return launch_python(run, step);
     }
-    const Launcher *kernel = (const Launcher *)step->function;
+    AnyLauncher *kernel = (AnyLauncher *)step->function;
+    const Item *items = run->program->items + step->first;
     for (int i = 0; i < step->count; i++) {
-        if (data_of(run, &run->values[run->program->items[step->first + i].value], &run->pointers[i]) < 0) {
+        if (data_of(run, &run->values[items[i].value], &run->pointers[i]) < 0) {
             return -1;
         }
     }
-    if (!workspace_fits(&run->workspace, kernel, run->threads)) {
-        acquire_gil(run);
-        PyErr_NoMemory();
+    LaunchCall call = {
+        .buffers = run->pointers, .threads = run->threads, .workspace = &run->workspace, .device = -1};
+    if (kernel->asks_device && step->count && device_of(run, &run->values[items[0].value], &call.device) < 0) {
         return -1;
     }
     release_gil(run);
-    kernel->kernel(run->pointers, run->threads, run->workspace.memory);
-    return 0;
+    if (kernel->launch(kernel, &call) == 0) {
+        return 0;
+    }
+    acquire_gil(run);
+    return kernel->finish(kernel, &call);
 }
 
 /* Steals a tensor, which becomes the value it stands for, in the layout that was promised. */
@@ -274,12 +279,9 @@ call_native(Run *run, const Step *step)
 static int
 raise_unless(Run *run, const Step *step)
 {
-    void *holds;
-    if (data_of(run, &run->values[step->unless], &holds) < 0) {
-        return -1;
-    }
-    if (*(const unsigned char *)holds) {
-        return 0;
+    int holds = is_true(run, &run->values[step->unless]);
+    if (holds) {
+        return holds < 0 ? -1 : 0;
     }
     acquire_gil(run);
     PyObject *result = call_python(run, step, NULL);

@@ -1,13 +1,14 @@
 /* Values of a program while it runs: tensors as handles, as Python objects or both, and objects made of them. */
 #include "runner/run.h"
 
-static PyObject *data_ptr_name; /* interned */
+static PyObject *data_ptr_name, *get_device_name; /* interned */
 
 int
 runner_init(void)
 {
     data_ptr_name = PyUnicode_InternFromString("data_ptr");
-    return data_ptr_name ? 0 : -1;
+    get_device_name = PyUnicode_InternFromString("get_device");
+    return data_ptr_name && get_device_name ? 0 : -1;
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -86,6 +87,44 @@ data_of(Run *run, Value *value, void **data)
     }
     *data = value->data;
     return 0;
+}
+
+int
+device_of(Run *run, Value *value, int32_t *device)
+{
+    if (value->handle && library.device_index && library.device_index(value->handle, device) == 0) {
+        return 0;
+    }
+    acquire_gil(run);
+    PyObject *object = object_of(run, value);
+    PyObject *number = object ? PyObject_CallMethodNoArgs(object, get_device_name) : NULL;
+    if (number == NULL) {
+        return -1;
+    }
+    *device = (int32_t)PyLong_AsLong(number);
+    Py_DECREF(number);
+    return *device == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int
+is_true(Run *run, Value *value)
+{
+    int32_t device;
+    if (device_of(run, value, &device) < 0) {
+        return -1;
+    }
+    if (device < 0) {
+        void *holds;
+        return data_of(run, value, &holds) < 0 ? -1 : *(const unsigned char *)holds != 0;
+    }
+    /* Memory that only a GPU can read: PyTorch waits for what is at work there, and copies. */
+    bool answer;
+    if (value->handle && library.item_bool && library.item_bool(value->handle, &answer) == 0) {
+        return answer;
+    }
+    acquire_gil(run);
+    PyObject *object = object_of(run, value);
+    return object ? PyObject_IsTrue(object) : -1;
 }
 
 PyObject *

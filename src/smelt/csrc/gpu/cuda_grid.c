@@ -1,0 +1,299 @@
+/* Launching grids by the CUDA driver.
+
+   All of it is enqueued on PyTorch's current stream of the device: a workspace of PyTorch's allocator is freed as soon as
+   the phases are launched, since whoever gets it next on that stream comes after them. What has to be found first (the
+   functions on this device), what PyTorch's C interface lacks and what it refuses (memory, for one) is left to
+   `finish`, which asks Python; its own errors are then the ones that are raised. */
+#include "gpu/cuda_grid.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { USUAL_PARAMETERS = 64, IS_RECORDING = 1 };
+
+/* PyTorch's functions for CUDA; NULL: not known. All return 0, or something else for an error. */
+static struct {
+    int32_t (*current_stream)(int32_t device, void **stream);
+    int32_t (*allocate)(uint64_t bytes, void **memory); /* on the current device, for its current stream */
+    int32_t (*free)(void *memory);
+} torch;
+
+/* --- a launch --------------------------------------------------------------------------------------- */
+
+static const CudaCode *
+find_code(GridLauncher *self, int32_t device)
+{
+    const CudaCode *code = atomic_load_explicit(&self->code, memory_order_acquire);
+    while (code && code->device != device) {
+        code = code->next;
+    }
+    return code;
+}
+
+/* A recorded launch is repeated by whoever has the graph: the functions must stay, whatever becomes of the launcher. */
+static void
+note_recording(GridLauncher *self, const CudaDriver *driver, CudaStream stream)
+{
+    int status = 0;
+    if (stream && driver->is_capturing && !atomic_load_explicit(&self->is_recorded, memory_order_relaxed)
+        && driver->is_capturing(stream, &status) == 0 && status == IS_RECORDING) {
+        atomic_store(&self->is_recorded, true);
+    }
+}
+
+/* Every phase in order, in the device's context. 0, or not, and the call says why. */
+static int
+launch_phases(const GridLauncher *self, LaunchCall *call, const CudaCode *code, CudaStream stream, void *workspace)
+{
+    const int64_t *sizes = grid_sizes(self, call);
+    int pointers = (int)self->any.buffers - (self->size_count > 0), count = pointers + 1 + self->size_count;
+    void *usual[USUAL_PARAMETERS];
+    void **parameters = count <= USUAL_PARAMETERS ? usual : malloc((size_t)count * sizeof *parameters);
+    if (parameters == NULL) {
+        call->fault = GRID_MEMORY;
+        return -1;
+    }
+    for (int i = 0; i < pointers; i++) {
+        parameters[i] = &call->buffers[i];
+    }
+    parameters[pointers] = &workspace;
+    for (int i = 0; i < self->size_count; i++) {
+        parameters[pointers + 1 + i] = (void *)(uintptr_t)&sizes[i];
+    }
+    call->fault = 0;
+    for (int i = 0; call->fault == 0 && i < self->phase_count; i++) {
+        const GridPhase *phase = &self->phases[i];
+        int64_t blocks = grid_size(phase->blocks, sizes);
+        call->phase = i;
+        if (blocks < 0 || blocks > GRID_MOST_BLOCKS) {
+            call->fault = GRID_BLOCKS;
+        }
+        else if (blocks) { /* CUDA takes a grid of none for an error */
+            call->at = code->driver->launch(code->functions[i], (unsigned)blocks, 1, 1, phase->threads, 1, 1,
+                                            phase->shared_bytes, stream, parameters, NULL);
+            call->fault = call->at ? GRID_DRIVER : 0;
+        }
+    }
+    if (parameters != usual) {
+        free(parameters);
+    }
+    return call->fault ? -1 : 0;
+}
+
+static int
+refuse(LaunchCall *call, int fault, int at)
+{
+    call->fault = fault;
+    call->at = at;
+    return -1;
+}
+
+int
+cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
+{
+    GridLauncher *self = (GridLauncher *)any;
+    int32_t device = self->device < 0 ? call->device : self->device;
+    const CudaCode *code = find_code(self, device);
+    void *stream, *workspace = NULL;
+    CudaContext before;
+    if (code == NULL || torch.current_stream == NULL || torch.current_stream(device, &stream)) {
+        return refuse(call, GRID_PYTHON, 0);
+    }
+    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
+    if (bytes < 0 || (bytes && torch.allocate == NULL)) {
+        return refuse(call, bytes < 0 ? GRID_MEMORY : GRID_PYTHON, 0);
+    }
+    CudaResult status = cuda_enter(code->driver, code->context, &before);
+    if (status) {
+        return refuse(call, GRID_DRIVER, status);
+    }
+    note_recording(self, code->driver, stream);
+    if (bytes && (torch.allocate((uint64_t)bytes, &workspace) || workspace == NULL)) {
+        cuda_leave(code->driver, code->context, before);
+        return refuse(call, GRID_PYTHON, 0);
+    }
+    int launched = launch_phases(self, call, code, stream, workspace);
+    if (workspace) {
+        torch.free(workspace);
+    }
+    cuda_leave(code->driver, code->context, before);
+    return launched;
+}
+
+/* --- with Python ------------------------------------------------------------------------------------ */
+
+/* Asks for the functions on a device, which are loaded now if they were not. NULL with an exception. */
+static const CudaCode *
+load_code(GridLauncher *self, int32_t device)
+{
+    PyObject *found = PyObject_CallMethod(self->support, "functions", "i", (int)device);
+    CudaDriver *driver = found ? cuda_driver() : NULL;
+    CudaContext context;
+    if (driver == NULL || cuda_context(driver, device, &context) < 0) {
+        Py_XDECREF(found);
+        return NULL;
+    }
+    const CudaCode *known = find_code(self, device); /* another thread may have asked meanwhile */
+    if (known) {
+        Py_DECREF(found);
+        return known;
+    }
+    CudaCode *made = calloc(1, sizeof *made + (size_t)self->phase_count * sizeof(CudaFunction));
+    bool fits = PyTuple_Check(found) && PyTuple_GET_SIZE(found) == self->phase_count;
+    for (int i = 0; made && fits && i < self->phase_count; i++) {
+        made->functions[i] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, i));
+        fits = made->functions[i] != NULL;
+    }
+    Py_DECREF(found);
+    if (made == NULL || !fits) {
+        free(made);
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(made ? PyExc_TypeError : PyExc_MemoryError, "a function for each phase of a kernel");
+        }
+        return NULL;
+    }
+    made->driver = driver;
+    made->context = context;
+    made->device = device;
+    made->next = atomic_load(&self->code);
+    atomic_store_explicit(&self->code, made, memory_order_release);
+    return made;
+}
+
+/* The current stream of a device. 0, or -1 with an exception. */
+static int
+find_stream(GridLauncher *self, int32_t device, void **stream)
+{
+    if (torch.current_stream && torch.current_stream(device, stream) == 0) {
+        return 0;
+    }
+    PyObject *number = PyObject_CallMethod(self->support, "stream", "i", (int)device);
+    *stream = number ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* A tensor that owns the workspace, and where it is. NULL with an exception. */
+static PyObject *
+find_workspace(GridLauncher *self, int32_t device, int64_t bytes, void **memory)
+{
+    PyObject *tensor = PyObject_CallMethod(self->support, "workspace", "iL", (int)device, (long long)bytes);
+    PyObject *address = tensor ? PyObject_CallMethod(tensor, "data_ptr", NULL) : NULL;
+    *memory = address ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    if (PyErr_Occurred()) {
+        Py_CLEAR(tensor);
+    }
+    return tensor;
+}
+
+/* Raises what a failed launch is to Python. Returns -1. */
+static int
+raise(GridLauncher *self, const LaunchCall *call)
+{
+    if (call->fault == GRID_MEMORY) {
+        PyErr_NoMemory();
+    }
+    else if (call->fault == GRID_BLOCKS) {
+        PyErr_Format(PyExc_ValueError, "phase %d: no grid has so many blocks", call->phase);
+    }
+    else {
+        PyObject *result = PyObject_CallMethod(self->support, "failed", "ii", call->at, call->phase);
+        Py_XDECREF(result);
+        if (result) {
+            PyErr_Format(PyExc_SystemError, "a launch failed with %d, which nobody raised", call->at);
+        }
+    }
+    return -1;
+}
+
+/* What was refused for want of something that Python has. Nothing was launched by then. */
+static int
+launch_by_python(GridLauncher *self, LaunchCall *call)
+{
+    int32_t device = self->device < 0 ? call->device : self->device;
+    if (device < 0) {
+        PyErr_SetString(PyExc_ValueError, "a kernel for CUDA was given a tensor that is not on a GPU");
+        return -1;
+    }
+    const CudaCode *code = find_code(self, device);
+    void *stream, *memory = NULL;
+    PyObject *workspace = NULL;
+    CudaContext before;
+    code = code ? code : load_code(self, device);
+    if (code == NULL || find_stream(self, device, &stream) < 0) {
+        return -1;
+    }
+    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
+    if (bytes > 0) {
+        workspace = find_workspace(self, device, bytes, &memory);
+        if (workspace == NULL) {
+            return -1;
+        }
+    }
+    CudaResult status = bytes < 0 ? 0 : cuda_enter(code->driver, code->context, &before);
+    if (bytes < 0 || status) {
+        refuse(call, bytes < 0 ? GRID_MEMORY : GRID_DRIVER, status);
+    }
+    else {
+        note_recording(self, code->driver, stream);
+        launch_phases(self, call, code, stream, memory);
+        cuda_leave(code->driver, code->context, before);
+    }
+    int result = call->fault ? raise(self, call) : 0;
+    Py_XDECREF(workspace);
+    return result;
+}
+
+int
+cuda_grid_finish(AnyLauncher *any, LaunchCall *call)
+{
+    GridLauncher *self = (GridLauncher *)any;
+    if (call->fault != GRID_PYTHON) {
+        return raise(self, call);
+    }
+    call->fault = 0;
+    return launch_by_python(self, call);
+}
+
+void
+cuda_grid_free(GridLauncher *self)
+{
+    CudaCode *code = atomic_load(&self->code);
+    while (code) {
+        CudaCode *next = code->next;
+        free(code);
+        code = next;
+    }
+    if (!atomic_load(&self->is_recorded)) { /* else what it holds is held for good */
+        Py_XDECREF(self->support);
+    }
+}
+
+/* --- for Python ------------------------------------------------------------------------------------- */
+
+PyObject *
+set_cuda_library(PyObject *Py_UNUSED(module), PyObject *functions)
+{
+    static const char *const names[] = {"aoti_torch_get_current_cuda_stream",
+                                        "aoti_torch_cuda_caching_allocator_raw_alloc",
+                                        "aoti_torch_cuda_caching_allocator_raw_delete"};
+    void *addresses[Py_ARRAY_LENGTH(names)] = {NULL};
+    if (!PyDict_Check(functions)) {
+        return PyErr_Format(PyExc_TypeError, "set_cuda_library() needs a dict of addresses");
+    }
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(names); i++) {
+        PyObject *found = PyDict_GetItemString(functions, names[i]);
+        addresses[i] = found ? PyLong_AsVoidPtr(found) : NULL;
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    if (addresses[1] == NULL || addresses[2] == NULL) {
+        addresses[1] = addresses[2] = NULL; /* one is no use without the other */
+    }
+    memcpy(&torch.current_stream, &addresses[0], sizeof addresses[0]);
+    memcpy(&torch.allocate, &addresses[1], sizeof addresses[1]);
+    memcpy(&torch.free, &addresses[2], sizeof addresses[2]);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,167 @@
+/* GridLauncher as a Python type: made of phases, launched by the host or by CUDA. */
+#include "gpu/grid_launcher.h"
+
+#include "gpu/cuda_grid.h"
+#include "gpu/grid.h"
+#include "gpu/host_grid.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <structmember.h>
+
+enum { MOST_THREADS = 1024, MOST_SIZES = 4096 };
+
+/* A number, or (slot,): one of the sizes that a launch is given. 0, or -1 with an exception. */
+static int
+read_size(PyObject *given, int sizes, GridSize *size)
+{
+    *size = (GridSize){.slot = -1};
+    if (PyTuple_Check(given)) {
+        if (!PyArg_ParseTuple(given, "i;GridLauncher: the place of a size", &size->slot)) {
+            return -1;
+        }
+        if (size->slot < 0 || size->slot >= sizes) {
+            PyErr_Format(PyExc_ValueError, "GridLauncher: of %d sizes none is number %d", sizes, size->slot);
+            return -1;
+        }
+        return 0;
+    }
+    size->number = PyLong_AsLongLong(given);
+    if (size->number < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "GridLauncher: blocks and bytes must not be negative");
+        }
+        return -1;
+    }
+    return 0;
+}
+
+/* (function, blocks, threads, shared_bytes, has_barriers) */
+static int
+read_phase(PyObject *given, const GridLauncher *self, bool is_host, GridPhase *phase)
+{
+    PyObject *function, *blocks;
+    int has_barriers;
+    long threads, shared;
+    if (!PyTuple_Check(given)
+        || !PyArg_ParseTuple(given, "OOllp;GridLauncher: a phase", &function, &blocks, &threads, &shared, &has_barriers)
+        || read_size(blocks, self->size_count, &phase->blocks) < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "GridLauncher: a phase is a tuple");
+        }
+        return -1;
+    }
+    if (threads < 1 || threads > MOST_THREADS || threads % self->warp || shared < 0 || shared > INT32_MAX / 2) {
+        PyErr_Format(PyExc_ValueError, "GridLauncher: no block has %ld threads and %ld bytes of shared memory", threads,
+                     shared);
+        return -1;
+    }
+    phase->function = PyLong_AsVoidPtr(function);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (is_host && phase->function == NULL) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: the address of a phase is zero");
+        return -1;
+    }
+    phase->threads = (unsigned)threads;
+    phase->shared_bytes = (unsigned)shared;
+    phase->has_barriers = has_barriers;
+    return 0;
+}
+
+static int
+read_phases(GridLauncher *self, PyObject *phases, bool is_host)
+{
+    self->phase_count = (int)PyTuple_GET_SIZE(phases);
+    self->phases = calloc((size_t)self->phase_count + 1, sizeof *self->phases);
+    if (self->phases == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < self->phase_count; i++) {
+        if (read_phase(PyTuple_GET_ITEM(phases, i), self, is_host, &self->phases[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+grid_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"phases", "buffers", "workspace", "sizes", "warp", "support", "device", NULL};
+    PyObject *phases, *workspace, *support = Py_None;
+    Py_ssize_t buffers;
+    int sizes = 0, warp = 32, device = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!nO|$iiOi:GridLauncher", names, &PyTuple_Type, &phases, &buffers,
+                                     &workspace, &sizes, &warp, &support, &device)) {
+        return NULL;
+    }
+    if (sizes < 0 || sizes > MOST_SIZES || buffers < (sizes > 0) || warp < 1 || device >= CUDA_MOST_DEVICES) {
+        PyErr_SetString(PyExc_ValueError, "GridLauncher: numbers of buffers, sizes, lanes or devices that cannot be");
+        return NULL;
+    }
+    GridLauncher *self = (GridLauncher *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    bool is_host = support == Py_None;
+    self->any.vectorcall = launcher_call;
+    self->any.buffers = buffers;
+    self->any.asks_device = !is_host && device < 0;
+    self->any.launch = is_host ? host_grid_launch : cuda_grid_launch;
+    self->any.finish = is_host ? host_grid_finish : cuda_grid_finish;
+    self->size_count = sizes;
+    self->warp = (unsigned)warp;
+    self->device = device;
+    self->support = is_host ? NULL : Py_NewRef(support);
+    if (read_size(workspace, sizes, &self->workspace) < 0 || read_phases(self, phases, is_host) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void
+grid_dealloc(GridLauncher *self)
+{
+    cuda_grid_free(self);
+    free(self->phases);
+    free(self->any.workspace.memory);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMemberDef members[] = {
+    {"phases", T_INT, offsetof(GridLauncher, phase_count), READONLY, "How many grids it launches."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyTypeObject GridLauncherType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "smelt._native.GridLauncher",
+    .tp_basicsize = sizeof(GridLauncher),
+    .tp_base = &AnyLauncherType,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = grid_new,
+    .tp_dealloc = (destructor)grid_dealloc,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(AnyLauncher, vectorcall),
+    .tp_members = members,
+    .tp_doc = PyDoc_STR("launcher(threads, *tensors) launches the grids of a kernel, one after the other."),
+};
+
+static PyMethodDef functions[] = {
+    {"simt_barrier_address", simt_barrier_address, METH_NOARGS,
+     PyDoc_STR("The address of what warps call on the host to wait for each other.")},
+    {"set_simt_order", set_simt_order, METH_VARARGS,
+     PyDoc_STR("Say in which order blocks and warps run on the host.")},
+    {"set_cuda_library", set_cuda_library, METH_O, PyDoc_STR("Say where PyTorch's functions for CUDA are.")},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+grid_launcher_init(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions) < 0 ? -1 : PyModule_AddType(module, &GridLauncherType);
+}
