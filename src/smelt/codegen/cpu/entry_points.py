@@ -8,7 +8,7 @@
 
 from collections.abc import Sequence
 
-from smelt.codegen.cpu.loop_nest import Body
+from smelt.codegen.cpu.loop_nest import LoopNest
 from smelt.codegen.cpu.schedule import SchedulePlan, Split
 from smelt.codegen.cpu.workspace import WorkspaceLayout
 from smelt.codegen.generator import EntryCode
@@ -35,7 +35,7 @@ def write(symbol: str, plan: SchedulePlan, target: Target) -> EntryCode:
     texts = []
     for name, each, layout in variants:
         part = Builder(target, name, sizes)
-        Body.of(part, each, layout).write()
+        LoopNest.of(part, each, layout).write()
         builders.append(part)
         signature = f"internal void @{name}.part(ptr %buffers, ptr %mine, i64 %first, i64 %last, i1 %ends)"
         texts += [part.pool_text, _function(signature, part)]
@@ -61,9 +61,9 @@ def _function(signature: str, b: Builder, *, label: bool = True) -> str:
 
 
 def _write_finish(b: Builder, plan: SchedulePlan, layout: WorkspaceLayout, workspace: Size) -> None:
-    body = Body.of(b, plan, layout)
-    body.load_pointers()
-    body.finish((LlvmValue("%chunks", "i64"), workspace))
+    nest = LoopNest.of(b, plan, layout)
+    nest.at.load_pointers()
+    nest.finish((LlvmValue("%chunks", "i64"), workspace))
     b.emit("ret void")
 
 

@@ -12,27 +12,18 @@ from typing import Protocol
 
 import torch
 
-from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu.addresses import Addresses
+from smelt.codegen.cpu.folds import Fold
+from smelt.codegen.cpu.instructions import InstructionWriter
 from smelt.codegen.cpu.online_softmax import FACTOR, REFERENCES, Online, block_of
 from smelt.codegen.cpu.schedule import SchedulePlan
 from smelt.codegen.llvm import reductions
 from smelt.codegen.llvm.builder import Builder, LlvmValue
 from smelt.codegen.llvm.math import FLOAT64, OF_NEGATIVE
-from smelt.ir.kernel import Instruction, Load, Reduce, Scan, Stage
+from smelt.ir.kernel import Instruction, Load, Reduce, Stage
 from smelt.symbolic.shapes import Size
 
 _LOWEST = torch.finfo(torch.float32).min
-
-
-@dataclass(slots=True)
-class Fold:
-    """A reduction in progress: partial results in lanes, and the float64 they move into now and then, if any. Or a scan
-    along lanes: what it has come to."""
-
-    instruction: Reduce | Scan
-    dtype: torch.dtype
-    partial: LlvmValue
-    f64_accumulator: LlvmValue | None = None
 
 
 class LoopWriter(Protocol):
@@ -40,9 +31,8 @@ class LoopWriter(Protocol):
 
     b: Builder
     plan: SchedulePlan
-    lanes: int
-    values: dict[str, LlvmValue]
-    pointers: dict[str, str]
+    at: Addresses
+    code: InstructionWriter
     prefetched: list[Load]
     before_block: Callable[[LlvmValue], None] | None
 
@@ -85,7 +75,7 @@ class OnlineFolds:
 
     @property
     def _full(self) -> LlvmValue:
-        return self.body.number(self.axis.size // self.body.lanes * self.body.lanes)
+        return self.body.number(self.axis.size // self.body.at.lanes * self.body.at.lanes)
 
     def _both_loops(self) -> None:
         body, b = self.body, self.b
@@ -105,12 +95,12 @@ class OnlineFolds:
             self._raise(lambda peak: body.tail(values, self.axis.name, self.axis.size, [peak]), self._full)
             self._add(lambda total: body.tail(powers, self.axis.name, self.axis.size, [total]))
         b.close_loop()
-        body.values[self.found.peak.out] = self.largest
-        body.lanes = 1
+        body.code.values[self.found.peak.out] = self.largest
+        body.at.lanes = 1
 
     def _raise(self, fold: Write, column: LlvmValue) -> None:
         """Make the largest value so far what powers are relative to, those before too."""
-        b, lanes = self.b, self.body.lanes
+        b, lanes = self.b, self.body.at.lanes
         peak, before = self.body.start(self.found.peak), self.largest
         # From one number: a vector would lie in registers all through the powers.
         peak.partial = b.splat(self.largest, lanes)
@@ -119,7 +109,7 @@ class OnlineFolds:
         now = b.maximum(_LOWEST, self.largest)
         apart = b.fsub(b.convert("fpext", before, "f64"), b.convert("fpext", now, "f64"))
         self.sum = b.fmul(self.sum, OF_NEGATIVE["exp"](b, apart))
-        self.body.values[self.found.reference] = b.splat(now, lanes)
+        self.body.code.values[self.found.reference] = b.splat(now, lanes)
         if self.found.third is not None:
             b.store(now, self._reference_of(column))
 
@@ -131,7 +121,7 @@ class OnlineFolds:
 
     def _finish_sum(self) -> None:
         """The sum relative to what the kernel says. Of an infinite maximum, that one power is all there is to it."""
-        b, values = self.b, self.body.values
+        b, values = self.b, self.body.code.values
         peak, reference = (
             b.convert("fpext", values[name], "f64") for name in (self.found.peak.out, self.found.reference)
         )
@@ -142,12 +132,12 @@ class OnlineFolds:
     def _reference_of(self, column: LlvmValue) -> str:
         """Where the reference of the block is kept that begins at `column`; the last vector is a block of its own."""
         number = self.b.binary("udiv", self.b.add(column, self.block - 1), self.block)
-        return self.b.element(self.body.pointers[REFERENCES], "f32", number)
+        return self.b.element(self.body.at.pointers[REFERENCES], "f32", number)
 
     def _make_good(self, column: LlvmValue) -> None:
         """What the powers of a block are to be multiplied by, to be relative to the maximum of the row."""
-        b, peak = self.b, self.body.values[self.found.peak.out]
+        b, peak = self.b, self.body.code.values[self.found.peak.out]
         then = b.load(self._reference_of(column), "f32")
         apart = b.fsub(b.convert("fpext", then, "f64"), b.convert("fpext", peak, "f64"))
         factor = b.convert("fptrunc", FLOAT64["exp"](b, apart), "f32")
-        self.body.values[FACTOR] = b.splat(factor, self.body.lanes)
+        self.body.code.values[FACTOR] = b.splat(factor, self.body.at.lanes)

@@ -1,0 +1,68 @@
+"""Reductions in progress, and carrying them through loops: partial results in lanes, and f64 sums of long rows.
+
+    %sum = phi <8 x float> …      one partial result per lane; every few hundred elements they are added to a double
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.llvm import reductions
+from smelt.codegen.llvm.builder import Builder, LlvmValue, Loop
+from smelt.ir.kernel import Reduce, Scan
+
+
+@dataclass(slots=True)
+class Fold:
+    """A reduction in progress: partial results in lanes, and the float64 they are added to now and then, if any. Or a
+    scan along lanes: its running value."""
+
+    instruction: Reduce | Scan
+    dtype: torch.dtype
+    partial: LlvmValue
+    f64_accumulator: LlvmValue | None = None
+
+
+def carried(started: list[Fold]) -> list[LlvmValue]:
+    """The values that a loop passes from one iteration to the next."""
+    sums = [fold.f64_accumulator for fold in started if fold.f64_accumulator is not None]
+    return [fold.partial for fold in started] + sums
+
+
+def assign(started: list[Fold], values: Sequence[LlvmValue]) -> None:
+    left = list(values)
+    for fold in started:
+        fold.partial = left.pop(0)
+    for fold in started:
+        if fold.f64_accumulator is not None:
+            fold.f64_accumulator = left.pop(0)
+
+
+def begin(b: Builder, first: LlvmValue, last: LlvmValue, step: int, started: list[Fold]) -> Loop:
+    loop = b.begin(first, last, step, carried(started), guard=False)
+    assign(started, loop.values)
+    return loop
+
+
+def end(loop: Loop, started: list[Fold]) -> None:
+    assign(started, loop.end(*carried(started)))
+
+
+def flush(b: Builder, lanes: int, started: list[Fold]) -> None:
+    """Add partial f32 sums to their f64 accumulators."""
+    for fold in started:
+        if fold.f64_accumulator is not None:
+            total = reductions.fold_lanes(b, "sum", fold.dtype, fold.partial)
+            fold.f64_accumulator = b.fadd(fold.f64_accumulator, b.convert("fpext", total, "f64"))
+            fold.partial = reductions.start(b, "sum", fold.dtype, lanes)
+
+
+def finish(b: Builder, fold: Fold) -> LlvmValue:
+    """The result of a reduction, once its loops are done."""
+    assert isinstance(fold.instruction, Reduce)
+    total = reductions.fold_lanes(b, fold.instruction.op, fold.dtype, fold.partial)
+    if fold.f64_accumulator is None:
+        return total
+    whole = b.fadd(fold.f64_accumulator, b.convert("fpext", total, "f64"))
+    return b.convert("fptrunc", whole, "f32")

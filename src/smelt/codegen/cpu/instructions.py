@@ -1,0 +1,291 @@
+"""Writes the instructions of a kernel at one point of its loops: `lanes` points at once, as vectors.
+
+    t = load x[100*i + j]      %3 = load <8 x float>, ptr %2        one instruction of the kernel → a few of LLVM's
+
+In a last vector that overlaps the one before it, `mask` says which lanes count.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field
+from functools import reduce
+from typing import TypeGuard
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.cpu import scans, scatters
+from smelt.codegen.cpu.addresses import Addresses
+from smelt.codegen.cpu.contiguous_runs import FAR, Run, RunMemory, Span, near
+from smelt.codegen.cpu.folds import Fold
+from smelt.codegen.cpu.schedule import Accumulator, SchedulePlan
+from smelt.codegen.llvm import reductions
+from smelt.codegen.llvm.builder import SIGNED_LESS, Builder, LlvmValue
+from smelt.codegen.llvm.math import OF_NEGATIVE
+from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, to_memory
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import (
+    Accumulate,
+    Cast,
+    Compute,
+    Const,
+    Gather,
+    Index,
+    Instruction,
+    Load,
+    Position,
+    Reduce,
+    Running,
+    Scan,
+    Scatter,
+    Store,
+)
+from smelt.symbolic.shapes import Size
+from smelt.symbolic.symsize import is_symsize
+
+
+@dataclass(slots=True)
+class InstructionWriter:
+    """Writes instructions where the loops stand, and knows what those before gave."""
+
+    b: Builder
+    plan: SchedulePlan
+    at: Addresses
+    dtypes: dict[str, torch.dtype]
+    below: frozenset[str] = frozenset()  # values that are never above zero
+    values: dict[str, LlvmValue] = field(default_factory=dict)
+    read: dict[Load, LlvmValue] = field(default_factory=dict)  # loads that were done one vector before
+    products: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the loop being written: name → factors
+    iotas: dict[str, tuple[LlvmValue, int]] = field(default_factory=dict)  # positions: the first lane, and the step
+    spans: dict[str, Span] = field(default_factory=dict)  # masks that are true from one lane to another
+    nontemporal: bool = False  # whether what is stored now bypasses the cache
+    mask: LlvmValue | None = None  # lanes that count, in a last vector that overlaps
+
+    @classmethod
+    def of(cls, b: Builder, plan: SchedulePlan, at: Addresses) -> "InstructionWriter":
+        below = plan.never_positive | ({plan.online.distance} if plan.online else set())
+        return cls(b, plan, at, value_dtypes(plan.kernel), below)
+
+    def begin_row(self) -> None:
+        """Forget the addresses and values of the row before."""
+        self.at.rows.clear()
+        self.values.clear()
+
+    def vector(self, name: str) -> LlvmValue:
+        return self.b.splat(self.values[name], self.at.lanes)
+
+    def write(self, instruction: Instruction) -> None:
+        b = self.b
+        match instruction:
+            case Const(out, value, dtype):
+                self.values[out] = constant(b, value, dtype)
+            case Load(out, buffer, index):
+                raw = self.read.get(instruction) or self.load_raw(buffer, index)
+                self.values[out] = from_memory(b, raw, self.dtypes[out])
+            case Gather(out, buffer, index, by):
+                self.values[out] = from_memory(b, self._gather_raw(buffer, index, by), self.dtypes[out])
+            case Position(out, index):
+                self.values[out] = self._position(out, index)
+            case Compute(out, op, (left, right), _) if (mask := self._by_position(out, op, left, right)) is not None:
+                self.values[out] = mask
+            case Compute(out, op, args, _):  # comparisons give bools: what counts is the dtype they compare
+                vectors = [self.vector(arg) for arg in args]
+                short = OF_NEGATIVE.get(op) if self.below.issuperset(args) else None
+                self.values[out] = short(b, *vectors) if short else compute(b, op, vectors, self.dtypes[args[-1]])
+            case Cast(out, source, dtype):
+                self.values[out] = cast(b, self.vector(source), self.dtypes[source], dtype)
+            case Store(buffer, index, source):
+                self._store(buffer, index, to_memory(b, self.vector(source), self.dtypes[source]))
+            case Scan():
+                self._scan(instruction)
+            case Accumulate():
+                self._accumulate(instruction)
+            case Scatter():
+                self._scatter(instruction)
+
+    def hold_addresses(self, instructions: Sequence[Instruction]) -> None:
+        """Work out before the loops what each access adds for its row."""
+        for instruction in instructions:
+            if isinstance(instruction, Load | Gather | Store | Scatter):
+                self.at.of_row(instruction.buffer, instruction.index)
+            elif isinstance(instruction, Scan) and not self.runs_along_lanes(instruction):
+                state = self._state(instruction)
+                self.at.of_row(state.name, state.index)
+            elif isinstance(instruction, Accumulate):
+                accumulator = self._accumulator(instruction)
+                self.at.of_row(accumulator.arrays[-1][0], accumulator.index)
+
+    def _position(self, out: str, index: Index) -> LlvmValue:
+        total = self.at.offset(index)
+        stride = index.stride(self.at.vector_axis)
+        self.iotas.pop(out, None)
+        if self.at.lanes == 1 or stride == 0:
+            return total
+        if is_symsize(stride):
+            iota = self.b.mul(self.b.iota("i64", range(self.at.lanes)), stride)
+        else:
+            iota = self.b.iota("i64", [lane * stride for lane in range(self.at.lanes)])
+            self.iotas[out] = (total, stride)
+        return self.b.add(self.b.splat(total, self.at.lanes), iota)
+
+    def _by_position(self, out: str, op: str, left: str, right: str) -> LlvmValue | None:
+        """The mask of a position beside one number for all lanes, or of several such; None for anything else."""
+        self.spans.pop(out, None)
+        span = self._both(left, right) if op == "and" else None
+        if op in SIGNED_LESS and left in self.iotas and self.values[right].lanes == 1:
+            first, step = self.iotas[left]
+            apart = near(self.b, self.b.sub(self.values[right], first))
+            span = Span.of(self.b, op, apart) if step == 1 else None
+            if span is None and abs(step) * self.at.lanes < FAR:
+                return self.b.icmp(SIGNED_LESS[op], self.b.iota("i32", range(0, step * self.at.lanes, step)), apart)
+        if span is None:
+            return None
+        self.spans[out] = span
+        return span.mask(self.b, self.at.lanes)
+
+    def _both(self, left: str, right: str) -> Span | None:
+        """The lanes that two masks have in common, where one at least is a span and the other the same for all."""
+        if left in self.spans and right in self.spans:
+            return self.spans[left].both(self.b, self.spans[right])
+        for one, other in ((left, right), (right, left)):
+            if one in self.spans and self.values[other].lanes == 1:
+                return self.spans[one].where(self.b, self.values[other])
+        return None
+
+    def load_raw(self, array: str, index: Index) -> LlvmValue:
+        kind = self.at.layout.kinds[array]
+        stride = self.at.lane_stride(index)
+        if stride == 0:
+            return self.b.load(self.at.of(array, index), kind)
+        if stride == 1:
+            return self.b.load(self.at.of(array, index), kind, self.at.lanes)
+        if stride == -1:
+            return self.b.reverse(self.b.load(self.at.of_last_lane(array, index), kind, self.at.lanes))
+        return self.b.gathered([self.b.load(place, kind) for place in self.at.of_lanes(array, index, stride)])
+
+    def _gather_raw(self, array: str, index: Index, by: Sequence[tuple[str, Size, Size]]) -> LlvmValue:
+        """As a load whose row begins elsewhere, where the places are one for all lanes; otherwise lane by lane."""
+        b, kind = self.b, self.at.layout.kinds[array]
+        base = self.at.offset(index)
+        apart = [each for each in by if self.values[each[0]].lanes > 1]
+        wanted: LlvmValue | None = None
+        for name, step, extent in by:
+            if self.values[name].lanes == 1:
+                base = b.add(base, b.mul(self._held(self.values[name], extent), step))
+                inside = b.icmp("ult", self.values[name], extent)
+                wanted = inside if wanted is None else b.and_(wanted, inside)
+        stride = self.at.lane_stride(index)
+        alone = self.plan.reads_runs and stride == 0 and len(apart) == 1
+        if alone and (run := Run.of(*apart[0], self.iotas)) is not None:
+            memory = RunMemory(self.at.pointers[array], kind, self.plan.kernel.buffer(array).size, base)
+            return run.read(b, memory, wanted, self.at.lanes)
+        first = b.element(self.at.pointers[array], kind, base)
+        if not apart and stride in (0, 1):
+            return b.load(first, kind, self.at.lanes if stride else 1)
+        iota = b.mul(b.iota("i64", range(self.at.lanes)), stride)
+        offsets = [b.mul(self._held(self.values[name], extent), step) for name, step, extent in apart]
+        total = reduce(b.add, offsets, iota)
+        places = [b.element(first, kind, b.extract(total, lane)) for lane in range(self.at.lanes)]
+        return b.gathered([b.load(place, kind) for place in places])
+
+    def _held(self, value: LlvmValue, extent: Size) -> LlvmValue:
+        """A place within 0 … extent - 1: the last, for one outside, which as an unsigned number is above it."""
+        return self.b.intrinsic("llvm.umin", value, self.b.splat(self.b.const("i64", extent - 1), value.lanes))
+
+    def _store(self, array: str, index: Index, raw: LlvmValue) -> None:
+        stride = self.at.lane_stride(index)
+        if stride == 0:
+            self.b.store(self.b.extract(raw, 0), self.at.of(array, index))
+        elif stride == 1 and self.mask is None:
+            write = self.b.store_nontemporal if self.nontemporal else self.b.store
+            write(raw, self.at.of(array, index))
+        elif stride == -1 and self.mask is None:
+            self.b.store(self.b.reverse(raw), self.at.of_last_lane(array, index))
+        elif self.mask is not None and is_symsize(self.plan.width % self.at.lanes):
+            for lane, place in enumerate(self.at.of_lanes(array, index, stride)):
+                old, new = self.b.load(place, raw.kind), self.b.extract(raw, lane)
+                self.b.store(self.b.select(self.b.extract(self.mask, lane), new, old), place)
+        else:
+            skipped = 0 if self.mask is None else self.at.lanes - self.plan.width % self.at.lanes
+            for lane, place in enumerate(self.at.of_lanes(array, index, stride)):
+                if lane >= skipped:
+                    self.b.store(self.b.extract(raw, lane), place)
+
+    def _scatter(self, instruction: Scatter) -> None:
+        b = self.b
+        inside = LlvmValue("true", "i1")
+        for name, _, extent in instruction.by:
+            inside = b.and_(inside, b.icmp("ult", self.values[name], self.b.const("i64", extent)))
+        scatters.ScatterPut(
+            instruction.op,
+            self.plan.kernel.buffer(instruction.buffer).dtype,
+            self.dtypes[instruction.value],
+            self.vector(instruction.value),
+            self.at.of(instruction.buffer, instruction.index),
+            instruction.index.stride(self.at.vector_axis),
+            scatters.offset(b, [(self.values[name], stride) for name, stride, _ in instruction.by]),
+            inside,
+            self.mask,
+            self.at.pointers[scatters.nowhere(instruction.buffer)],
+        ).write(b)
+
+    # Folds up to a point.
+
+    def runs_along_lanes(self, instruction: Instruction) -> TypeGuard[Scan]:
+        return isinstance(instruction, Scan) and instruction.axis == self.at.vector_axis
+
+    def scan_lanes(self, scan: Scan, fold: Fold) -> None:
+        given = self.dtypes[scan.value]
+        value = self._counted(cast(self.b, self.vector(scan.value), given, fold.dtype), scan.op, fold.dtype)
+        found, fold.partial = scans.run_lanes(self.b, scan.op, fold.dtype, fold.partial, value)
+        self.values[scan.out] = cast(self.b, found, fold.dtype, given)
+
+    def _scan(self, scan: Scan) -> None:
+        """What the points before this one came to, which is nothing where the axis begins, folded with its value."""
+        b, state, given = self.b, self._state(scan), self.dtypes[scan.value]
+        value = self._counted(cast(b, self.vector(scan.value), given, state.dtype), scan.op, state.dtype)
+        place = self.at.of(state.name, state.index)
+        kept = from_memory(b, b.load(place, self.at.layout.kinds[state.name], self.at.lanes), state.dtype)
+        begins = b.icmp("eq", self.at.axes[scan.axis], 0)
+        before = b.select(begins, reductions.start(b, scan.op, state.dtype, self.at.lanes), kept)
+        found = reductions.run_on(b, scan.op, state.dtype, before, value)
+        after = found if self.mask is None else b.select(self.mask, found, kept)
+        b.store(to_memory(b, after, state.dtype), place)
+        self.values[scan.out] = cast(b, found, state.dtype, given)
+
+    def _state(self, scan: Scan) -> scans.State:
+        return scans.State.of(scan, self.dtypes[scan.value], self.plan.kernel.cols)
+
+    def folded(self, instruction: Reduce | Accumulate, dtype: torch.dtype, partial: LlvmValue) -> LlvmValue:
+        """A fold with one more value; a product goes into a sum in one step, rounded once less."""
+        factors = self.products.get(instruction.value)
+        if instruction.op == "sum" and factors and dtype in (torch.float32, torch.float64) and self.mask is None:
+            return self.b.fma(self.vector(factors[0]), self.vector(factors[1]), partial)
+        value = self._counted(self.vector(instruction.value), instruction.op, dtype)
+        return reductions.combine(self.b, instruction.op, dtype, partial, value)
+
+    def _counted(self, value: LlvmValue, op: Running, dtype: torch.dtype) -> LlvmValue:
+        """`value`, neutral in lanes that were seen before."""
+        if self.mask is None:
+            return value
+        return self.b.select(self.mask, value, reductions.start(self.b, op, dtype, self.at.lanes))
+
+    # Folds over rows.
+
+    def _accumulator(self, instruction: Accumulate) -> Accumulator:
+        return next(a for a in self.plan.accumulators if a.instruction.buffer == instruction.buffer)
+
+    def _accumulate(self, instruction: Accumulate) -> None:
+        accumulator = self._accumulator(instruction)
+        array, dtype = accumulator.arrays[-1]
+        old = from_memory(self.b, self.load_raw(array, accumulator.index), dtype)
+        if accumulator.index.stride(self.at.vector_axis) and dtype is accumulator.value_dtype:
+            new = self.folded(instruction, dtype, old)
+        else:
+            value = self._counted(self.vector(instruction.value), instruction.op, accumulator.value_dtype)
+            if accumulator.index.stride(self.at.vector_axis) == 0:
+                value = reductions.fold_lanes(self.b, instruction.op, accumulator.value_dtype, value)
+            given = cast(self.b, value, accumulator.value_dtype, dtype)
+            new = reductions.combine(self.b, instruction.op, dtype, old, given)
+        mask, self.mask = self.mask, None
+        self._store(array, accumulator.index, to_memory(self.b, new, dtype))
+        self.mask = mask
