@@ -459,7 +459,7 @@ def test_every_entry_is_tested() -> None:
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu.default)  # test_products.py
     elsewhere.add(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
     elsewhere.update(op for op, rule in DECOMPOSITIONS.items() if rule.__name__ in IMAGES)  # test_images.py
-    elsewhere |= {aten.scatter.src, aten.scatter.value, aten.scatter_add.default}  # test_lookups.py
+    elsewhere |= {aten.scatter.src, aten.scatter.value, aten.scatter_add.default}  # test_gathers.py
     elsewhere |= {aten.scatter_reduce.two, aten.index_put.default, aten._index_put_impl.default}  # test_scatters.py
     elsewhere |= {aten.cummax.default, aten.cummin.default}  # test_scans.py
     elsewhere |= {torch.logcumsumexp, torch.Tensor.logcumsumexp}

@@ -4,7 +4,7 @@
 
 Many of PyTorch's own answers are Python, cost up to milliseconds and import sympy at first use. A rule here costs some
 ten microseconds and says `NotImplemented` whenever it is not sure; then PyTorch is asked. Every rule is held against
-real execution in `tests/meta/test_specrules.py`.
+real execution in `tests/meta/test_rules.py`.
 """
 
 from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from smelt.ir.graph import GraphLevel, Traced, check_graph
 from smelt.ir.tensorspec import tensor_spec
 from smelt.meta.rules.strides import is_channels_last
 from smelt.simplify import channels_last, lay_images
-from tests.simplify.test_layouts import assert_close
+from tests.simplify.test_matmul_layouts import assert_close
 from tests.simplify.test_passes import copied, recorded, targets
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.meta.rules import data_movement, images
 from smelt.symbolic.expressions import Expression, ShapeEnv
 from smelt.symbolic.symnode import as_number
-from tests.meta.test_specrules import SHAPES, _agrees, _layouts
+from tests.meta.test_rules import SHAPES, _agrees, _layouts
 
 aten = torch.ops.aten
 Calls = Iterator[tuple[Any, tuple[Any, ...]]]
