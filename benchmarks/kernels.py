@@ -164,11 +164,10 @@ def main(rows: int, cols: int) -> None:
         start = time.perf_counter()
         compiled = compile_kernels([kernel], Options())[name]
         built = time.perf_counter() - start
-        workspace = torch.empty(
-            compiled.fixed_workspace + compiled.per_thread_workspace * threads + 64, dtype=torch.uint8
-        )
+        workspace = torch.empty(compiled.per_thread_workspace * threads + 64, dtype=torch.uint8)
         buffers = (ctypes.c_void_p * 2)(x.data_ptr(), y.data_ptr())
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(compiled.address)
+        address = compiled.address(compiled.symbol)
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
         pointer = workspace.data_ptr() + -workspace.data_ptr() % 64
         ours, theirs = [], []
         for _ in range(40):

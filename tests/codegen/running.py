@@ -14,11 +14,12 @@ def call(
     compiled: CompiledKernel, tensors: Sequence[torch.Tensor], threads: int = 1, per_thread: int | None = None
 ) -> None:
     """One call, with a workspace of just the size it asks for, guarded by bytes that must not change."""
-    size = compiled.fixed_workspace + (compiled.per_thread_workspace if per_thread is None else per_thread) * threads
+    size = (compiled.per_thread_workspace if per_thread is None else per_thread) * threads
     workspace = torch.full((size + 128,), 0xA5, dtype=torch.uint8)
     start = -workspace.data_ptr() % 64
     buffers = (ctypes.c_void_p * max(1, len(tensors)))(*[tensor.data_ptr() for tensor in tensors])
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(compiled.address)
+    address = compiled.address(compiled.symbol)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
     function(ctypes.addressof(buffers), threads, workspace.data_ptr() + start)
     assert bool((workspace[:start] == 0xA5).all()) and bool((workspace[start + size :] == 0xA5).all())
 

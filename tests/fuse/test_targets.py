@@ -18,6 +18,7 @@ from smelt.codegen.cpu.target import describe_host
 from smelt.device import generator_of, register, target_of, withdraw
 from smelt.device.fusion_limits import Limits
 from smelt.ir.kernel import Accumulate, Compute, Role
+from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Launch, Library, Program
 from smelt.ir.serialize import dump, parse
 from smelt.ir.text import format_kernel, format_program
@@ -191,9 +192,9 @@ def second() -> Iterator[list[str]]:
     """A second target, for the same device: the host's code under another name. What is asked of it is noted."""
     asked: list[str] = []
 
-    def launcher(*given: int) -> object:
+    def launcher(code: KernelCode) -> object:
         asked.append("launch")
-        return _native.Launcher(*given)
+        return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
 
     class Noting:
         def __getattr__(self, name: str) -> object:
@@ -239,7 +240,7 @@ def test_equal_kernels_of_two_targets_are_two(second: list[str]) -> None:
     kernel = assert_same(lambda x: x.sin(), torch.randn(4, dtype=torch.float64)).kernels[0]
     other = replace(kernel, name="other", target="cpu")
     built = compile_kernels([kernel, other], Options())
-    assert built[kernel.name].address != built["other"].address
+    assert built[kernel.name].built is not built["other"].built
 
 
 def test_a_device_without_a_target_has_no_kernels() -> None:

@@ -1,7 +1,7 @@
 """Kernels → machine code. LLVM is the one code generator; `compile_kernels` is the one way in.
 
     compiled = compile_kernels([softmax], options)["softmax"]
-    compiled.address       void (*)(void **buffers, int64_t threads, void *workspace)
+    compiled.address(compiled.symbol)       void (*)(void **buffers, int64_t threads, void *workspace)
 
 `build` asks a kernel's target for schedule, emit and load (`generator.py`): `cpu/` has the host's, `llvm/` what all
 targets share. `targets.py` offers them.

@@ -24,6 +24,7 @@ from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target, find, generator_of
 from smelt.ir.check_kernel import check_kernel
 from smelt.ir.kernel import Kernel
+from smelt.ir.kernel_code import GridPhase
 from smelt.ir.substitute_sizes import resized, shape_env_of
 from smelt.ir.text import format_kernel
 from smelt.symbolic.expressions import ZERO, ShapeEnv, SizeGuard
@@ -32,17 +33,24 @@ from smelt.symbolic.shapes import Size
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """Machine code of one kernel. A call's workspace has `fixed_workspace + per_thread_workspace * threads` bytes."""
+    """Machine code of one kernel, as `ir.kernel_code.KernelCode` says."""
 
-    address: int
-    buffers: int
-    fixed_workspace: int
-    per_thread_workspace: Size
     kernel: Kernel
     symbol: str
     built: Built
+    buffers: int
+    per_thread_workspace: Size = 0
     sizes: tuple[RuntimeParam, ...] = ()  # what it is given at each launch, in an array behind its buffers
     facts: tuple[SizeGuard, ...] = ()  # what it relies on
+    phases: tuple[GridPhase, ...] = ()
+    workspace: Size = 0
+
+    @property
+    def size_count(self) -> int:
+        return len(self.sizes)
+
+    def address(self, symbol: str, /) -> int:
+        return self.built.address(symbol)
 
     @property
     def llvm(self) -> str:
@@ -138,8 +146,8 @@ def _build(store: _Store, new: dict[str, Kernel], how: _How) -> None:
         for place, code in (entry for unit in part for entry in unit.entries.items()):
             kernel, symbol = kernels[place], f"k{place}"
             buffers = len(kernel.parameters) + bool(code.sizes)
-            address, workspace = built.address(symbol), code.per_thread_workspace
-            made = CompiledKernel(address, buffers, 0, workspace, kernel, symbol, built, code.sizes, code.facts)
+            needs = (code.per_thread_workspace, code.sizes, code.facts, code.phases, code.workspace)
+            made = CompiledKernel(kernel, symbol, built, buffers, *needs)
             versions = store.setdefault(keys[place], [])
             versions.append(made)
             del versions[:-_MOST_OF_ONE]

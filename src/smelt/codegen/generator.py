@@ -17,19 +17,9 @@ from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import RuntimeParam
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
+from smelt.ir.kernel_code import GridPhase
 from smelt.symbolic.expressions import SizeGuard
 from smelt.symbolic.shapes import Size
-
-
-@dataclass(frozen=True, slots=True)
-class GridPhase:
-    """One grid of a kernel for a GPU; those of a kernel run one after the other."""
-
-    symbol: str
-    blocks: Size
-    threads: int  # of a block
-    shared_bytes: int
-    has_barrier: bool
 
 
 @dataclass(frozen=True, slots=True)

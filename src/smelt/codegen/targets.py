@@ -4,6 +4,9 @@ from typing import Any
 
 from smelt import _native
 from smelt.device import Target, register
+from smelt.ir.kernel_code import KernelCode
+
+SIMT_HOST_WARP = 8  # lanes of a vector that are a warp: enough for every schedule, and soon compiled
 
 
 def _describe_cpu() -> Target:
@@ -18,4 +21,36 @@ def _cpu_generator() -> Any:
     return cpu_generator
 
 
-register("cpu", _describe_cpu, generator=_cpu_generator, launcher=_native.Launcher, devices=("cpu",))
+def _cpu_launcher(code: KernelCode) -> _native.Launcher:
+    return _native.Launcher(code.address(code.symbol), code.buffers, 0, code.per_thread_workspace)
+
+
+register("cpu", _describe_cpu, generator=_cpu_generator, launcher=_cpu_launcher, devices=("cpu",))
+
+
+# GPU schedules on the host's tensors, a warp as a vector: for tests, and to see what a GPU would run.
+
+SIMT_HOST = "simt-host"
+
+
+def _describe_simt_host() -> Target:
+    from smelt.codegen.gpu.host import describe_host_warps
+
+    return describe_host_warps(SIMT_HOST, warp=SIMT_HOST_WARP)
+
+
+def _simt_host_generator() -> Any:
+    from smelt.codegen.gpu.gpu_generator import HostGenerator
+
+    return HostGenerator()
+
+
+def _simt_host_launcher(code: KernelCode) -> _native.GridLauncher:
+    phases = tuple(
+        (code.address(each.symbol), each.blocks, each.threads, each.shared_bytes, each.has_barrier)
+        for each in code.phases
+    )
+    return _native.GridLauncher(phases, code.buffers, code.workspace, sizes=code.size_count, warp=SIMT_HOST_WARP)
+
+
+register(SIMT_HOST, _describe_simt_host, generator=_simt_host_generator, launcher=_simt_host_launcher)

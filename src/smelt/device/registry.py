@@ -26,7 +26,7 @@ class TargetOffer:
 
     describe: Callable[[], Target]
     generator: Callable[[], Any] | None  # what schedules, emits and loads its kernels
-    launcher: Callable[..., Any] | None  # machine code → what the runner calls: of an address, buffers, workspaces
+    launcher: Callable[[Any], Any] | None  # a `KernelCode` → what the runner calls
     limits: Limits
 
 
@@ -41,7 +41,7 @@ def register(
     describe: Callable[[], Target],
     *,
     generator: Callable[[], Any] | None = None,
-    launcher: Callable[..., Any] | None = None,
+    launcher: Callable[[Any], Any] | None = None,
     limits: Limits | None = None,
     devices: tuple[str, ...] = (),
 ) -> None:
@@ -104,7 +104,7 @@ def generator_of(name: str) -> Any:
     return generator()
 
 
-def launcher_of(name: str) -> Callable[..., Any]:
+def launcher_of(name: str) -> Callable[[Any], Any]:
     """What makes a target's machine code something the runner calls."""
     launcher = _offer(name).launcher
     if launcher is None:

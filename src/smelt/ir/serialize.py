@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from smelt.ir import call_contract, kernel, program, tensorspec
+from smelt.ir import call_contract, kernel, kernel_code, program, tensorspec
 from smelt.ir.json_values import decode, encode
 
 RECORDS: tuple[type, ...] = (
     tensorspec.TensorSpec,
     kernel.Axis, kernel.Index, kernel.Buffer, kernel.Const, kernel.Load, kernel.Gather, kernel.Position,
     kernel.Compute, kernel.Cast, kernel.Store, kernel.Reduce, kernel.Scan, kernel.Accumulate, kernel.Scatter,
-    kernel.Stage, kernel.Kernel,
+    kernel.Stage, kernel.Kernel, kernel_code.GridPhase,
     program.ProgramBuffer, program.Operand, program.Launch, program.Library, program.Program,
     call_contract.ViewStep, call_contract.AsStrided, call_contract.FromInput, call_contract.FromResult,
     call_contract.SameAsOutput, call_contract.Plain, call_contract.Saved,

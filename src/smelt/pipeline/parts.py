@@ -4,7 +4,7 @@ Program + kernels ── bind ──► Executable          Parts ── joined(
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from smelt.base import events
 from smelt.base.fast_dataclass import dataclass
@@ -12,29 +12,16 @@ from smelt.base.options import Options
 from smelt.codegen import targets as _targets  # noqa: F401  a program out of the cache is launched by its target too
 from smelt.device import launcher_of
 from smelt.ir.call_contract import JointPlan, Replay
+from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.join import join
 from smelt.runtime.program.launch import Arenas, Executable
-from smelt.symbolic.shapes import Size
 
 if TYPE_CHECKING:
     from smelt.codegen import CompiledKernel
 
 Built = Mapping[str, "CompiledKernel"]
-
-
-class KernelCode(Protocol):
-    """The machine code of a kernel, just built or read from the cache, and what a launch must know of it."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def buffers(self) -> int: ...
-    @property
-    def fixed_workspace(self) -> int: ...
-    @property
-    def per_thread_workspace(self) -> Size: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +79,5 @@ def bind(
 ) -> Executable:
     """A program and the code of its kernels as something to run."""
     targets = {kernel.name: kernel.target for kernel in program.kernels}
-    launchers = {
-        name: launcher_of(targets[name])(
-            kernel.address, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace
-        )
-        for name, kernel in kernels.items()
-        if name in targets
-    }
+    launchers = {name: launcher_of(targets[name])(code) for name, code in kernels.items() if name in targets}
     return Executable(program, launchers, options.threads, kernels, consuming=consuming, arenas=arenas)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
-from smelt.codegen.generator import EntryCode, Family, GridPhase
+from smelt.codegen.generator import EntryCode, Family
 from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan, uses_wide_positions
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx
@@ -21,6 +21,7 @@ from smelt.codegen.llvm.compile import Built
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
+from smelt.ir.kernel_code import GridPhase
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 

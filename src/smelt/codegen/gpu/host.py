@@ -8,12 +8,27 @@ barrier each (`csrc/runner`). It is written to be right, not to be fast.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from smelt.codegen.cpu.target import describe_host
 from smelt.codegen.gpu.simt import Mask, Simt, memory_bytes
 from smelt.codegen.llvm.builder import LLVM_TYPES, LlvmValue, suffix
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.torch_abi.symbols import SIMT_BARRIER
+
+
+def describe_host_warps(name: str, warp: int) -> Target:
+    """The host as a GPU with so many threads in a warp."""
+    return replace(
+        describe_host(),
+        name=name,
+        warp_size=warp,
+        fma_clobbers_addend=False,
+        cheap_interleave=False,
+        has_narrowing_add=False,
+        has_scalef=False,
+    )
 
 
 class HostWarp(Simt):

@@ -20,6 +20,7 @@ from smelt.base.options import Options, config
 from smelt.ir import serialize
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
+from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Program
 from smelt.pipeline.cache.keys import Unstorable, environment_key, key_of
 from smelt.runtime.cache import CacheStore, open_store
@@ -37,13 +38,18 @@ _STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "llvm", 
 
 @dataclass(frozen=True, slots=True)
 class StoredCode:
-    """Machine code of one kernel, as a launcher takes it. `owner` keeps it in memory."""
+    """Machine code of one kernel, as `ir.kernel_code.KernelCode` says. `loaded` keeps it in memory."""
 
-    address: int
+    loaded: Loaded
+    symbol: str
     buffers: int
-    fixed_workspace: int
+    size_count: int
     per_thread_workspace: int
-    owner: object
+    phases: tuple[GridPhase, ...]
+    workspace: int
+
+    def address(self, symbol: str, /) -> int:
+        return self.loaded.address(symbol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,8 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
         if image is None:
             raise serialize.CannotStore("LLVM itself loaded the code")
         place, _ = images.setdefault(id(image), (len(images), image))
-        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.fixed_workspace, kernel.per_thread_workspace))
+        needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
+        rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, *needs))
     described = tuple(
         (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
         for _, image in images.values()
@@ -201,10 +208,11 @@ def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Ha
     for (symbols, slots), code in zip(described, codes, strict=True):
         images.append(map_image(Image(code, symbols, tuple(Slot(*slot) for slot in slots))))
     kernels = {}
-    for name, place, symbol, buffers, fixed, per_thread in rows:
-        if not 0 <= place < len(images) or symbol not in images[place].offsets:
+    for name, place, symbol, buffers, size_count, per_thread, phases, workspace in rows:
+        functions = [phase.symbol for phase in phases] or [symbol]
+        if not 0 <= place < len(images) or not all(each in images[place].offsets for each in functions):
             raise ValueError(f"kernel {name} has no code")
-        kernels[name] = StoredCode(images[place].address(symbol), buffers, fixed, per_thread, images[place])
+        kernels[name] = StoredCode(images[place], symbol, buffers, size_count, per_thread, phases, workspace)
     for kernel in program.kernels:
         if kernel.name not in kernels or kernels[kernel.name].buffers != len(kernel.parameters):
             raise ValueError(f"kernel {kernel.name} has no code")

@@ -24,10 +24,12 @@ from smelt.fuse.memory_plan import lifetimes, plan
 from smelt.ir.call_contract import JointPlan
 from smelt.ir.graph import Traced
 from smelt.ir.kernel import Buffer, Kernel, Role
+from smelt.ir.kernel_code import GridPhase
 from smelt.ir.program import Launch, Place, Program, ProgramBuffer, Step
 from smelt.ir.substitute_sizes import Change, filling, resized, resized_graph
 from smelt.ir.tensorspec import TensorSpec
 from smelt.symbolic.expressions import DataDependent, ShapeEnv, SizeGuard, Symbol
+from smelt.symbolic.shapes import Size
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
@@ -60,7 +62,7 @@ class TemplateForm:
         # Of launches the kernels are filled in, each once.
         self.calls = [None if isinstance(step, Launch) else filling(step) for step in program.steps]
         self.codes = {kernel.name: (kernel, filling(kernel)) for kernel in program.kernels}
-        self.workspaces = {name: filling(built.per_thread_workspace) for name, built in kernels.items()}
+        self.needs = {name: filling(_needs(built)) for name, built in kernels.items()}
 
     def at(self, values: Values) -> tuple[Program, Built]:
         """The program for these sizes; kernels get the sizes they need as runtime parameters."""
@@ -70,8 +72,8 @@ class TemplateForm:
         codes: dict[str, CompiledKernel] = {}
         launched: dict[str, tuple[Kernel, str]] = {}  # by kernel: for these sizes, and the buffer it reads them from
         for name, (kernel, fill) in self.codes.items():
-            built, workspace = self.kernels[name], self.workspaces[name]
-            codes[name] = built if workspace is None else replace(built, per_thread_workspace=workspace(change))
+            built, needs = self.kernels[name], self.needs[name]
+            codes[name] = built if needs is None else _with_needs(built, needs(change))
             launched[name] = kernel if fill is None else fill(change), ""
             if built.sizes:
                 numbers = [as_integer(size.evaluate(values.__getitem__)) for size in built.sizes]
@@ -133,6 +135,19 @@ class Template:
         program, kernels = self.generate(half, self.name)
         events.emit("sizes", f"{self.name} relies on {', '.join(map(str, shape_env.guards)) or 'nothing'}", shape_env)
         return _Version(tuple(shape_env.guards), TemplateForm(program, kernels))
+
+
+_Needs = tuple[Size, Size, tuple[GridPhase, ...]]
+
+
+def _needs(built: "CompiledKernel") -> _Needs:
+    """What a launch needs that depends on sizes."""
+    return built.per_thread_workspace, built.workspace, built.phases
+
+
+def _with_needs(built: "CompiledKernel", needs: _Needs) -> "CompiledKernel":
+    per_thread, workspace, phases = needs
+    return replace(built, per_thread_workspace=per_thread, workspace=workspace, phases=phases)
 
 
 def _with_sizes_buffer(kernel: Kernel, count: int) -> Kernel:
