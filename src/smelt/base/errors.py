@@ -19,12 +19,12 @@ CODES: dict[str, str] = {
     "SM013": "a size that was marked dynamic is relied on",
     "SM014": "a debugger or coverage tool does not see the lines of a compiled function",
     "SM020": "a graph could not be compiled",
-    "SM021": "a graph breaks the rules of its level",
-    "SM022": "a kernel or program breaks the rules of the kernel form",
-    "SM023": "an operator yields another shape or dtype than PyTorch's description of it says",
+    "SM021": "a graph violates the invariants of its level",
+    "SM022": "a kernel or program violates the invariants of the kernel IR",
+    "SM023": "an operator returns another shape or dtype than its meta kernel says",
     "SM030": "generated code could not be built for the target",
-    "SM040": "a derivative of higher order through a compiled graph that cannot be computed again",
-    "SM041": "a gradient between two results of a compiled graph that cannot be computed apart",
+    "SM040": "a higher-order derivative through a compiled graph that cannot be recomputed",
+    "SM041": "a gradient between two outputs of a compiled graph that cannot be computed separately",
 }
 
 
@@ -55,7 +55,7 @@ class SpecError(SmeltError):
 
 
 class UnexpectedResult(SmeltError):
-    """A library call yielded what the kernels after it were not built for. A forward then falls back to eager."""
+    """A library call returned what the kernels after it were not built for. A forward then falls back to eager."""
 
 
 class NotEnoughMemory(SmeltError):

@@ -127,7 +127,7 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
     """A library call's result in the layout the kernels after it were built for; nearly always it has it already."""
     if tensor.shape != shape or tensor.dtype is not dtype:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise UnexpectedResult("SM023", f"{what} yields {found}, described as {dtype} of shape {shape}")
+        raise UnexpectedResult("SM023", f"{what} returned {found}, but its meta kernel says {dtype} of shape {shape}")
     if not tensor.is_neg() and not tensor._is_zerotensor():
         if tensor.stride() == stride:
             return tensor
