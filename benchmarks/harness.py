@@ -49,9 +49,10 @@ class Key:
     model: str
     mode: str = "train"
     dtype: str = "float32"
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.mode}, {self.dtype}"
+        return f"{self.model}, {self.mode}, {self.dtype}" + (f", {self.device}" if self.device != "cpu" else "")
 
 
 class WorkerFailed(RuntimeError):
@@ -102,7 +103,7 @@ class Worker:
 
     def __init__(self, key: Key, backend: str, results: Path | None = None) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        words = [sys.executable, "-m", "benchmarks.worker", key.model, key.mode, key.dtype, backend]
+        words = [sys.executable, "-m", "benchmarks.worker", key.model, key.mode, key.dtype, key.device, backend]
         self.errors = Path(self.folder.name, "stderr")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
@@ -153,6 +154,8 @@ def measure(
 ) -> dict[str, Any]:
     """Every figure of one model. What failed is under "failed", by backend."""
     result: dict[str, Any] = {"model": key.model, "mode": key.mode, "dtype": key.dtype, "failed": {}}
+    if key.device != "cpu":
+        result["device"] = key.device
     first: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -175,7 +178,9 @@ def measure(
         result["steady"] = by_turns(workers, rounds)
         result["error"], result["within"] = _errors(key, folder, list(workers))
     result["first"] = {backend: sorted(seconds)[len(seconds) // 2] for backend, seconds in first.items()}
-    if key.mode == "step":
+    if key.device != "cpu":
+        result["peak"] = {backend: worker.first["peak"] for backend, worker in workers.items()}
+    elif key.mode == "step":
         say(f"{key}: memory")
         result["peak"] = _peaks(key, [backend for backend in workers if backend != "torch.compile"])
     for what in ("saved", "breaks"):
@@ -207,9 +212,9 @@ def _errors(key: Key, folder: Path, backends: Sequence[str]) -> tuple[dict[str, 
     import torch
 
     from benchmarks.measure import errors
-    from benchmarks.models import MODELS
+    from benchmarks.models import models_for
 
-    if "eager" not in backends or (key.mode != "infer" and MODELS[key.model].random):
+    if "eager" not in backends or (key.mode != "infer" and models_for(key.device)[key.model].random):
         return {}, {}
     try:
         Worker(key, "exact", folder / "exact").close()
@@ -230,4 +235,5 @@ def machine() -> dict[str, Any]:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }

@@ -4,7 +4,8 @@
     case.loss(case.call(module)).backward()     is one training step
 
 The first two need PyTorch alone. The others are architectures of Hugging Face at small sizes with random weights; they
-compute their loss inside, and in training their dropout is on.
+compute their loss inside, and in training their dropout is on. `LARGE_MODELS` are for a GPU, without dropout:
+`models_for("cuda")`.
 """
 
 from collections.abc import Callable
@@ -56,6 +57,18 @@ class Model:
         case = self.make()
         kwargs = {name: converted(value) for name, value in case.kwargs.items()}
         return Case(case.module.to(dtype), tuple(map(converted, case.inputs)), case.loss, kwargs)
+
+    def build_on(self, device: str, dtype: torch.dtype = torch.float32) -> Case:
+        """The same on a device: drawn on the host, so that every device sees the same numbers."""
+        case = self.build(dtype)
+        if device == "cpu":
+            return case
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return x.detach().to(device).requires_grad_(x.requires_grad)
+
+        kwargs = {name: moved(value) for name, value in case.kwargs.items()}
+        return Case(case.module.to(device), tuple(map(moved, case.inputs)), case.loss, kwargs)
 
 
 class PointwiseBlock(nn.Module):
@@ -149,3 +162,63 @@ MODELS: dict[str, Model] = {
         _transformer("mobilenet", "MobileNetV2, 4×3×96×96"),
     )
 }
+
+
+# The same for a GPU: of the sizes people train, in eager's best way, so without dropout.
+
+_LARGE_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "bert": ("BertForMaskedLM", {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    "llama": (
+        "LlamaForCausalLM",
+        {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"intermediate_size": 2816, "vocab_size": 32000},
+    ),
+    "vit": ("ViTForImageClassification", {}),
+    "resnet": ("ResNetForImageClassification", {}),
+}
+
+
+def _large(name: str) -> Case:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    architecture, settings = _LARGE_SETTINGS[name]
+    kind = getattr(transformers, architecture)
+    config = kind.config_class(**settings)
+    config.use_cache = False
+    if name in ("vit", "resnet"):
+        config.problem_type = "single_label_classification"
+        inputs = {"pixel_values": torch.randn(64, 3, 224, 224), "labels": torch.randint(0, 2, (64,))}
+    else:
+        ids = torch.randint(0, config.vocab_size, (8, 512))
+        inputs = {"input_ids": ids, "labels": ids}
+    return Case(kind(config).train(), (), lambda output: output.loss, inputs)
+
+
+def _large_pointwise() -> Case:
+    case = _pointwise()
+    return Case(case.module, (torch.randn(32768, 1024, requires_grad=True),), case.loss)
+
+
+def _large_model(name: str, what: str) -> Model:
+    return Model(name, what, lambda: _large(name))
+
+
+LARGE_MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        MODELS["mlp"],
+        Model("pointwise", "gelu, sin·cos, layer_norm, softmax·tanh on 32768×1024", _large_pointwise),
+        _large_model("gpt2", "GPT-2, 12 layers of 768, 8×512 tokens"),
+        _large_model("bert", "BERT for masked words, 12 layers of 768, 8×512 tokens"),
+        _large_model("llama", "Llama, 8 layers of 1024, 8×512 tokens"),
+        _large_model("resnet", "ResNet-50, 64×3×224×224"),
+        _large_model("vit", "ViT-B/16, 64×3×224×224"),
+    )
+}
+FLOAT32_ON_GPUS = ("mlp", "pointwise")  # the others are in bfloat16 there, unless a dtype is asked for
+
+
+def models_for(device: str) -> dict[str, Model]:
+    return MODELS if device == "cpu" else LARGE_MODELS

@@ -2,7 +2,7 @@
 
     python -m benchmarks.run [--models gpt2 resnet] [--modes train infer step] [--dtypes float32 bfloat16]
                              [--backends eager smelt torch.compile] [--rounds 15] [--threads 1] [--json FILE]
-                             [--plot FOLDER]
+                             [--plot FOLDER] [--device cuda]
     python -m benchmarks.run --table FILE     what FILE holds as Markdown, nothing measured
 
 Results are added to FILE, each in place of an older one of the same model, mode and dtype, so that a table can be put
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, plot, table
-from benchmarks.models import MODELS
+from benchmarks.models import FLOAT32_ON_GPUS, MODELS, models_for
 
 STEPPED = ("mlp", "gpt2", "llama", "resnet")  # whole training steps are measured of these, by default
 
@@ -34,7 +34,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def key_of(result: dict[str, Any]) -> harness.Key:
-    return harness.Key(result["model"], result["mode"], result["dtype"])
+    return harness.Key(result["model"], result["mode"], result["dtype"], result.get("device", "cpu"))
 
 
 def keep(path: Path, result: dict[str, Any]) -> None:
@@ -43,11 +43,23 @@ def keep(path: Path, result: dict[str, Any]) -> None:
     path.write_text(json.dumps({"machine": harness.machine(), "results": [*others, result]}, indent=1))
 
 
+def keys(device: str, dtypes: list[str] | None, modes: list[str], models: list[str] | None) -> list[harness.Key]:
+    """What is to be measured, in order."""
+    found = []
+    for number in range(len(dtypes) if dtypes else 1):
+        for mode in modes:
+            for name in models or (STEPPED if mode == "step" else models_for(device)):
+                usual = "float32" if device == "cpu" or name in FLOAT32_ON_GPUS else "bfloat16"
+                found.append(harness.Key(name, mode, dtypes[number] if dtypes else usual, device))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.run", description="ratios between eager, smelt and torch.compile")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), help="all (whole steps: four) by default")
     parser.add_argument("--modes", nargs="+", choices=harness.MODES, default=["train", "step"])
-    parser.add_argument("--dtypes", nargs="+", choices=harness.DTYPES, default=["float32"])
+    parser.add_argument("--dtypes", nargs="+", choices=harness.DTYPES, help="float32; on a GPU what suits the model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="with cuda: larger models, on a GPU")
     parser.add_argument("--backends", nargs="+", choices=harness.BACKENDS, default=list(harness.BACKENDS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="threads PyTorch may use (default: all cores)")
@@ -64,13 +76,11 @@ def main() -> int:
     backends = [b for b in harness.BACKENDS if b in args.backends or b == "eager"]  # the error rule needs eager
     print(", ".join(f"{key} {value}" for key, value in harness.machine().items()))
     results = []
-    for dtype in args.dtypes:
-        for mode in args.modes:
-            for name in args.models or (STEPPED if mode == "step" else MODELS):
-                results.append(harness.measure(harness.Key(name, mode, dtype), backends, args.rounds, say))
-                print(table.report(results[-1], backends, args.clock), flush=True)
-                if args.json:
-                    keep(args.json, results[-1])
+    for key in keys(args.device, args.dtypes, args.modes, args.models):
+        results.append(harness.measure(key, backends, args.rounds, say))
+        print(table.report(results[-1], backends, args.clock), flush=True)
+        if args.json:
+            keep(args.json, results[-1])
     if len(results) > 1:
         print("\n" + "\n".join(table.bars(results, args.clock)))
     if args.plot:

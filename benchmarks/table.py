@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.measure import ratio
-from benchmarks.models import MODELS
+from benchmarks.models import MODELS, models_for
 
 CLOCKS = ("seconds", "processor")
 STEP_BAR, PEAK_BAR = 1.15, 0.85  # of whole steps: speed against torch.compile, memory against eager
@@ -75,7 +75,8 @@ def report(result: dict[str, Any], backends: Sequence[str], clock: str) -> str:
         rows.append(row("memory at the peak, MB", result["peak"], "{:.1f}", 1e-6))
     if result["error"]:
         rows.append(row("error against float64", result["error"], "{:.1e}"))
-    title = f"\n{result['model']}, {result['mode']}, {result['dtype']}: {MODELS[result['model']].what}"
+    what = models_for(result.get("device", "cpu"))[result["model"]].what
+    title = f"\n{result['model']}, {result['mode']}, {result['dtype']}: {what}"
     lines = [title, aligned([["", *backends, "eager/smelt", "torch.compile/smelt"], *rows])]
     wrong = [backend for backend, within in result["within"].items() if not within]
     lines += [f"{backend}: error more than twice eager's plus 4 ulp" for backend in wrong]

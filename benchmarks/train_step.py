@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from benchmarks.memory import allocated_at_peak
-from benchmarks.models import MODELS, Case
+from benchmarks.models import Case, models_for
 
 
-def stepped(name: str, dtype: torch.dtype) -> Case:
+def stepped(name: str, dtype: torch.dtype, device: str = "cpu") -> Case:
     """A model to be trained: `mlp` as the classifier it is, as its sum of outputs is all cancellation."""
-    case = MODELS[name].build(dtype)
+    case = models_for(device)[name].build_on(device, dtype)
     if name != "mlp":
         return case
-    wanted = torch.randint(0, 10, (len(case.inputs[0]),))
+    wanted = torch.randint(0, 10, (len(case.inputs[0]),)).to(device)
     return replace(case, loss=lambda output: torch.nn.functional.cross_entropy(output, wanted))
 
 

@@ -1,13 +1,14 @@
 """One backend with one model in a process of its own: does its first step, then steps when asked to.
 
-    python -m benchmarks.worker MODEL MODE DTYPE BACKEND [RESULTS]
+    python -m benchmarks.worker MODEL MODE DTYPE DEVICE BACKEND [RESULTS]
 
 It answers in lines of JSON: first {"seconds": the first step, "saved": bytes, "breaks": graph breaks}, then for each
 line it reads, a number of steps, {"seconds": one of those, "processor": the same in processor time}. The first step is
 timed from just before the model is handed to the compiler (torch, and smelt for smelt, imported; nothing else) to its
 end: whatever a backend loads or compiles by then is part of it. RESULTS is a file for the output and the gradients of a
 step; "exact" as backend is eager in float64. In mode "step" (`train_step.py`) the first two steps count as the first:
-the second finds the optimizer's state, so that it is recaptured.
+the second finds the optimizer's state, so that it is recaptured. On a GPU steps end when the device is done, and the
+first answer has "peak", too: the most bytes its allocator had handed out at one time of a later step.
 """
 
 import json
@@ -18,9 +19,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import compiled_by
+from benchmarks.harness import Key, compiled_by
 from benchmarks.measure import saved_bytes
-from benchmarks.models import MODELS, Case
+from benchmarks.models import Case, models_for
 from benchmarks.train_step import stepped, whole_step
 
 
@@ -75,13 +76,26 @@ def _found(case: Case, loss: object) -> list[torch.Tensor]:
     return [x.detach().clone() for x in (*tensors_in(loss), *grads)]
 
 
-def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, answer: Callable[[Any], None]) -> None:
+def _peak(step: Callable[[], object]) -> int:
+    """Bytes that a step of a GPU has in use at its peak, the model's own included."""
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def serve(key: Key, backend: str, results: str | None, answer: Callable[[Any], None]) -> None:
     """The whole life of a worker."""
     if backend == "smelt":
         import smelt  # before the clock starts, as a user's program has it
-    make = stepped if mode == "step" else lambda name, dtype: MODELS[name].build(dtype)
-    case = make(name, torch.float64 if backend == "exact" else getattr(torch, dtype))
+    name, mode, device = key.model, key.mode, key.device
+    wanted = torch.float64 if backend == "exact" else getattr(torch, key.dtype)
+    case = stepped(name, wanted, device) if mode == "step" else models_for(device)[name].build_on(device, wanted)
     case = case.inferring() if mode == "infer" else case
+    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+    wait()
     began = time.perf_counter()
     if mode == "step":
         step: Callable[[], object] = whole_step(case, backend)
@@ -91,7 +105,10 @@ def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, a
         model = compiled_by(backend, case.module)
         step = (_training if mode == "train" else _inferring)(case, model)
         step()
+    wait()
     first: dict[str, Any] = {"seconds": time.perf_counter() - began}
+    if device != "cpu":
+        first["peak"] = _peak(step)
     if backend == "smelt":
         first["breaks"] = smelt.counters["graph_breaks"]
     if mode == "train":
@@ -103,18 +120,19 @@ def serve(name: str, mode: str, dtype: str, backend: str, results: str | None, a
         count, began, busy = int(line), time.perf_counter(), time.process_time()
         for _ in range(count):
             step()
+        wait()
         seconds, processor = time.perf_counter() - began, time.process_time() - busy
         answer({"seconds": seconds / count, "processor": processor / count})
 
 
 def main(arguments: Sequence[str]) -> None:
-    name, mode, dtype, backend = arguments[:4]
+    name, mode, dtype, device, backend = arguments[:5]
     output, sys.stdout = sys.stdout, sys.stderr  # libraries print what they like
 
     def answer(value: Any) -> None:
         print(json.dumps(value), file=output, flush=True)
 
-    serve(name, mode, dtype, backend, arguments[4] if len(arguments) > 4 else None, answer)
+    serve(Key(name, mode, dtype, device), backend, arguments[5] if len(arguments) > 5 else None, answer)
 
 
 if __name__ == "__main__":
