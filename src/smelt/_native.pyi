@@ -351,6 +351,9 @@ def cuda_device_name(device: int, /) -> str: ...
 def cuda_attribute(device: int, attribute: int, /) -> int:
     """What the driver says of a GPU, by the number that its manual gives the question."""
 
+def cuda_error_text(code: int, /) -> str:
+    """The driver's own words for an error."""
+
 def cuda_link(ptx: bytes, device: int, /) -> tuple[bytes, str]:
     """PTX as machine code for a device, and what the assembler printed."""
 

@@ -3,10 +3,16 @@
 import sys
 
 import pytest
+import torch
 
 import smelt
 from smelt.cli import main
+from smelt.explain import doctor
 from smelt.explain.doctor import examine
+from smelt.runtime.cuda import driver
+from tests.runtime.cuda.fake_cuda import FakeCuda, built_cuda, cuda
+
+__all__ = ["built_cuda", "cuda"]
 
 
 def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,3 +35,31 @@ def test_a_wrong_result_fails_the_self_check() -> None:
 
     checks = {check.name: check for check in examine(crooked)}
     assert checks["self-check"].good is False and "WRONG" in checks["self-check"].text
+
+
+def test_the_driver_and_its_gpus(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for target, good, end in ((None, None, "; graphs on it fall back to eager, "), ("sm_90", True, "")):
+        monkeypatch.setattr("smelt.device.target_of", lambda device, target=target: target)
+        found, text = doctor._gpu()
+        assert found is good and text.startswith("CUDA driver 12.4: Fake GPU 0 (sm_90), Fake GPU 1 (sm_90)" + end)
+    cuda.set(version=11040)
+    assert doctor._gpu() == (
+        None,
+        "PyTorch runs graphs on its own: the CUDA driver is for CUDA 11.4, and 12 is needed",
+    )
+    cuda.set(version=13000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert doctor._gpu() == (
+        None,
+        "CUDA driver 13.0: Fake GPU 0 (sm_90), Fake GPU 1 (sm_90); this PyTorch cannot use it",
+    )
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(driver.SWITCH, "/nowhere.so")
+    driver.forget()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    good, text = doctor._gpu()
+    driver.forget()
+    assert good is None and text.startswith("none: there is no CUDA driver: /nowhere.so")

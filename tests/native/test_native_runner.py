@@ -323,3 +323,23 @@ def test_a_call_that_fails_is_not_timed() -> None:
     off.time(True)
     off(Buffer(1))  # nobody asks any more when it is done
     assert off.times == (0, ())
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_bool_that_is_on_a_gpu_is_not_read_in_place(holds: bool) -> None:
+    class OnGpu(Buffer):
+        def get_device(self) -> int:
+            return 0
+
+        def __bool__(self) -> bool:
+            return holds
+
+    def refuse() -> None:
+        raise IndexError("out of range")
+
+    made = runner((("call", refuse, (), (), (), False, None, 0),), (7,))
+    if holds:
+        assert made(OnGpu(0x10)) == (7,)  # an address that cannot be read here
+    else:
+        with pytest.raises(IndexError, match="out of range"):
+            made(OnGpu(0x10))

@@ -53,7 +53,16 @@ ALSO: dict[str, frozenset[str]] = {
 # The rooms of a unit, from the ground up: files and folders right below it. A room imports those before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "symbolic": ("shapes", "expressions", "symnode", "symsize"),
-    "torch_abi": ("symbols", "probe", "aoti_shims", "boxed_calls", "tensor_layout", "node_kinds", "node_layout"),
+    "torch_abi": (
+        "symbols",
+        "probe",
+        "aoti_shims",
+        "cuda_shims",
+        "boxed_calls",
+        "tensor_layout",
+        "node_kinds",
+        "node_layout",
+    ),
     "meta": (
         "rules",
         "effects",
@@ -65,7 +74,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "symbolic_decomps",
         "memory_peak",
     ),
-    "runtime": ("cache", "overlap", "preserved_state", "program", "autograd"),
+    "runtime": ("cache", "overlap", "preserved_state", "cuda", "program", "autograd"),
     "capture": (
         "model",
         "guards",

@@ -148,6 +148,7 @@ config = Config()
 ENVIRONMENT: dict[str, str] = {
     "SMELT_CACHE": "`0`: keep nothing on disk, whatever `smelt.config.disk_cache` is",
     "SMELT_CACHE_DIR": "where the disk cache is, unless `smelt.config.disk_cache_dir` says",
+    "SMELT_LIBCUDA": "the path of the CUDA driver's library, if `libcuda.so.1` is not to be looked for as usual",
     "SMELT_LOGS": "what to print while compiling; the channels are listed below",
     "SMELT_NO_LAYOUT": (
         "`1`: do not look into PyTorch's memory. By default a process finds out by experiment where PyTorch keeps what "

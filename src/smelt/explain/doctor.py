@@ -99,10 +99,26 @@ def _layouts() -> tuple[bool | None, str]:
     return not lost, "PyTorch's memory: " + ", ".join([*found, *lost])
 
 
-def _gpu() -> tuple[None, str]:
-    if not torch.cuda.is_available():
-        return None, "none that PyTorch can use"
-    return None, f"{torch.cuda.get_device_name()}; graphs on it fall back to eager, as code is generated for CPUs only"
+def _gpu() -> tuple[bool | None, str]:
+    """The driver and its GPUs, or why none is used. Asked of the driver itself, which PyTorch might not be for."""
+    from smelt.device import target_of
+    from smelt.runtime.cuda.driver import driver, why_not_cuda, why_not_device
+
+    reason = why_not_cuda()
+    seen_by_torch = torch.cuda.is_available()
+    if reason is not None:
+        return None, f"{'PyTorch runs graphs on its own' if seen_by_torch else 'none'}: {reason}"
+    found = driver()
+    names = [
+        f"{each.name} (sm_{each.capability[0]}{each.capability[1]}" + (", too old)" if why_not_device(each) else ")")
+        for each in found.devices
+    ]
+    text = f"CUDA driver {found.text}: {', '.join(names)}"
+    if not seen_by_torch:
+        return None, f"{text}; this PyTorch cannot use it"
+    if target_of(torch.device("cuda")) is None:
+        return None, f"{text}; graphs on it fall back to eager, as code is generated for CPUs only"
+    return True, text
 
 
 def _cache() -> tuple[bool | None, str]:

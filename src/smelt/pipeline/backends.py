@@ -23,7 +23,7 @@ from smelt.pipeline.cache.keys import Unstorable, environment_key, text_of
 from smelt.pipeline.cache.warm_start import load_stored, look_up
 from smelt.pipeline.parts import Parts
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.runtime.program.launch import Arenas
+from smelt.runtime.program.arenas import Arenas
 from smelt.symbolic.symnode import Formula
 
 CustomBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

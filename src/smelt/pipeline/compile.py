@@ -33,7 +33,8 @@ from smelt.pipeline.sizes.dispatch import Bind, SizedGraph, Trace, is_sized
 from smelt.pipeline.sizes.template import Bound, Generate, Tracing
 from smelt.pipeline.stages import LOWER, SIMPLIFY, TRACE_FORWARD, TRACE_JOINT
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.runtime.program.launch import Arenas, Executable
+from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.launch import Executable
 from smelt.symbolic.expressions import ShapeEnv
 from smelt.symbolic.symnode import is_symbolic
 

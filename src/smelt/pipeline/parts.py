@@ -16,7 +16,8 @@ from smelt.ir.kernel_code import KernelCode
 from smelt.ir.program import Program
 from smelt.runtime.autograd.differentiable import Flat, GraphOfBackward, MakeBackward, MakePart
 from smelt.runtime.autograd.join import join
-from smelt.runtime.program.launch import Arenas, Executable
+from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.launch import Executable
 
 if TYPE_CHECKING:
     from smelt.codegen import CompiledKernel

@@ -26,7 +26,8 @@ from smelt.ir.tensorspec import TensorSpec, spec_of
 from smelt.ir.text import format_program
 from smelt.meta.memory_peak import Peak, graph_peak, program_peak
 from smelt.pipeline.parts import bind
-from smelt.runtime.program.launch import Arenas, Executable
+from smelt.runtime.program.arenas import Arenas
+from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.library_workspace import scratch_of, scratch_of_step
 from smelt.simplify import PASSES, SimplifyPass, lay_images, share_heads, why_not_operands
 

@@ -114,6 +114,19 @@ def dtype_code(dtype: torch.dtype) -> int:
     return -1 if address is None else int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
 
 
+def device_code(device: torch.device) -> tuple[int, int] | None:
+    """The numbers of a device in the interface, its type's and its own; None if tensors there are not for the interface
+    to make."""
+    kind = _device_type(device.type) if device.type in ("cpu", "cuda") else None
+    return None if kind is None else (kind, -1 if device.index is None else device.index)
+
+
+@functools.cache
+def _device_type(name: str) -> int | None:
+    address = find_symbol(f"aoti_torch_device_type_{name}")
+    return None if address is None else int(ctypes.CFUNCTYPE(ctypes.c_int32)(address)())
+
+
 def _samples() -> list[torch.Tensor]:
     plain = torch.empty(7, 11, 13, device="cpu")
     strided = [plain, plain[2:, 3], plain[1].t(), torch.empty((), device="cpu"), torch.empty(0, 5, device="cpu")]

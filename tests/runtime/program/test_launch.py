@@ -13,7 +13,8 @@ from smelt.base.errors import UnexpectedResult
 from smelt.ir.kernel import Axis, Buffer, Compute, Index, Kernel, Load, Role, Stage, Store
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.program.launch import ARENA_ALIGNMENT, Arenas, Executable, fit
+from smelt.runtime.program.arenas import ARENA_ALIGNMENT, Arenas
+from smelt.runtime.program.launch import Executable, fit
 
 aten = torch.ops.aten
 F32 = torch.float32

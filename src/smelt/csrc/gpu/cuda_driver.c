@@ -1,5 +1,6 @@
 /* Opening the driver, asking it about devices, and modules: PTX → machine code for a GPU → functions in its memory. */
 #define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
 #include "gpu/cuda_driver.h"
 
 #include <dlfcn.h>
@@ -74,6 +75,21 @@ fail(const CudaDriver *asked, const char *function, CudaResult code, const char 
     Py_XDECREF(printed);
     Py_XDECREF(words);
     return -1;
+}
+
+/* cuda_error_text(code) → the driver's own words for an error */
+static PyObject *
+cuda_error_text(PyObject *Py_UNUSED(module), PyObject *code)
+{
+    const CudaDriver *asked = cuda_driver();
+    const char *text = NULL;
+    long number = asked ? PyLong_AsLong(code) : -1;
+    if (asked == NULL || (number == -1 && PyErr_Occurred())) {
+        return NULL;
+    }
+    bool is_known = asked->error_string((CudaResult)number, &text) == 0 && text;
+    return is_known ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace")
+                    : PyUnicode_FromFormat("unknown error %ld", number);
 }
 
 /* --- the library -------------------------------------------------------------------------------- */
@@ -311,7 +327,8 @@ cuda_link(PyObject *Py_UNUSED(module), PyObject *args)
             fail(asked, "cuLinkAddData", status, log->errors);
         }
         else {
-            result = Py_BuildValue("(y#s)", (const char *)image, (Py_ssize_t)image_size, log->info);
+            result = Py_BuildValue("(y#N)", (const char *)image, (Py_ssize_t)image_size,
+                                   PyUnicode_DecodeUTF8(log->info, (Py_ssize_t)strlen(log->info), "replace"));
         }
         if (link) {
             asked->link_destroy(link); /* the image goes with it */
@@ -511,6 +528,7 @@ static PyMethodDef driver_functions[] = {
     {"cuda_device_count", cuda_device_count, METH_NOARGS, PyDoc_STR("How many GPUs the driver sees.")},
     {"cuda_device_name", cuda_device_name, METH_O, PyDoc_STR("What a GPU is called.")},
     {"cuda_attribute", cuda_attribute, METH_VARARGS, PyDoc_STR("What the driver says of a GPU.")},
+    {"cuda_error_text", cuda_error_text, METH_O, PyDoc_STR("The driver's own words for an error.")},
     {"cuda_link", cuda_link, METH_VARARGS, PyDoc_STR("PTX as machine code for a GPU, and what the assembler printed.")},
     {NULL, NULL, 0, NULL},
 };

@@ -94,14 +94,17 @@ cuda_grid_launch(AnyLauncher *any, LaunchCall *call)
     GridLauncher *self = (GridLauncher *)any;
     int32_t device = self->device < 0 ? call->device : self->device;
     const CudaCode *code = find_code(self, device);
+    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
     void *stream, *workspace = NULL;
     CudaContext before;
+    if (bytes < 0) {
+        return refuse(call, GRID_MEMORY, 0);
+    }
     if (code == NULL || torch.current_stream == NULL || torch.current_stream(device, &stream)) {
         return refuse(call, GRID_PYTHON, 0);
     }
-    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
-    if (bytes < 0 || (bytes && torch.allocate == NULL)) {
-        return refuse(call, bytes < 0 ? GRID_MEMORY : GRID_PYTHON, 0);
+    if (bytes && torch.allocate == NULL) {
+        return refuse(call, GRID_PYTHON, 0);
     }
     CudaResult status = cuda_enter(code->driver, code->context, &before);
     if (status) {
@@ -207,53 +210,60 @@ raise(GridLauncher *self, const LaunchCall *call)
     return -1;
 }
 
-/* What was refused for want of something that Python has. Nothing was launched by then. */
+/* With a stream and a workspace of Python's, where PyTorch's C functions have none. Nothing was launched by then. */
 static int
-launch_by_python(GridLauncher *self, LaunchCall *call)
+launch_by_python(GridLauncher *self, LaunchCall *call, const CudaCode *code)
 {
-    int32_t device = self->device < 0 ? call->device : self->device;
-    if (device < 0) {
-        PyErr_SetString(PyExc_ValueError, "a kernel for CUDA was given a tensor that is not on a GPU");
-        return -1;
-    }
-    const CudaCode *code = find_code(self, device);
     void *stream, *memory = NULL;
     PyObject *workspace = NULL;
     CudaContext before;
-    code = code ? code : load_code(self, device);
-    if (code == NULL || find_stream(self, device, &stream) < 0) {
+    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
+    if (find_stream(self, code->device, &stream) < 0) {
         return -1;
     }
-    int64_t bytes = grid_size(self->workspace, grid_sizes(self, call));
-    if (bytes > 0) {
-        workspace = find_workspace(self, device, bytes, &memory);
+    if (bytes) {
+        workspace = find_workspace(self, code->device, bytes, &memory);
         if (workspace == NULL) {
             return -1;
         }
     }
-    CudaResult status = bytes < 0 ? 0 : cuda_enter(code->driver, code->context, &before);
-    if (bytes < 0 || status) {
-        refuse(call, bytes < 0 ? GRID_MEMORY : GRID_DRIVER, status);
+    CudaResult status = cuda_enter(code->driver, code->context, &before);
+    if (status) {
+        refuse(call, GRID_DRIVER, status);
     }
     else {
         note_recording(self, code->driver, stream);
         launch_phases(self, call, code, stream, memory);
         cuda_leave(code->driver, code->context, before);
     }
-    int result = call->fault ? raise(self, call) : 0;
     Py_XDECREF(workspace);
-    return result;
+    return call->fault ? raise(self, call) : 0;
 }
 
 int
 cuda_grid_finish(AnyLauncher *any, LaunchCall *call)
 {
     GridLauncher *self = (GridLauncher *)any;
+    int32_t device = self->device < 0 ? call->device : self->device;
     if (call->fault != GRID_PYTHON) {
         return raise(self, call);
     }
-    call->fault = 0;
-    return launch_by_python(self, call);
+    if (device < 0) {
+        PyErr_SetString(PyExc_ValueError, "a kernel for CUDA was given a tensor that is not on a GPU");
+        return -1;
+    }
+    const CudaCode *code = find_code(self, device);
+    if (code == NULL) { /* the first launch on this device */
+        code = load_code(self, device);
+        if (code == NULL) {
+            return -1;
+        }
+        call->fault = 0;
+        if (cuda_grid_launch(any, call) == 0) {
+            return 0;
+        }
+    }
+    return call->fault == GRID_PYTHON ? launch_by_python(self, call, code) : raise(self, call);
 }
 
 void

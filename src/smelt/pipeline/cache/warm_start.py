@@ -21,7 +21,7 @@ from smelt.ir.nodes.ambient import Ambient
 from smelt.pipeline.cache.entries import CacheEntry, Half
 from smelt.pipeline.parts import Parts, bind, program_of
 from smelt.runtime.autograd.differentiable import Flat
-from smelt.runtime.program.launch import Arenas
+from smelt.runtime.program.arenas import Arenas
 
 # Makes all but the forward of a graph that the cache has: of graph, options, plan, arenas, a name, the ambient state.
 MakeRest = Callable[[Traced, Options, JointPlan, Arenas, str, Ambient], Parts]

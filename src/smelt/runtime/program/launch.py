@@ -8,15 +8,10 @@ interface has the operators (`torch_abi/boxed_calls.py`):
                                       ("launch", k0_relu, (2,))
 
 Tensors are numbers there: inputs, constants, what lies in the arena, then what steps make (`_native.pyi` has the form).
-
-An arena is one block of planned memory with the views that library calls and kernels need already made. It is kept
-between calls, so that pages are faulted in once, and shared by the halves of a training step; calls that overlap in
-time each acquire their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,14 +20,12 @@ from smelt.base.errors import UnexpectedResult
 from smelt.base.torch_originals import BASE
 from smelt.ir.kernel import Role
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step, operands_in, touches
+from smelt.runtime.program.arenas import Arenas
 from smelt.runtime.program.profile import note
 from smelt.runtime.program.small_matmul import as_called, small_product
 from smelt.symbolic.shapes import Shape, Size, product, span
-from smelt.torch_abi.aoti_shims import connect, dtype_code
+from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.boxed_calls import FUNCTIONS, NativeCall, boxed_call, function_call
-
-ARENA_ALIGNMENT = 64
-_FEW = 8  # programs with arenas as large as they need
 
 BuiltKernel = Callable[..., None]
 
@@ -84,7 +77,7 @@ class Executable:
         keep_alive: Any = None,
         *,
         consuming: bool = False,
-        arenas: "Arenas | None" = None,
+        arenas: Arenas | None = None,
     ) -> None:
         connect()
         self.program = program
@@ -137,80 +130,6 @@ def fit(tensor: torch.Tensor, shape: Shape, stride: Shape, dtype: torch.dtype, w
             return whole.set_(tensor.untyped_storage(), tensor.storage_offset(), shape, stride)
     fitted = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     return BASE.copy_(fitted, tensor)
-
-
-class _Views(list[torch.Tensor]):
-    """What one program sees of an arena, in the order its source counts them."""
-
-    arena: "_Arena"
-
-
-class _Viewer:
-    """Stands for a program that sees arenas, as long as there is one: sizes come and go, and programs with them."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Arena:
-    """One block of memory a device, and what each program sees of it."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.blocks: dict[torch.device, torch.Tensor] = {}
-        self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
-
-    def see(self, program: Program, views: tuple[Operand, ...]) -> _Views:
-        buffers = {buffer.name: buffer for buffer in program.buffers}
-        made = _Views()
-        made.arena = self
-        for view in views:
-            buffer = buffers[view.buffer]
-            device, dtype = buffer.spec.device, buffer.spec.dtype
-            if device not in self.blocks:
-                self.blocks[device] = _aligned_block(self.size, device)
-            typed = self.blocks[device][buffer.offset :]
-            typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
-        return made
-
-
-class Arenas:
-    """Planned memory of programs that run in turn, as the halves of a training step do: they use the same blocks."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.free: list[_Arena] = []
-        self.programs = 0
-
-    def acquirer(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
-        """A function that acquires an arena as `program` sees it: one that is free, or a new one."""
-        viewer, needed = _Viewer(), int(program.arena_bytes)
-        self.programs += 1
-        if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
-            self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
-
-        def acquire() -> _Views:
-            try:
-                arena = self.free.pop()
-            except IndexError:
-                arena = _Arena(self.size)
-            if arena.size < needed:
-                arena = _Arena(self.size)  # made before a program with more needs joined; it is dropped
-            seen = arena.views.get(viewer)
-            if seen is None:
-                seen = arena.views[viewer] = arena.see(program, views)
-            return seen
-
-        return acquire
-
-    def release(self, views: _Views) -> None:
-        self.free.append(views.arena)
-
-
-def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
-    block = torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device)
-    skip = -block.data_ptr() % ARENA_ALIGNMENT
-    return block[skip : skip + size]
 
 
 class Ref(NamedTuple):
@@ -305,8 +224,10 @@ class _Table:
 
     def _allocate(self, name: str) -> tuple[Any, ...]:
         spec, (shape, stride) = self.buffers[name].spec, self.layouts[name]
-        code = dtype_code(spec.dtype) if spec.device.type == "cpu" else -1
-        return ("allocate", self.numbers[name], tuple(shape), tuple(stride), spec.dtype, spec.device, code)
+        device = device_code(spec.device)
+        code = -1 if device is None else dtype_code(spec.dtype)
+        step = ("allocate", self.numbers[name], tuple(shape), tuple(stride), spec.dtype, spec.device, code)
+        return step if device is None or spec.device.type == "cpu" else (*step, *device)
 
     def _launch(self, step: Launch) -> tuple[Any, ...]:
         values = tuple([self._whole(name).value for name in step.args])

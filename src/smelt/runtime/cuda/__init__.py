@@ -1,0 +1,1 @@
+"""Kernels on NVIDIA GPUs: the driver, machine code in a GPU's memory, launchers."""

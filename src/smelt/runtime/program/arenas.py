@@ -1,0 +1,125 @@
+"""Arenas: the planned memory that programs work in, kept between calls.
+
+    arenas = Arenas()                            shared by the halves of a training step, which run in turn
+    acquire = arenas.acquirer(program, views)    acquire() → the tensors of `views`, in a block that no other call has
+    arenas.release(acquired)
+
+An arena is one block of memory with the views that library calls and kernels need already made: pages are faulted in
+once. Calls that overlap in time each acquire their own. What a GPU does on a stream it does in order, so the next call
+on the same stream may have an arena whose last kernels still run, and one on another stream may not: arenas are kept by
+stream. A call that is recorded into a CUDA graph gets memory of that graph, which nobody else may have.
+"""
+
+import functools
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+
+from smelt.ir.program import Operand, Place, Program
+
+ARENA_ALIGNMENT = 64
+_FEW = 8  # programs with arenas as large as they need
+_MOST_STREAMS = 32  # whose arenas are kept; PyTorch itself has 32 of a priority
+
+
+class _Views(list[torch.Tensor]):
+    """What one program sees of an arena, in the order its source counts them."""
+
+    arena: "_Arena"
+
+
+class _Viewer:
+    """Stands for a program that sees arenas, as long as there is one: sizes come and go, and programs with them."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Arena:
+    """One block of memory a device, what each program sees of it, and those it is among while it is free."""
+
+    def __init__(self, size: int, pool: "list[_Arena]") -> None:
+        self.size = size
+        self.pool = pool
+        self.blocks: dict[torch.device, torch.Tensor] = {}
+        self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
+
+    def see(self, program: Program, views: tuple[Operand, ...]) -> _Views:
+        buffers = {buffer.name: buffer for buffer in program.buffers}
+        made = _Views()
+        made.arena = self
+        for view in views:
+            buffer = buffers[view.buffer]
+            device, dtype = buffer.spec.device, buffer.spec.dtype
+            if device not in self.blocks:
+                self.blocks[device] = _aligned_block(self.size, device)
+            typed = self.blocks[device][buffer.offset :]
+            typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
+        return made
+
+
+class Arenas:
+    """Planned memory of programs that run in turn, as the halves of a training step do: they use the same blocks."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.free: list[_Arena] = []
+        self.by_streams: dict[tuple[int, ...], list[_Arena]] = {}  # free ones of programs on GPUs
+        self.programs = 0
+
+    def acquirer(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
+        """A function that acquires an arena as `program` sees it: one that is free, or a new one."""
+        viewer, needed = _Viewer(), int(program.arena_bytes)
+        self.programs += 1
+        if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
+            self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
+
+        def acquire(pool: list[_Arena]) -> _Views:
+            try:
+                arena = pool.pop()
+            except IndexError:
+                arena = _Arena(self.size, pool)
+            if arena.size < needed:
+                arena = _Arena(self.size, pool)  # made before a program with more needs joined; it is dropped
+            seen = arena.views.get(viewer)
+            if seen is None:
+                seen = arena.views[viewer] = arena.see(program, views)
+            return seen
+
+        gpus = _gpus_of(program)
+        if gpus:
+            return lambda: acquire(self._of_streams(gpus))
+        return functools.partial(acquire, self.free)
+
+    def release(self, views: _Views) -> None:
+        views.arena.pool.append(views.arena)
+
+    def _of_streams(self, gpus: tuple[int, ...]) -> list[_Arena]:
+        """The free arenas of the streams that are current on these GPUs."""
+        if torch.cuda.is_current_stream_capturing():
+            return []  # none is free, and what is made goes with the list
+        streams = tuple([number for gpu in gpus for number in (gpu, _current_stream(gpu))])
+        pool = self.by_streams.get(streams)
+        if pool is None:
+            if len(self.by_streams) >= _MOST_STREAMS:
+                del self.by_streams[next(iter(self.by_streams))]
+            pool = self.by_streams.setdefault(streams, [])
+        return pool
+
+
+def _gpus_of(program: Program) -> tuple[int, ...]:
+    """The GPUs on which a program has planned memory, -1 for the current one."""
+    planned = {buffer.spec.device for buffer in program.buffers if buffer.place is Place.ARENA}
+    return tuple(sorted(-1 if each.index is None else each.index for each in planned if each.type == "cuda"))
+
+
+def _current_stream(gpu: int) -> int:
+    found: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if gpu < 0 else gpu)
+    return found
+
+
+def _aligned_block(size: int, device: torch.device) -> torch.Tensor:
+    block = torch.empty(size + ARENA_ALIGNMENT, dtype=torch.uint8, device=device)
+    skip = -block.data_ptr() % ARENA_ALIGNMENT
+    return block[skip : skip + size]
