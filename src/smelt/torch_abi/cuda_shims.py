@@ -24,7 +24,8 @@ def connect() -> bool:
     """Tell the C part where the functions are, if they are there and work; asked again it has the answer ready."""
     if EXPERIMENT.found is not None:
         return True
-    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not initialized or torch.cuda.is_current_stream_capturing():
         return False
     return EXPERIMENT.why_not() is None
 
@@ -58,7 +59,7 @@ def _finds_streams(address: int) -> bool:
 
     if not is_found():
         return False
-    with torch.cuda.stream(torch.cuda.Stream(device)):
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         return is_found()
 
 
@@ -68,4 +69,5 @@ def _allocates(allocate: int, free: int) -> bool:
     take = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.POINTER(word))(allocate)
     if take(_BYTES, ctypes.byref(memory)) or not memory.value:
         return False
-    return ctypes.CFUNCTYPE(ctypes.c_int32, word)(free)(memory) == 0
+    failed: int = ctypes.CFUNCTYPE(ctypes.c_int32, word)(free)(memory)
+    return failed == 0
