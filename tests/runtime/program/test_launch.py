@@ -200,7 +200,7 @@ def test_a_library_result_in_another_layout_is_brought_into_the_promised_one() -
 
 
 def test_a_library_result_of_another_shape_or_dtype_is_an_error() -> None:
-    with pytest.raises(UnexpectedResult, match="mystery returns"):
+    with pytest.raises(UnexpectedResult, match="mystery returned"):
         fit(torch.ones(2, 3), (2, 3), (3, 1), torch.bfloat16, "mystery")
     with pytest.raises(UnexpectedResult, match="SM023"):
         fit(torch.ones(2, 3), (2, 4), (4, 1), torch.float32, "mystery")
