@@ -49,6 +49,10 @@ class CompiledKernel:
     def size_count(self) -> int:
         return len(self.sizes)
 
+    @property
+    def loaded(self) -> object:
+        return self.built.loaded
+
     def address(self, symbol: str, /) -> int:
         return self.built.address(symbol)
 

@@ -1,5 +1,6 @@
 """The targets that come with the package, offered to `device.registry`. Loads neither LLVM nor what makes code."""
 
+import functools
 from typing import Any
 
 from smelt import _native
@@ -54,3 +55,35 @@ def _simt_host_launcher(code: KernelCode) -> _native.GridLauncher:
 
 
 register(SIMT_HOST, _describe_simt_host, generator=_simt_host_generator, launcher=_simt_host_launcher)
+
+
+# NVIDIA's GPUs, by what their architecture is called; none need be there to make code for it.
+
+ARCHITECTURES = tuple(f"sm_{number}" for number in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121))
+
+
+def _describe_cuda(architecture: str) -> Target:
+    from smelt.codegen.gpu.cuda_target import describe_cuda
+
+    return describe_cuda(architecture)
+
+
+def _cuda_generator() -> Any:
+    from smelt.codegen.gpu.gpu_generator import CudaGenerator
+
+    return CudaGenerator()
+
+
+def _cuda_launcher(code: KernelCode) -> _native.GridLauncher:
+    from smelt.runtime.cuda.launcher import kernel_launcher
+
+    return kernel_launcher(code.loaded, code)
+
+
+for _architecture in ARCHITECTURES:
+    register(
+        _architecture,
+        functools.partial(_describe_cuda, _architecture),
+        generator=_cuda_generator,
+        launcher=_cuda_launcher,
+    )

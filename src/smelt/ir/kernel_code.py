@@ -4,7 +4,7 @@
     a GPU's    grids that run one after the other, and the workspace they share
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.symbolic.shapes import Size
@@ -36,5 +36,9 @@ class KernelCode(Protocol):
     def phases(self) -> tuple[GridPhase, ...]: ...
     @property
     def workspace(self) -> Size: ...
+    @property
+    def loaded(self) -> Any:
+        """What keeps it where it is."""
+
     def address(self, symbol: str, /) -> int:
         """Of a function."""

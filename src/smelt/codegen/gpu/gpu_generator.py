@@ -4,10 +4,10 @@
     HostGenerator    machine code of this processor, in which a warp is a vector
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from smelt.base.errors import SmeltError
 from smelt.base.fuel import Fuel
 from smelt.base.row import Row
 from smelt.codegen.generator import EntryCode, Family
@@ -22,6 +22,8 @@ from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
 from smelt.ir.kernel import Kernel
 from smelt.ir.kernel_code import GridPhase
+from smelt.runtime.cuda.driver import devices, why_not_device
+from smelt.runtime.cuda.image import CudaCode
 from smelt.symbolic.shapes import Size
 from smelt.symbolic.symsize import is_symsize
 
@@ -107,12 +109,28 @@ class CudaGenerator(GpuGenerator):
         return Nvptx(target, symbol, sizes, index_kind, buffers=sizes.place, threads=phase.threads)
 
     def load(self, texts: Sequence[str], target: Target) -> list[Built]:
-        raise SmeltError("SM030", "nothing loads code for NVIDIA's GPUs here")
+        return llvm_compile.side_by_side(functools.partial(_load_cuda, target=target), texts)
 
     def assemble(self, text: str, target: Target) -> str:
         return ptx(text, target)
 
 
+def _load_cuda(text: str, target: Target) -> Built:
+    """Assembled at once for the GPUs that are there, side by side with other texts; elsewhere PTX is all there is."""
+    code = CudaCode(ptx(text, target))
+    for device in {device.capability: device for device in devices() if why_not_device(device) is None}.values():
+        code.image(device)
+    return Built(lambda symbol: 0, code, code)
+
+
+@functools.cache
+def _all_targets() -> None:
+    """LLVM's code generators other than the host's own."""
+    llvm_compile.llvm().initialize_all_targets()
+    llvm_compile.llvm().initialize_all_asmprinters()
+
+
 def ptx(text: str, target: Target) -> str:
     """What LLVM makes of a text for an NVIDIA GPU."""
+    _all_targets()
     return llvm_compile.assemble(text, target)

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smelt import _native
 from smelt.base import events, locks
@@ -22,6 +22,9 @@ from smelt.device import Target
 from smelt.runtime.program.code_image import Image
 from smelt.runtime.program.code_image import load as map_image
 from smelt.torch_abi.symbols import PARALLEL_FOR, SIMT_BARRIER, find_symbol
+
+if TYPE_CHECKING:
+    from smelt.runtime.cuda.image import CudaCode
 
 _lock = locks.lock()
 locks.whole_at_fork(_lock)  # LLVM has locks of its own, which nobody can free in a child
@@ -58,15 +61,15 @@ def version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Machine code in memory, which stays there as long as this object does.
+    """Machine code in memory, or on a device, which stays there as long as this object does.
 
     `image` is what it was mapped from, to be mapped again elsewhere; None where the platform's object files are not
     understood and LLVM itself put the code into memory.
     """
 
     address: Callable[[str], int]
-    keep_alive: object
-    image: Image | None
+    loaded: object
+    image: "Image | CudaCode | None"
 
 
 def machine(target: Target, level: int = 2) -> Any:
@@ -99,13 +102,18 @@ def _optimized(module: Any, generator: Any) -> None:
 
 def load(texts: Sequence[str], target: Target) -> list[Built]:
     """Build each text for the host, side by side, and keep the results ready to call."""
+    return side_by_side(functools.partial(_load, target=target), texts)
+
+
+def side_by_side(build: Callable[[str], Built], texts: Sequence[str]) -> list[Built]:
+    """What `build` makes of each text by LLVM."""
     with _native.Held(_lock):
         llvm()
         _make_sure_of_memory(len(texts), is_loaded=True)
         if len(texts) == 1 and _native.stack_left() > _LLVM_NEEDS:
-            return [_load(texts[0], target)]
+            return [build(texts[0])]
         with ThreadPoolExecutor(len(texts)) as threads:
-            work: Callable[[str], Built] = events.carrying(functools.partial(_load, target=target))
+            work: Callable[[str], Built] = events.carrying(build)
             # The threads have stack enough, whatever the program wants its own to have.
             before = threading.stack_size()
             put_back = functools.partial(threading.stack_size, before)

@@ -29,6 +29,7 @@ from smelt.runtime.program.code_image import load as map_image
 
 if TYPE_CHECKING:
     from smelt.codegen.build import CompiledKernel
+    from smelt.runtime.cuda.image import CudaCode
 
 Kernels = Mapping[str, "CompiledKernel"]
 Found = TypeVar("Found")
@@ -40,7 +41,7 @@ _STAGE_CHANNELS = ("joint", "forward", "backward", "fusion", "kernels", "llvm", 
 class StoredCode:
     """Machine code of one kernel, as `ir.kernel_code.KernelCode` says. `loaded` keeps it in memory."""
 
-    loaded: Loaded
+    loaded: "Loaded | CudaCode"
     symbol: str
     buffers: int
     size_count: int
@@ -49,7 +50,7 @@ class StoredCode:
     workspace: int
 
     def address(self, symbol: str, /) -> int:
-        return self.loaded.address(symbol)
+        return self.loaded.address(symbol) if isinstance(self.loaded, Loaded) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
     from smelt.ir.check_kernel import check_program  # not where programs are only read
 
     check_program(program, after="fuse")
-    images: dict[int, tuple[int, Image]] = {}  # by identity → number, image
+    images: dict[int, tuple[int, Image | CudaCode]] = {}  # by identity → number, image
     rows = []
     for name, kernel in kernels.items():
         image = kernel.built.image
@@ -177,12 +178,30 @@ def _packed(program: Program, kernels: Kernels, *more: object) -> list[bytes]:
         place, _ = images.setdefault(id(image), (len(images), image))
         needs = (kernel.per_thread_workspace, kernel.phases, kernel.workspace)
         rows.append((name, place, kernel.symbol, kernel.buffers, kernel.size_count, *needs))
-    described = tuple(
-        (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots))
-        for _, image in images.values()
-    )
-    value = (_without_stages(program), tuple(rows), described, *more)
-    return [serialize.dump(value).encode(), *(image.code for _, image in images.values())]
+    packed = [_packed_image(image) for _, image in images.values()]
+    value = (_without_stages(program), tuple(rows), tuple(description for description, _ in packed), *more)
+    return [serialize.dump(value).encode(), *(code for _, code in packed)]
+
+
+def _packed_image(image: "Image | CudaCode") -> tuple[tuple[Any, ...], bytes]:
+    """What describes an image, and its code. Of a GPU's that is what was assembled for the kinds of GPU there are."""
+    if isinstance(image, Image):
+        return (image.symbols, tuple((slot.offset, slot.name, slot.addend) for slot in image.slots)), image.code
+    codes = [each.to_bytes() for each in image.images]
+    return (image.ptx, tuple(map(len, codes))), b"".join(codes)
+
+
+def _loaded_image(description: Any, code: bytes) -> "Loaded | CudaCode":
+    first, second = description
+    if not isinstance(first, str):
+        return map_image(Image(code, first, tuple(Slot(*slot) for slot in second)))
+    from smelt.runtime.cuda.image import CudaCode, CudaImage  # not where there is no GPU
+
+    images = []
+    for length in second:
+        images.append(CudaImage.from_bytes(code[:length]))
+        code = code[length:]
+    return CudaCode(first, images)
 
 
 def _without_stages(program: Program) -> Program:
@@ -204,15 +223,15 @@ def _half(program: Any, rows: Any, described: Any, codes: Sequence[bytes]) -> Ha
         raise ValueError("it holds no program")
     if len(described) != len(codes):
         raise ValueError("an image is missing")
-    images: list[Loaded] = []
-    for (symbols, slots), code in zip(described, codes, strict=True):
-        images.append(map_image(Image(code, symbols, tuple(Slot(*slot) for slot in slots))))
+    images = [_loaded_image(description, code) for description, code in zip(described, codes, strict=True)]
     kernels = {}
     for name, place, symbol, buffers, size_count, per_thread, phases, workspace in rows:
-        functions = [phase.symbol for phase in phases] or [symbol]
-        if not 0 <= place < len(images) or not all(each in images[place].offsets for each in functions):
+        if not 0 <= place < len(images):
             raise ValueError(f"kernel {name} has no code")
-        kernels[name] = StoredCode(images[place], symbol, buffers, size_count, per_thread, phases, workspace)
+        found, functions = images[place], [phase.symbol for phase in phases] or [symbol]
+        if isinstance(found, Loaded) and not all(each in found.offsets for each in functions):
+            raise ValueError(f"kernel {name} has no code")
+        kernels[name] = StoredCode(found, symbol, buffers, size_count, per_thread, phases, workspace)
     for kernel in program.kernels:
         if kernel.name not in kernels or kernels[kernel.name].buffers != len(kernel.parameters):
             raise ValueError(f"kernel {kernel.name} has no code")
