@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.golden import golden` works everywhere
 
 from tests import golden as golden_module
-from tests import shared_kernels, skips
+from tests import shared_kernels, skips, targets
 
 os.environ["SMELT_CACHE"] = "0"
 _SHARED = "SMELT_TESTS_SHARED"  # the folder of shared kernels, told to the processes a run of the tests starts
@@ -27,10 +27,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ from what is printed now")
+    parser.addoption("--device", help="where tensors are that tests make without saying where: cuda")
+    parser.addoption("--target", help="what kernels on the host's tensors are made for: simt-host, for GPU schedules")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     golden_module.updating = bool(config.getoption("--update-golden"))
+    targets.use(config.getoption("--device"), config.getoption("--target"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         os.environ[_SHARED] = tempfile.mkdtemp(prefix="smelt-tests-")
 

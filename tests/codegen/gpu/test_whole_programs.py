@@ -8,19 +8,15 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.base import events
-from smelt.codegen.cpu.target import describe_host
-from smelt.codegen.targets import SIMT_HOST, _describe_simt_host
-from smelt.device import register
+from smelt.codegen.targets import SIMT_HOST
 from smelt.ir.program import Launch, Program
+from tests.targets import on_target
 
 
 @pytest.fixture(autouse=True)
 def simt() -> Iterator[None]:
-    smelt.reset()
-    register(SIMT_HOST, _describe_simt_host, devices=("cpu",))
-    yield
-    register("cpu", describe_host, devices=("cpu",))
-    smelt.reset()
+    with on_target(SIMT_HOST):
+        yield
 
 
 def test_a_model_and_its_gradients() -> None:
