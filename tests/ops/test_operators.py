@@ -16,43 +16,43 @@ HEAD = """# Operators
 
 Written from the code by `pytest --update-golden`; edit the records in `src/smelt/ops/` instead.
 
-What becomes of each ATen operator under `backend="llvm"`. A call can still be left to PyTorch for what it is given:
-complex numbers, no elements, results with gaps; `SMELT_LOGS=fusion` says why of each. An operator that is not here is a
-library call."""
+What becomes of each ATen operator under `backend="llvm"`. A call can still go to PyTorch's own operator because of its
+arguments: complex numbers, no elements, results whose strides have gaps; `SMELT_LOGS=fusion` gives the reason. An
+operator that is not here is a library call."""
 
 SECTIONS: tuple[tuple[str, str, Callable[[OpRecord], bool]], ...] = (
     (
-        "In kernels, point by point",
+        "In kernels: pointwise",
         "One element from the elements at its index, or from its position alone.",
         lambda record: isinstance(record.lowering, Pointwise),
     ),
-    ("In kernels, folds", "Over any dimensions.", lambda record: isinstance(record.lowering, Reduce)),
+    ("In kernels: reductions", "Over any dimensions.", lambda record: isinstance(record.lowering, Reduce)),
     (
-        "In kernels, folds up to each element",
+        "In kernels: scans",
         "Along one dimension, in its order; from the end where PyTorch flips before and after.",
         lambda record: isinstance(record.lowering, Scan),
     ),
     (
-        "In kernels, side by side",
-        "Chosen from by position, where the parts have one size and no library call or caller wants the result in "
-        "memory; otherwise a library call.",
+        "In kernels: concatenation",
+        "Each element is selected by its position, where the parts have one size and no library call or caller "
+        "needs the result in memory; otherwise a library call.",
         lambda record: isinstance(record.lowering, Pieces),
     ),
     (
-        "In kernels, looked up",
-        "Read from memory where positions or indices say. Indices are checked first: for one out of range the "
+        "In kernels: gathers",
+        "Read from memory at computed positions or indices. Indices are checked first: for one out of range the "
         "operator itself is called, and raises. Masks in the place of indices make it a library call.",
         lambda record: isinstance(record.lowering, Lookup),
     ),
     (
-        "In kernels, put at places",
-        "Computed and written where indices say, checked as above, to a copy of what is written to; those that meet "
-        "take turns as in PyTorch on one thread.",
+        "In kernels: scatters",
+        "Computed and written at indices, checked as above, into a copy of the destination; writes to the same element "
+        "are done in the order of PyTorch on one thread.",
         lambda record: isinstance(record.lowering, Scatter),
     ),
     (
         "Views",
-        "Nothing at all: whoever reads the result reads the memory of the argument.",
+        "No code: readers of the result read the memory of the argument.",
         lambda record: isinstance(record.lowering, View),
     ),
 )
@@ -73,15 +73,15 @@ def page() -> str:
         parts.append(f"## {title}\n\n{text}\n\n{_listed([_name(record.op) for record in records if belongs(record)])}")
     apart = [_name(op) for op in DECOMPOSITIONS if isinstance(op, torch._ops.OpOverload)]
     parts.append(
-        "## Taken apart\n\nInto operators of the sections above, where what comes out is laid out as PyTorch would; "
-        f"`_foreach_*` into one operator a tensor.\n\n{_listed(apart)}"
+        "## Decomposed\n\nInto operators of the sections above, where the result has the strides that PyTorch's would; "
+        f"`_foreach_*` into one operator per tensor.\n\n{_listed(apart)}"
     )
     reasons: dict[str, list[str]] = {}
     for record in records:
         if isinstance(record.lowering, LibraryCall):
             reasons.setdefault(record.lowering.why, []).append(_name(record.op))
     rows = [f"| it {why} | {_listed(names)} |" for why, names in sorted(reasons.items())]
-    head = ["## Library calls", "", "| why a kernel would not do it | operators |", "|---|---|"]
+    head = ["## Library calls", "", "| reason | operators |", "|---|---|"]
     parts.append("\n".join([*head, *rows]))
     return "\n\n".join(parts)
 
@@ -97,7 +97,7 @@ RENAMED = {"var.dim": "var.correction", "_native_batch_norm_legit_no_training": 
 
 
 def test_every_core_operator_is_accounted_for() -> None:
-    """The gaps are visible: each is in a kernel, taken apart, or left to the library for a reason that is written."""
+    """The gaps are visible: each is in a kernel, decomposed, or a library call for a reason that is written."""
     missing = []
     for full in torch._C._dispatch_get_all_op_names():
         name, _, overload = full.removeprefix("aten::").partition(".")

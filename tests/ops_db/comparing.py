@@ -188,7 +188,7 @@ def compare(
     eager = Outcome(call, given(), second=second)
     with events.collect() as seen:
         mine = Outcome(smelt.compile(call, backend=backend), given(), second=second)
-    fallbacks = [event.text for event in seen if event.channel == "breaks" or "is run by PyTorch" in event.text]
+    fallbacks = [event.text for event in seen if event.channel == "breaks" or "falls back to eager" in event.text]
     if eager.error is not None or mine.error is not None:
         return Found(_errors(mine, eager, exact=exact), fallbacks)
     found = _calls(mine, eager, exact=exact)

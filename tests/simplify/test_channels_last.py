@@ -39,7 +39,7 @@ def block(x: torch.Tensor, wide: torch.Tensor, each: torch.Tensor, back: torch.T
 def laid(function: Callable[..., Any], *inputs: torch.Tensor, how: str, fuel: int = -1) -> tuple[Traced, Traced]:
     before = recorded(function, *inputs)
     after = lay_images(copied(before), Fuel(fuel), how)
-    check_graph(after.graph, GraphLevel.PURE, after="lay images")
+    check_graph(after.graph, GraphLevel.PURE, after="channels last")
     return before, after
 
 

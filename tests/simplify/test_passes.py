@@ -138,7 +138,7 @@ def test_pass(name: str) -> None:
     after = run(copied(before), Fuel())
     check_graph(after.graph, GraphLevel.PURE, after=name)
     drop_dead(after, Fuel())
-    check_graph(after.graph, GraphLevel.PURE, after="drop dead")
+    check_graph(after.graph, GraphLevel.PURE, after="dce")
     text = format_graph(before.graph, "before") + "\n" + format_graph(after.graph, "after")
     golden(f"simplify/{name}.txt", text)
     assert len(after.graph.nodes) < len(before.graph.nodes)

@@ -36,11 +36,11 @@ def _check_name(owner: str, name: str, known: Mapping[str, Any]) -> None:
 
 
 MODES = {
-    "default": "as suits the processor; nothing is ever timed",
+    "default": "chosen for the processor; nothing is ever timed",
     "max-speed": "each graph is compiled in several ways at its first call: with each value of `convolutions`, without "
-    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They run by "
-    "turns on numbers drawn for the purpose; what is clearly faster is kept, and remembered on disk with the graph. "
-    "Graphs whose sizes vary are compiled as by default",
+    "`recompute` (which takes more memory), with one of its `threads`, but for what `options` sets. They are "
+    "timed, interleaved, on random inputs; the fastest is used, and stored on disk with the graph. Graphs with dynamic "
+    "shapes are compiled as by default",
 }
 CONVOLUTIONS = ("auto", "library", "products", "channels_last")
 
@@ -50,13 +50,15 @@ class Options:
     """Settings of one compilation. `Options.from_user({...})` checks names and types."""
 
     fuel: int = option(-1, "how many optional rewrites may be applied; -1 for all. Halve it to bisect.", in_key=True)
-    check_specs: bool = option(False, "check the rules of each level after every pass", in_key=False)
+    check_specs: bool = option(
+        False, "check the invariants of graphs, kernels and programs after every pass", in_key=False
+    )
     threads: int = option(0, "threads of generated loops; 0 follows torch.get_num_threads()", in_key=False)
     recompute: bool = option(True, "recompute cheap values in backward instead of saving them", in_key=True)
     memory_budget: int | float | None = option(
         None,
-        "computes more again in backward so that a step takes less memory: the bytes a graph may take at its peak "
-        "(int), or what part of the bytes it saves by default it may still take for them (float from 0 to 1)",
+        "recompute more in backward so that a step takes less memory: the peak in bytes (int), or what fraction of the "
+        "bytes saved by default may be saved (float from 0 to 1)",
         in_key=True,
     )
     eager_random: bool = option(
@@ -70,7 +72,7 @@ class Options:
     convolutions: str = option(
         "auto",
         "how convolutions are computed: by the `library`, as matrix `products`, by the library with channels last "
-        "(`channels_last`), or `auto`: as suits the processor",
+        "(`channels_last`), or `auto`: chosen for the processor",
         in_key=True,
     )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
@@ -103,7 +105,9 @@ class Config:
         8, "how many versions of one frame are compiled before it runs eagerly", in_key=False
     )
     check_specs: bool = option(
-        False, "check the rules of each level after every pass, in every compilation", in_key=False
+        False,
+        "check the invariants of graphs, kernels and programs after every pass, in every compilation",
+        in_key=False,
     )
     disk_cache: bool = option(
         True,
@@ -114,7 +118,9 @@ class Config:
         "", "where; empty: $SMELT_CACHE_DIR, else $XDG_CACHE_HOME/smelt, else ~/.cache/smelt", in_key=False
     )
     disk_cache_limit: int = option(
-        1 << 30, "how many bytes the disk cache may take; beyond, what was not used longest is deleted", in_key=False
+        1 << 30,
+        "how many bytes the disk cache may take; beyond, the least recently used files are deleted",
+        in_key=False,
     )
     progress: bool = option(
         True, "say on a terminal what is being compiled once it takes longer than a second; never in CI", in_key=False

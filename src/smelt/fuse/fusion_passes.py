@@ -87,7 +87,7 @@ def _plan_memory(program: Program, context: FusionContext) -> Program:
     return program if any(buffer.spec.varies for buffer in program.buffers) else plan(program)
 
 
-PURE, VALUES, GROUPS, RANKS = "pure graph", "values and calls", "groups", "ranked groups"
+PURE, VALUES, GROUPS, RANKS = "functional graph", "values and calls", "groups", "ranked groups"
 ORDER, PROGRAM = "groups in order", "kernel program"
 
 READ = (

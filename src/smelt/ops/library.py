@@ -1,4 +1,4 @@
-"""Records of operators left to ATen: why, and which of them can write into memory given to them.
+"""Records of operators that stay calls into ATen: why, and which of them can write into memory given to them.
 
     mm(a, b)         →  mm.out(a, b, out=planned buffer)
     bernoulli(x, p)  →  bernoulli_(planned buffer, p)       x only lends its shape: nothing waits for it
@@ -37,24 +37,24 @@ _WHY = {
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward"
     ),
     "raises for some values, which a kernel cannot": "_embedding_bag nll_loss_forward nll_loss2d_forward take",
-    "writes at places that depend on data, several to one": (
+    "scatters to indices that depend on data, several to one": (
         "put nll_loss_backward nll_loss2d_backward max_pool2d_with_indices_backward"
     ),
-    "reads a window for each place": (
+    "reads a window for each element": (
         "avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward adaptive_avg_pool1d _adaptive_avg_pool2d "
         "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices col2im "
         "im2col grid_sampler_2d upsample_bilinear2d upsample_bilinear2d.vec upsample_nearest2d upsample_nearest2d.vec"
     ),
-    "takes one element after the other as a mask says, and passes over the rest faster than kernels": "masked_scatter",
+    "consumes elements in the order of a mask, and skips the rest faster than a kernel would": "masked_scatter",
     "sorts": "sort topk kthvalue median median.dim",
-    "draws the random numbers that PyTorch would draw": (
+    "draws random numbers, which have to be PyTorch's own": (
         "rand randn randint randint.low randperm bernoulli bernoulli.p normal_functional"
     ),
-    "is a function without a polynomial here": "erfc erfinv lgamma digamma",
+    "is a function for which smelt has no polynomial": "erfc erfinv lgamma digamma",
     "transforms whole rows": "_fft_c2c _fft_c2r _fft_r2c",
     "has a result whose shape or value depends on data": "nonzero masked_select _local_scalar_dense",
-    "only makes memory": "empty.memory_format empty_strided",
-    "is left whole where it cannot be taken apart": "_softmax _log_softmax",
+    "only allocates memory": "empty.memory_format empty_strided",
+    "stays whole where it cannot be decomposed": "_softmax _log_softmax",
 }
 
 

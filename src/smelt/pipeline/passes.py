@@ -36,9 +36,9 @@ class Form(Enum):
     """What a pass takes or gives."""
 
     TORCH = "torch-level graph"
-    JOINT = "joint forward and backward, pure"
-    HALVES = "forward and backward, pure"
-    PURE = "pure graph"
+    JOINT = "joint functional graph"
+    HALVES = "forward and backward, functional graphs"
+    PURE = "functional graph"
     PROGRAM = "kernel program"
     EXECUTABLE = "callable"
 

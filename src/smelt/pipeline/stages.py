@@ -31,7 +31,7 @@ TRACE_FORWARD = (
         run_trace_forward,
         "decompositions apply while recording: one walk, not two",
     ),
-    Pass("lay images", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
+    Pass("channels last", Form.PURE, Form.PURE, run_lay_images, "while convolutions are still to be seen as such"),
     Pass("share heads", Form.PURE, Form.PURE, run_share_heads, "where it is done in training"),
 )
 
@@ -44,7 +44,9 @@ TRACE_JOINT = (
         run_trace_joint,
         "the engine runs on ghosts, so every formula is eager's own",
     ),
-    Pass("lay images", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"),
+    Pass(
+        "channels last", Form.JOINT, Form.JOINT, run_lay_images, "before the split: saved in the layout it is read in"
+    ),
     Pass("share heads", Form.JOINT, Form.JOINT, run_share_heads, "before the split: what is saved is what heads share"),
     Pass(
         "split",

@@ -26,14 +26,14 @@ from smelt.simplify.views import compose_views
 SimplifyPass = Callable[[Traced, Fuel], Traced]
 
 PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
-    ("numbers as operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
+    ("scalar operands", numbers_as_operands, "before all: the other passes and the fuser know tensors only"),
     ("fold constants", fold_constants, "first: tensors of one value become numbers, which the identities look for"),
-    ("draw masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
-    ("transpose matrices", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
+    ("bool masks", draw_masks, "before identities: the casts it makes meet the casts of what is kept for the backward"),
+    ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
-    ("share common", share_common, "one node for each value, so that the fuser sees it once"),
-    ("drop dead", drop_dead, "last: the passes above leave what they replaced behind"),
+    ("cse", share_common, "one node for each value, so that the fuser sees it once"),
+    ("dce", drop_dead, "last: the passes above leave what they replaced behind"),
 )
 
 __all__ = [

@@ -451,7 +451,7 @@ def test_it_is_compiled(name: str) -> None:
     function, make = CASES[name]
     with events.collect() as seen:
         world_after(smelt.compile(function, backend="aot_eager"), make())
-    left = [event.text for event in seen if event.channel == "breaks" or "is run by PyTorch" in event.text]
+    left = [event.text for event in seen if event.channel == "breaks" or "falls back to eager" in event.text]
     reason = LEFT_TO_PYTORCH.get(name)
     assert bool(left) == (reason is not None), left
     assert reason is None or any(reason in text for text in left), left
