@@ -70,6 +70,27 @@ def without_unit_axes(kernel: Kernel) -> Kernel:
     return without_axes(kernel, gone, rows, cols) if gone else kernel
 
 
+def forward_scans(kernel: Kernel) -> Kernel:
+    """The same kernel without scans that run in reverse."""
+    reversed_axes = {i.axis for i in kernel.instructions() if isinstance(i, Scan) and i.backwards}
+    if not reversed_axes:
+        return kernel
+    sizes = {axis.name: axis.size for axis in kernel.cols}
+
+    def change(instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Scan):
+            return replace(instruction, backwards=False)
+        if not isinstance(instruction, Access | Position):
+            return instruction
+        index = instruction.index
+        terms = tuple((name, -step if name in reversed_axes else step) for name, step in index.terms)
+        further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in reversed_axes), index.offset)
+        return replace(instruction, index=Index(terms, further))
+
+    stages = tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages)
+    return replace(kernel, stages=stages)
+
+
 def indices(kernel: Kernel) -> list[Index]:
     return [i.index for i in kernel.instructions() if isinstance(i, Access | Position)]
 

@@ -15,7 +15,7 @@ from dataclasses import field
 import torch
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.cpu import folds, row_accumulators, scans, scatters, transpose_tiles
+from smelt.codegen.cpu import folds, row_accumulators, scatters, transpose_tiles
 from smelt.codegen.cpu.addresses import Addresses
 from smelt.codegen.cpu.folds import Fold
 from smelt.codegen.cpu.instructions import InstructionWriter
@@ -249,7 +249,7 @@ class LoopNest:
     def start(self, instruction: Reduce | Scan) -> Fold:
         dtype = self.code.dtypes[instruction.value]
         if isinstance(instruction, Scan):
-            kept_in = scans.fold_dtype(instruction, dtype)
+            kept_in = reductions.fold_dtype(instruction.op, dtype)
             return Fold(instruction, kept_in, reductions.start(self.b, instruction.op, kept_in, 1))
         fold = Fold(instruction, dtype, reductions.start(self.b, instruction.op, dtype, self.plan.lanes))
         if instruction.op == "sum" and dtype is torch.float32 and self.plan.kernel.col_count > 2 * self.flush_every:

@@ -61,35 +61,10 @@ class State:
         for axis in reversed(inside):
             terms.insert(0, (axis.name, step))
             step *= axis.size
-        return cls(f"{scan.out}.scan", fold_dtype(scan, dtype), Index(tuple(terms)), step)
-
-
-def fold_dtype(scan: Scan, dtype: torch.dtype) -> torch.dtype:
-    """What a scan is folded in, so that its error does not grow with the number of elements."""
-    return torch.float64 if scan.op in ("sum", "prod", "logaddexp") and dtype is torch.float32 else dtype
+        return cls(f"{scan.out}.scan", reductions.fold_dtype(scan.op, dtype), Index(tuple(terms)), step)
 
 
 # Rewrites that keep the kernel's meaning.
-
-
-def forwards(kernel: Kernel) -> Kernel:
-    """The same kernel without scans that run in reverse."""
-    reversed_axes = {scan.axis for scan in scans(kernel) if scan.backwards}
-    if not reversed_axes:
-        return kernel
-    sizes = {axis.name: axis.size for axis in kernel.cols}
-
-    def change(instruction: Instruction) -> Instruction:
-        if isinstance(instruction, Scan):
-            return replace(instruction, backwards=False)
-        if not isinstance(instruction, Access | Position):
-            return instruction
-        index = instruction.index
-        terms = tuple((name, -step if name in reversed_axes else step) for name, step in index.terms)
-        further = sum((step * (sizes[name] - 1) for name, step in index.terms if name in reversed_axes), index.offset)
-        return replace(instruction, index=Index(terms, further))
-
-    return _changed(kernel, change)
 
 
 def in_blocks(kernel: Kernel) -> Kernel:

@@ -15,10 +15,10 @@ import torch
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.cpu.online_softmax import Online
-from smelt.codegen.cpu.scans import fold_dtype
 from smelt.codegen.cpu.transpose_tiles import Tile
 from smelt.codegen.llvm.builder import SIGNED_LESS
 from smelt.codegen.llvm.math import FLOAT32
+from smelt.codegen.llvm.reductions import fold_dtype
 from smelt.device import Target
 from smelt.ir.check_kernel import operands, value_dtypes
 from smelt.ir.kernel import (
@@ -300,7 +300,7 @@ def lanes_of(kernel: Kernel, target: Target, *, unroll: bool = False) -> int:
         narrow = _only_compared(inside)
         outs = [i.out for i in inside if not isinstance(i, Store | Accumulate | Scatter)]
         widths += [dtypes[out].itemsize for out in outs if out not in narrow]
-        widths += [fold_dtype(i, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
+        widths += [fold_dtype(i.op, dtypes[i.value]).itemsize for i in inside if isinstance(i, Scan)]
         functions = [i.op for i in inside if isinstance(i, Compute) and i.op in _MATH]
         math = max(math, len(functions))
         light |= len(functions) == 1 and functions[0] in _LIGHT and len(inside) <= _LIGHT_MOST

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from smelt.base.fuel import Fuel
 from smelt.base.row import Burns, Row, run_rows
-from smelt.codegen.axes import flattened, fold_rows_first, is_pointwise, ordered, without_unit_axes
+from smelt.codegen.axes import flattened, fold_rows_first, forward_scans, is_pointwise, ordered, without_unit_axes
 from smelt.codegen.cpu.online_softmax import online
 from smelt.codegen.cpu.row_pairing import paired
-from smelt.codegen.cpu.scans import forwards, in_blocks
+from smelt.codegen.cpu.scans import in_blocks
 from smelt.codegen.cpu.schedule import (
     FEW_ROWS,
     SchedulePlan,
@@ -45,7 +45,7 @@ _TILE_BYTES_AHEAD = 1536
 
 
 def _forward_scans(plan: SchedulePlan, target: Target) -> SchedulePlan:
-    return replace(plan, kernel=forwards(plan.kernel))
+    return replace(plan, kernel=forward_scans(plan.kernel))
 
 
 def _drop_unit_axes(plan: SchedulePlan, target: Target) -> SchedulePlan:

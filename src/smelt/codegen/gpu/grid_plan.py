@@ -14,7 +14,8 @@ from enum import Enum
 from smelt.base.fast_dataclass import dataclass
 from smelt.codegen.axes import indices, is_pointwise, merged, without_unit_axes
 from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, folded_over_rows, scratch_in_memory, split_rows
-from smelt.ir.kernel import Access, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Scan, Store
+from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
+from smelt.ir.kernel import Access, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize
 
@@ -26,6 +27,7 @@ _MOST_TILES = 8  # of a row, a thread: more are not unrolled
 _REGISTERS = 96  # of those a thread may spend on what it keeps of a row
 _ENOUGH_BLOCKS = 264  # two for each multiprocessor of a large chip
 _LEAST_WORK = 2048  # points of a row that are worth a block of their own
+_LEAST_SCAN = 128  # points that one thread scans, one after the other, before others help it
 
 
 class Along(Enum):
@@ -96,7 +98,8 @@ def plan(kernel: Kernel, warp: int) -> GridPlan:
         return GridPlan(kernel, (), (), 0)
     phases: list[PhasePlan] = []
     for part in [simple] if is_pointwise(simple) else folded_over_rows(simple):
-        phases += _phases(part, warp)
+        for each in scan_kernels(part):
+            phases += _phases(each, warp)
     given = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -121,12 +124,22 @@ def _phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
     rows, cols = hint(kernel.row_count), hint(kernel.col_count)
     whole = _rows(PhaseKernel(kernel), warp)
     blocks = hint(whole.blocks)
+    if has_scans(kernel):
+        return _scan_phases(kernel, whole, warp)
     if blocks < _ENOUGH_BLOCKS and cols >= 2 * _LEAST_WORK and rows * cols >= _ENOUGH_BLOCKS * _LEAST_WORK // 4:
         wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), cols // _LEAST_WORK)
         parts = split_rows(kernel, wanted) if wanted > 1 else None
         if parts is not None:
             return [_rows(part, warp) for part in parts]
     return [whole]
+
+
+def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]:
+    """A scan whose rows are too few to keep the chip busy goes in parts."""
+    blocks, least = hint(whole.blocks), _LEAST_WORK if whole.along is Along.COLS else _LEAST_SCAN
+    wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(kernel.col_count) // least)
+    parts = split_scan(kernel, wanted) if wanted > 1 else None
+    return [whole] if parts is None else [_rows(part, warp) for part in parts]
 
 
 # Pointwise kernels.
@@ -167,8 +180,7 @@ def _terms_in_order(kernel: Kernel) -> Kernel:
 def _rows(part: PhaseKernel, warp: int) -> PhasePlan:
     kernel = part.kernel
     down, along = _steps(kernel, kernel.rows), _steps(kernel, kernel.cols)
-    scans = any(isinstance(i, Scan) for i in kernel.instructions())
-    if kernel.rows and not scans and down[1] > along[1]:
+    if kernel.rows and down[1] > along[1]:
         return _along_rows(part, down[0], warp)
     return _along_cols(part, along[0], warp)
 
@@ -191,8 +203,7 @@ def _last(axes: Sequence[Axis], last: Axis | None) -> tuple[Axis, ...]:
 
 def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     kernel = part.kernel
-    if not any(isinstance(i, Scan) for i in kernel.instructions()):
-        kernel = _terms_in_order(replace(kernel, cols=_last(kernel.cols, last)))
+    kernel = _terms_in_order(replace(kernel, cols=_last(kernel.cols, last)))
     cols = hint(kernel.col_count)
     width = _width(kernel, kernel.cols[-1:], part.bounds)
     while width > 1 and cols < width * warp:
@@ -215,7 +226,7 @@ def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
     while width > 1 and rows < width * warp:
         width //= 2
     team = 1
-    while team < 16 and team * 4 < hint(kernel.col_count):
+    while not has_scans(kernel) and team < 16 and team * 4 < hint(kernel.col_count):
         team *= 2
     made = PhasePlan(kernel, part.bounds, Along.ROWS, team * warp, team, width, False, warp)
     return _unrolled(made)
@@ -259,7 +270,7 @@ def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int
 
 
 def _is_one(stride: Size) -> bool:
-    return not is_symsize(stride) and stride == 1
+    return not is_symsize(stride) and abs(stride) == 1
 
 
 def uses_wide_positions(made: GridPlan) -> bool:

@@ -116,6 +116,15 @@ class HostWarp(Simt):
     def shuffle_up(self, value: LlvmValue, distance: int) -> LlvmValue:
         return self._permuted(value, [max(lane - distance, 0) for lane in range(self.warp)])
 
+    def shuffle_from(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
+        if value.lanes == 1:
+            return value
+        wanted = self._all(lane)
+        return self.gathered([self._at(value, self.extract(wanted, each)) for each in range(self.warp)])
+
+    def _at(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
+        return self.op(f"extractelement {value}, {lane}", value.kind, 1)
+
     def _permuted(self, value: LlvmValue, order: list[int]) -> LlvmValue:
         vector = self._all(value)
         return self.op(

@@ -116,7 +116,10 @@ class Nvptx(Simt):
     def shuffle_up(self, value: LlvmValue, distance: int) -> LlvmValue:
         return self._shuffled(value, "up", distance, 0)
 
-    def _shuffled(self, value: LlvmValue, how: str, distance: int, clamp: int) -> LlvmValue:
+    def shuffle_from(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
+        return self._shuffled(value, "idx", self.convert("trunc", lane, "i32"), self.warp - 1)
+
+    def _shuffled(self, value: LlvmValue, how: str, distance: int | LlvmValue, clamp: int) -> LlvmValue:
         """Of 32 bits at a time."""
         bits = BITS[value.kind]
         whole = self.bits(value) if value.kind.startswith("f") else value
@@ -133,10 +136,11 @@ class Nvptx(Simt):
     def _back(self, value: LlvmValue, kind: str) -> LlvmValue:
         return self.from_bits(value) if kind.startswith("f") else value
 
-    def _shuffle_word(self, value: LlvmValue, how: str, distance: int, clamp: int) -> LlvmValue:
+    def _shuffle_word(self, value: LlvmValue, how: str, distance: int | LlvmValue, clamp: int) -> LlvmValue:
+        far = distance if isinstance(distance, LlvmValue) else self.const("i32", distance)
         name = f"llvm.nvvm.shfl.sync.{how}.i32"
         self.declared.add(f"declare i32 @{name}(i32, i32, i32, i32)")
-        return self.op(f"call i32 @{name}({_WHOLE_WARP}, {value}, i32 {distance}, i32 {clamp})", "i32", 1)
+        return self.op(f"call i32 @{name}({_WHOLE_WARP}, {value}, {far}, i32 {clamp})", "i32", 1)
 
     def barrier(self) -> None:
         self.has_barrier = True

@@ -11,6 +11,7 @@ from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.simt import Mask, Simt
 from smelt.codegen.gpu.team_folds import fold_team, fold_warps
+from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine, start
 from smelt.codegen.llvm.scalars import cast, compute, constant, from_memory, memory_kind, to_memory
@@ -27,6 +28,7 @@ from smelt.ir.kernel import (
     Position,
     Reduce,
     Role,
+    Scan,
     Stage,
     Store,
 )
@@ -53,6 +55,7 @@ class PhaseBody:
         self.first: LlvmValue = b.index(0)  # of a row's cols, what this thread begins with
         self.is_first: Mask = None  # whether this thread stores what there is once a row
         self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
+        self.scans: StageScans  # of the loop being written
         self.stored_once: dict[tuple[str, Index], Values] = {}
 
     def write(self) -> None:
@@ -119,6 +122,8 @@ class PhaseBody:
         b, plan = self.b, self.plan
         folds = [i for i in stage.body if isinstance(i, Reduce)]
         partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self._ways)]
+        self.scans = self._scans_of(stage)
+        partial += self.scans.start()
         tiles = plan.tiles
         if plan.unrolled:
             assert not is_symsize(tiles)
@@ -134,6 +139,11 @@ class PhaseBody:
             partial = list(loop.end(*(b.splat(each, self._lanes) for each in after)))
             self.registers.clear()
         self._finish(folds, partial)
+
+    def _scans_of(self, stage: Stage) -> StageScans:
+        plan = self.plan
+        scans = [(i.out, RunningFold(i.op, self.dtypes[i.value])) for i in stage.body if isinstance(i, Scan)]
+        return StageScans(self.b, scans, plan.team, plan.width, rows_apart=plan.along is Along.ROWS)
 
     @property
     def _lanes(self) -> int:
@@ -173,6 +183,11 @@ class PhaseBody:
         for instruction in stage.body:
             if isinstance(instruction, Reduce):
                 partial = self._folded(instruction, folds.index(instruction), partial, mask)
+            elif isinstance(instruction, Scan):
+                given, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
+                found, after = self.scans.step(instruction.out, given, mask, number, partial[behind:])
+                self.values[instruction.out] = found
+                partial = partial[:behind] + after
             else:
                 self._step(instruction, {**self.rows, **where}, mask, tile=tile)
         self.values = outside
@@ -256,10 +271,10 @@ class PhaseBody:
         axis = self.plan.vector_axis
         return 0 if axis is None or self.plan.width == 1 else index.stride(axis.name)
 
-    def _is_aligned(self, index: Index) -> bool:
+    def _is_aligned(self, index: Index, further: int = 0) -> bool:
         """Whether points side by side begin at a multiple of their number, whatever the others are."""
         axis, width = self.plan.vector_axis, self.plan.width
-        steps = [index.offset, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
+        steps = [index.offset + further, *(stride for name, stride in index.terms if axis is None or name != axis.name)]
         return self.aligned and not any(is_symsize(step) or step % width for step in steps)
 
     def _loaded(self, i: Load, where: Coordinates, tile: int, *, once: bool) -> Values:
@@ -289,6 +304,9 @@ class PhaseBody:
             return b.load_global(pointer, at, kind, constant=constant)
         if not is_symsize(step) and step == 1:
             return b.load_global(pointer, at, kind, width, aligned=self._is_aligned(index), constant=constant)
+        if not is_symsize(step) and step == -1:
+            lowest, aligned = b.sub(at, width - 1), self._is_aligned(index, 1 - width)
+            return b.load_global(pointer, lowest, kind, width, aligned=aligned, constant=constant)[::-1]
         found = []
         for way in range(width):
             found += b.load_global(pointer, b.add(at, b.index(way * step)) if way else at, kind, constant=constant)
@@ -314,6 +332,9 @@ class PhaseBody:
         with b.where(mask):
             if not is_symsize(step) and step in (0, 1):
                 b.store_global(pointer, at, raw, aligned=self._is_aligned(i.index))
+            elif not is_symsize(step) and step == -1:
+                lowest, aligned = b.sub(at, len(raw) - 1), self._is_aligned(i.index, 1 - len(raw))
+                b.store_global(pointer, lowest, raw[::-1], aligned=aligned)
             else:
                 for way, each in enumerate(raw):
                     b.store_global(pointer, b.add(at, b.index(way * step)) if way else at, [each])

@@ -67,10 +67,10 @@ def dense(axes: Sequence[Axis], names: Iterable[str] | None = None) -> Index:
     return Index(tuple(reversed(terms)))
 
 
-def _with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer], name: str) -> Kernel:
+def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer], name: str) -> Kernel:
     """A kernel of other stages, with the buffers they touch."""
     touched = {i.buffer for stage in stages for i in stage.body if isinstance(i, Access)}
-    written = {i.buffer for stage in stages for i in stage.body if isinstance(i, Store)}
+    written = {i.buffer for stage in stages for i in stage.body if isinstance(i, Store | Scatter)}
     known = {buffer.name: buffer for buffer in (*kernel.buffers, *extra)}
     buffers = []
     for each in known.values():
@@ -119,8 +119,8 @@ def _turned(kernel: Kernel, folds: Sequence[Accumulate]) -> Kernel | None:
         after += _stored(kernel, instruction, out)
     order = rows + cols
     stages = (
-        Stage(True, tuple(_in_order(i, order) for i in body)),
-        Stage(False, tuple(_in_order(i, order) for i in after)),
+        Stage(True, tuple(in_order(i, order) for i in body)),
+        Stage(False, tuple(in_order(i, order) for i in after)),
     )
     return replace(kernel, rows=rows, cols=cols, stages=stages)
 
@@ -133,7 +133,7 @@ def _stored(kernel: Kernel, fold: Accumulate, out: str) -> list[Instruction]:
     return [Cast(f"{out}.rounded", out, want), Store(fold.buffer, fold.index, f"{out}.rounded")]
 
 
-def _in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
+def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
     """Its index with terms in the order of `axes`."""
     if not isinstance(instruction, Access | Position):
         return instruction
@@ -161,7 +161,7 @@ def _kept_aside(kernel: Kernel) -> list[Kernel]:
             body.append(Store(aside.name, dense(axes), instruction.value))
             more.append(_fold_of(kernel, instruction, aside, axes))
         stages.append(Stage(stage.loop, tuple(body)))
-    return [_with_buffers(kernel, stages, extra, kernel.name), *more]
+    return [with_buffers(kernel, stages, extra, kernel.name), *more]
 
 
 def _fold_of(kernel: Kernel, fold: Accumulate, aside: Buffer, axes: Sequence[Axis]) -> Kernel:
@@ -169,13 +169,13 @@ def _fold_of(kernel: Kernel, fold: Accumulate, aside: Buffer, axes: Sequence[Axi
     rows = tuple(axis for axis in axes if axis.name in kept)
     cols = tuple(axis for axis in axes if axis.name not in kept)
     value, out = f"{aside.name}.value", f"{aside.name}.fold"
-    where = _in_order(Load(value, aside.name, dense(axes)), rows + cols)
+    where = in_order(Load(value, aside.name, dense(axes)), rows + cols)
     loop = Stage(True, (where, Reduce(out, fold.op, value)))
     want = kernel.buffer(fold.buffer)
     after: list[Instruction] = [Store(fold.buffer, fold.index, out)]
     if want.dtype is not aside.dtype:
         after = [Cast(f"{out}.rounded", out, want.dtype), Store(fold.buffer, fold.index, f"{out}.rounded")]
-    stages = (loop, Stage(False, tuple(_in_order(i, rows) for i in after)))
+    stages = (loop, Stage(False, tuple(in_order(i, rows) for i in after)))
     buffers = (replace(aside, role=Role.INPUT), want)
     return replace(kernel, name=f"{kernel.name}.{fold.buffer}", rows=rows, cols=cols, buffers=buffers, stages=stages)
 
@@ -224,7 +224,7 @@ def split_rows(kernel: Kernel, parts: Size) -> list[PhaseKernel] | None:
         elif place == 0:
             made.row_code += [i for i in stage.body if not isinstance(i, Store)]
             if any(isinstance(i, Store) for i in stage.body):
-                only_rows = _with_buffers(made.kernel, [stage], (), f"{kernel.name}.rows")
+                only_rows = with_buffers(made.kernel, [stage], (), f"{kernel.name}.rows")
                 made.found.append(PhaseKernel(replace(only_rows, cols=())))
     return made.found
 
@@ -263,7 +263,7 @@ def _add_loop(made: _Split, stage: Stage, after: list[Instruction]) -> None:
     }
     wholes = {i.out: Buffer(f"{i.out}.whole", dtypes[i.out], kernel.row_count, Role.OUTPUT) for i in folds}
     order = rows + cols
-    loop = Stage(True, tuple(_in_order(_in_parts(i, made), order) for i in stage.body))
+    loop = Stage(True, tuple(in_order(_in_parts(i, made), order) for i in stage.body))
     stages = [loop]
     needed = _needed(made.row_code, stages)
     if needed:
@@ -274,7 +274,7 @@ def _add_loop(made: _Split, stage: Stage, after: list[Instruction]) -> None:
     split = replace(kernel, rows=rows, cols=cols)
     name = f"{kernel.name}.{len(made.found)}"
     bound = Bound(made.part, axis.name, made.chunk, axis.size)
-    made.found.append(PhaseKernel(_with_buffers(split, stages, extra, name), (bound,)))
+    made.found.append(PhaseKernel(with_buffers(split, stages, extra, name), (bound,)))
     pure = [i for i in after if not isinstance(i, Store)]
     if folds or len(pure) < len(after):
         whole = replace(kernel, cols=(Axis(made.part, made.parts),))
@@ -305,7 +305,7 @@ def _add_finish(
         stages.insert(0, Stage(False, tuple(needed)))
     extra = [*made.extra, *partials.values(), *wholes.values()]
     name = f"{whole.name}.{len(made.found)}"
-    made.found.append(PhaseKernel(_with_buffers(whole, stages, extra, name)))
+    made.found.append(PhaseKernel(with_buffers(whole, stages, extra, name)))
 
 
 def _needed(code: Sequence[Instruction], stages: Sequence[Stage]) -> list[Instruction]:

@@ -94,6 +94,10 @@ class Simt(Builder, ABC):
         """The value of the lane `distance` before this one; any value for the first ones."""
 
     @abstractmethod
+    def shuffle_from(self, value: LlvmValue, lane: LlvmValue) -> LlvmValue:
+        """The value of the lane with this number."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """What any thread of the block stored before it, every thread may load after it."""
 

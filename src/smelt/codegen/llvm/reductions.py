@@ -36,6 +36,11 @@ def run_on(b: Builder, op: Running, dtype: torch.dtype, left: LlvmValue, right: 
     return b.select(b.or_(kept, b.fcmp("uno", left, left)), left, right)
 
 
+def fold_dtype(op: Running, dtype: torch.dtype) -> torch.dtype:
+    """What a scan by `op` is folded in, so that its error does not grow with the number of elements."""
+    return torch.float64 if op in ("sum", "prod", "logaddexp") and dtype is torch.float32 else dtype
+
+
 def merge(
     b: Builder, left: LlvmValue, by_left: LlvmValue, right: LlvmValue, by_right: LlvmValue
 ) -> tuple[LlvmValue, LlvmValue]:

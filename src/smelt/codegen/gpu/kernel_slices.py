@@ -1,0 +1,101 @@
+"""Parts of a kernel as kernels of their own: what some of its instructions need, and what is left without them.
+
+    loop:                                   slice for the scatter              what is left
+      p = load places[i]                      p = load places[i]                 p = load places[i]
+      ok = lt p, n                            v = load x[i]                      ok = lt p, n
+      all_ok = reduce all ok                  scatter sum y[0] by 1*p = v        all_ok = reduce all ok
+      v = load x[i]                                                            row:
+      scatter sum y[0] by 1*p = v                                                store good[0] = all_ok
+    row:
+      store good[0] = all_ok
+
+Values are computed again rather than passed on through memory where nothing but loads and arithmetic leads to them.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from smelt.base.errors import SmeltError
+from smelt.codegen.gpu.phase_kernels import with_buffers
+from smelt.ir.check_kernel import operands, result
+from smelt.ir.kernel import (
+    Accumulate,
+    Buffer,
+    Gather,
+    Instruction,
+    Kernel,
+    Load,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Stage,
+    Store,
+)
+
+_EFFECTS = Store | Accumulate | Scatter
+
+
+def sliced(kernel: Kernel, wanted: Collection[Instruction], extra: Iterable[Buffer] = (), name: str = "") -> Kernel:
+    """The kernel that runs `wanted`, and of the rest what these need."""
+    kernel = replace(kernel, buffers=(*kernel.buffers, *extra))
+    chosen = {id(i) for i in wanted}
+    roles = {buffer.name: buffer.role for buffer in kernel.buffers}
+    updated = _read_after_update(kernel)
+    values = {value for i in wanted for value in operands(i)}
+    memory: set[str] = set()
+    stages: list[Stage] = []
+    for stage in reversed(kernel.stages):
+        body: list[Instruction] = []
+        for instruction in reversed(stage.body):
+            into = isinstance(instruction, Store) and instruction.buffer in memory
+            if id(instruction) in chosen or into or result(instruction) in values:
+                body.append(instruction)
+                values.update(operands(instruction))
+                if id(instruction) in updated:
+                    raise SmeltError("SM030", f"{instruction} reads what the kernel has changed before")
+                if isinstance(instruction, Load) and roles[instruction.buffer] in (Role.SCRATCH, Role.OUTPUT):
+                    memory.add(instruction.buffer)  # what is stored there twice is the same
+        if body:
+            stages.append(Stage(stage.loop, tuple(reversed(body))))
+    return with_buffers(kernel, tuple(reversed(stages)), (), name or kernel.name)
+
+
+def _read_after_update(kernel: Kernel) -> set[int]:
+    """Loads of what was updated in place before: a slice that leaves the update out would not find it."""
+    updated: set[str] = set()
+    found: set[int] = set()
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Load) and instruction.buffer in updated:
+            found.add(id(instruction))
+        if isinstance(instruction, Store) and kernel.buffer(instruction.buffer).role is Role.INOUT:
+            updated.add(instruction.buffer)
+    return found
+
+
+def effects(kernel: Kernel) -> list[Instruction]:
+    """What a kernel is run for."""
+    scratch = {buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH}
+    return [i for i in kernel.instructions() if isinstance(i, _EFFECTS) and i.buffer not in scratch]
+
+
+def is_pure(kernel: Kernel) -> bool:
+    """Whether every value is computed from what is in inputs, point by point."""
+    buffers = {buffer.name: buffer.role for buffer in kernel.buffers}
+    for instruction in kernel.instructions():
+        if isinstance(instruction, Reduce | Scan):
+            return False
+        if isinstance(instruction, Load | Gather) and buffers[instruction.buffer] is not Role.INPUT:
+            return False
+    return True
+
+
+def exchanged(kernel: Kernel, old: Instruction, new: Sequence[Instruction], extra: Iterable[Buffer] = ()) -> Kernel:
+    """With other instructions in the place of one."""
+    stages = []
+    for stage in kernel.stages:
+        body: list[Instruction] = []
+        for instruction in stage.body:
+            body += new if instruction is old else [instruction]
+        stages.append(Stage(stage.loop, tuple(body)))
+    return replace(kernel, buffers=(*kernel.buffers, *extra), stages=tuple(stages))

@@ -1,0 +1,277 @@
+"""Kernels with scans as such that a GPU runs: the axis that is scanned is the only one of the cols.
+
+    rows(i:5) cols(s:30, j:7)   v = scan sum x along s
+    → rows(i:5, j:7) cols(s:30)
+
+    rows() cols(s:1000000)      v = scan sum x along s, store y[s] = v
+    → rows(part:264) cols(s:3840)    reduce sum x, then store total[part]
+      rows() cols(part:264)          scan sum total along part, store before[part + 1]
+      rows(part:264) cols(s:3840)    scan sum x along s, add before[part], store y[…]
+
+Where a row is also folded as a whole, or scanned along two axes, scans are kernels of their own, whose results the
+others find in the workspace. Nothing is added up in an order that differs from run to run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.axes import forward_scans, scanned
+from smelt.codegen.gpu.kernel_slices import effects, exchanged, sliced
+from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, dense, in_order, with_buffers
+from smelt.codegen.llvm.reductions import fold_dtype
+from smelt.ir.check_kernel import operands, value_dtypes
+from smelt.ir.kernel import (
+    Access,
+    Axis,
+    Buffer,
+    Cast,
+    Compute,
+    Const,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Position,
+    Reduce,
+    Role,
+    Scan,
+    Stage,
+    Store,
+    neutral,
+)
+from smelt.symbolic.shapes import Size, product
+from smelt.symbolic.symsize import is_symsize
+
+_CHUNK_STEP = 64  # parts of a scan begin at multiples of this: sixteen bytes are loaded at once there too
+
+
+def has_scans(kernel: Kernel) -> bool:
+    return any(isinstance(i, Scan) for i in kernel.instructions())
+
+
+def scan_kernels(kernel: Kernel) -> list[Kernel]:
+    """The same, in which scans run forwards along the only axis of their kernel's cols."""
+    if not has_scans(kernel):
+        return [kernel]
+    kernel = forward_scans(kernel)
+    alone = _others_as_rows(kernel)
+    return [alone] if alone is not None else _kept_aside(kernel)
+
+
+def _others_as_rows(kernel: Kernel) -> Kernel | None:
+    """With all axes but the one that is scanned as rows; None where there are several, or rows are whole."""
+    along = scanned(kernel)
+    if len(along) > 1:
+        return None
+    others = tuple(axis for axis in kernel.cols if axis.name not in along)
+    if not others:
+        return kernel
+    if any(isinstance(i, Reduce) for i in kernel.instructions()):
+        return None
+    if any(isinstance(i, Store) for stage in kernel.stages if not stage.loop for i in stage.body):
+        return None
+    rows = (*kernel.rows, *others)
+    cols = tuple(axis for axis in kernel.cols if axis.name in along)
+    moved = {axis.name for axis in others}
+    scratch = {buffer.name for buffer in kernel.buffers if buffer.role is Role.SCRATCH}
+
+    def change(instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Access) and instruction.buffer in scratch:
+            terms = tuple(term for term in instruction.index.terms if term[0] not in moved)
+            return replace(instruction, index=Index(terms, instruction.index.offset))
+        return in_order(instruction, rows + cols)
+
+    stages = tuple(Stage(stage.loop, tuple(map(change, stage.body))) for stage in kernel.stages)
+    return replace(kernel, rows=rows, cols=cols, stages=stages)
+
+
+def _kept_aside(kernel: Kernel) -> list[Kernel]:
+    """Each scan by itself, its result in the workspace; then the rest."""
+    found: list[Kernel] = []
+    axes = kernel.rows + kernel.cols
+    index = dense(axes)
+    while has_scans(kernel):
+        scan = next(i for i in kernel.instructions() if isinstance(i, Scan))
+        dtype = value_dtypes(kernel)[scan.value]
+        size = product(axis.size for axis in axes)
+        aside = Buffer(f"{scan.out}.aside", dtype, size, Role.OUTPUT)
+        kept = Store(aside.name, index, scan.out)
+        name = f"{kernel.name}.{scan.out}"
+        whole = sliced(exchanged(kernel, scan, [scan, kept], [aside]), [kept], name=name)
+        alone = _others_as_rows(whole)
+        if alone is None:
+            given = Buffer(f"{scan.out}.given", dtype, size, Role.OUTPUT)
+            left = Store(given.name, index, scan.value)
+            found.append(sliced(exchanged(kernel, scan, [left], [given]), [left], name=f"{name}.given"))
+            again = f"{scan.out}.value"
+            body = (Load(again, given.name, index), replace(scan, value=again), kept)
+            buffers = (replace(given, role=Role.INPUT), aside)
+            alone = _others_as_rows(replace(kernel, name=name, buffers=buffers, stages=(Stage(True, body),)))
+            assert alone is not None
+        found.append(alone)
+        back = Load(scan.out, aside.name, index)
+        kernel = exchanged(kernel, scan, [back], [replace(aside, role=Role.INPUT)])
+    rest = effects(kernel)
+    return [*found, sliced(kernel, rest)] if rest else found
+
+
+# Long scans, shared by many blocks.
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A scan's axis in parts."""
+
+    axis: Axis
+    count: Size
+    chunk: Size
+
+    @property
+    def name(self) -> str:
+        return f"{self.axis.name}.part"
+
+    def change(self, instruction: Instruction) -> Instruction:
+        """With the axis as `chunk * part + inner`."""
+        if not isinstance(instruction, Access | Position):
+            return instruction
+        index = instruction.index
+        stride = index.stride(self.axis.name)
+        if not is_symsize(stride) and not stride:
+            return instruction
+        return replace(instruction, index=Index((*index.terms, (self.name, stride * self.chunk)), index.offset))
+
+
+def split_scan(kernel: Kernel, parts: int) -> list[PhaseKernel] | None:
+    """Three kernels for one whose cols are a scan's axis: what each part comes to, the scan of these, and the scan of
+    each part from there on. None where that cannot be."""
+    loops = [stage for stage in kernel.stages if stage.loop]
+    scans = [i for i in kernel.instructions() if isinstance(i, Scan)]
+    if len(loops) != 1 or kernel.stages[-1] is not loops[0] or any(each.op == "logaddexp" for each in scans):
+        return None
+    if any(isinstance(i, Reduce) for i in kernel.instructions()):
+        return None
+    if any(isinstance(i, Store) for stage in kernel.stages if not stage.loop for i in stage.body):
+        return None
+    if any(buffer.role is Role.SCRATCH for buffer in kernel.buffers) or _depend(kernel, scans):
+        return None
+    (axis,) = kernel.cols
+    chunk = -(-axis.size // parts)
+    chunk = -(-chunk // _CHUNK_STEP) * _CHUNK_STEP
+    made = _Parts(axis, -(-axis.size // chunk), chunk)
+    dtypes = value_dtypes(kernel)
+    kept = {scan.out: fold_dtype(scan.op, dtypes[scan.value]) for scan in scans}
+    totals, befores = {}, {}
+    for scan in scans:
+        count, dtype = kernel.row_count, kept[scan.out]
+        totals[scan.out] = Buffer(f"{scan.out}.total", dtype, count * made.count, Role.OUTPUT)
+        befores[scan.out] = Buffer(f"{scan.out}.before", dtype, count * (made.count + 1), Role.OUTPUT)
+    bound = Bound(made.name, axis.name, made.chunk, axis.size)
+    return [
+        PhaseKernel(_totals(kernel, scans, made, totals), (bound,)),
+        PhaseKernel(_befores(kernel, scans, made, totals, befores)),
+        PhaseKernel(_scanned_parts(kernel, scans, made, befores), (bound,)),
+    ]
+
+
+def _depend(kernel: Kernel, scans: Sequence[Scan]) -> bool:
+    """Whether what is scanned follows from another scan."""
+    found: set[str] = set()
+    for instruction in kernel.instructions():
+        later = any(name in found for name in operands(instruction))
+        if later and isinstance(instruction, Scan):
+            return True
+        if (later or instruction in scans) and not isinstance(instruction, Store):
+            found.add(instruction.out)  # type: ignore[union-attr]
+    return False
+
+
+def _in_parts(kernel: Kernel, made: _Parts, stages: Sequence[Stage], extra: Sequence[Buffer], name: str) -> Kernel:
+    rows = (Axis(made.name, made.count), *kernel.rows)
+    cols = (Axis(made.axis.name, made.chunk),)
+    order = rows + cols
+    changed = [Stage(each.loop, tuple(in_order(made.change(i), order) for i in each.body)) for each in stages]
+    return with_buffers(replace(kernel, rows=rows, cols=cols), changed, extra, name)
+
+
+def _wide(kernel: Kernel, scan: Scan) -> tuple[list[Instruction], str]:
+    """What is scanned, in the dtype that it is folded in."""
+    dtype = value_dtypes(kernel)[scan.value]
+    kept = fold_dtype(scan.op, dtype)
+    if kept is dtype:
+        return [], scan.value
+    return [Cast(f"{scan.out}.wide", scan.value, kept)], f"{scan.out}.wide"
+
+
+def _totals(kernel: Kernel, scans: Sequence[Scan], made: _Parts, totals: dict[str, Buffer]) -> Kernel:
+    body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
+    after: list[Instruction] = []
+    rows = dense((Axis(made.name, made.count), *kernel.rows))
+    for scan in scans:
+        assert scan.op != "logaddexp"
+        place = body.index(scan)
+        cast, value = _wide(kernel, scan)
+        body[place : place + 1] = [*cast, Reduce(f"{scan.out}.whole", scan.op, value)]
+        after.append(Store(totals[scan.out].name, rows, f"{scan.out}.whole"))
+    once = [stage for stage in kernel.stages if not stage.loop]
+    whole = replace(kernel, stages=(*once, Stage(True, tuple(body)), Stage(False, tuple(after))))
+    wanted = sliced(whole, after, list(totals.values()))
+    return _in_parts(kernel, made, wanted.stages, list(totals.values()), f"{kernel.name}.totals")
+
+
+def _befores(
+    kernel: Kernel, scans: Sequence[Scan], made: _Parts, totals: dict[str, Buffer], befores: dict[str, Buffer]
+) -> Kernel:
+    body: list[Instruction] = []
+    part = Axis(made.name, made.count)
+    where = in_order(Load("", "", dense((part, *kernel.rows))), (*kernel.rows, part))
+    assert isinstance(where, Load)
+    source = where.index
+    for scan in scans:
+        value, out = f"{scan.out}.part", f"{scan.out}.parts"
+        body += [Load(value, totals[scan.out].name, source), Scan(out, scan.op, value, made.name)]
+        body.append(Store(befores[scan.out].name, Index(source.terms, kernel.row_count), out))
+    buffers = (*(replace(each, role=Role.INPUT) for each in totals.values()), *befores.values())
+    stages = (Stage(True, tuple(body)),)
+    return replace(kernel, name=f"{kernel.name}.befores", cols=(part,), buffers=buffers, stages=stages)
+
+
+def _scanned_parts(kernel: Kernel, scans: Sequence[Scan], made: _Parts, befores: dict[str, Buffer]) -> Kernel:
+    room = dense((Axis(made.name, made.count), *kernel.rows))
+    part, zero, first = "scan.part", "scan.zero", "scan.first"
+    once: list[Instruction] = [Position(part, Index(((made.name, 1),))), Const(zero, 0, torch.int64)]
+    once.append(Compute(first, "eq", (part, zero), torch.bool))
+    body: list[Instruction] = [i for stage in kernel.stages if stage.loop for i in stage.body]
+    dtypes = value_dtypes(kernel)
+    for scan in scans:
+        kept, dtype = befores[scan.out].dtype, dtypes[scan.value]
+        nothing = -0.0 if scan.op == "sum" and kept.is_floating_point else neutral(scan.op, kept)
+        before, read, none = f"{scan.out}.before", f"{scan.out}.read", f"{scan.out}.none"
+        once += [Load(read, befores[scan.out].name, room), Const(none, nothing, kept)]
+        once.append(Compute(before, "where", (first, none, read), kept))
+        cast, value = _wide(kernel, scan)
+        mine, joined = f"{scan.out}.mine", scan.out if kept is dtype else f"{scan.out}.joined"
+        new = [*cast, replace(scan, out=mine, value=value), *_joined(scan, before, mine, joined, kept)]
+        if kept is not dtype:
+            new.append(Cast(scan.out, joined, dtype))
+        place = body.index(scan)
+        body[place : place + 1] = new
+    earlier = [stage for stage in kernel.stages if not stage.loop]
+    stages = [Stage(False, tuple(once)), *earlier, Stage(True, tuple(body))]
+    return _in_parts(kernel, made, stages, list(befores.values()), f"{kernel.name}.parts")
+
+
+def _joined(scan: Scan, left: str, right: str, out: str, dtype: torch.dtype) -> list[Instruction]:
+    """The fold of `left` and what stands after it; of equal floats the later one, and a NaN goes on."""
+    if scan.op in ("max", "min") and dtype.is_floating_point:
+        more, odd, keep = f"{out}.more", f"{out}.odd", f"{out}.keep"
+        return [
+            Compute(more, "gt" if scan.op == "max" else "lt", (left, right), torch.bool),
+            Compute(odd, "isnan", (left,), torch.bool),
+            Compute(keep, "or", (more, odd), torch.bool),
+            Compute(out, "where", (keep, left, right), dtype),
+        ]
+    names = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+    return [Compute(out, names[scan.op], (left, right), dtype)]

@@ -1,0 +1,167 @@
+"""Scans between the threads of a team: each gets the folds up to its own points, and what the whole tile comes to.
+
+    a thread     its points one after the other
+    a warp       each lane takes what the one before it has, then the one two before it, four before it, …
+    a block      the last lane of every warp leaves its fold in shared memory, where all warps find those before them
+
+Sums, products and logarithms of sums of f32 are kept in f64 all the while: their error does not grow with the length.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.simt import Mask, Simt
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.reductions import fold_dtype, log_of_sum, merge, run_on
+from smelt.codegen.llvm.scalars import VALUE_KINDS, cast, from_memory, memory_kind, to_memory
+from smelt.ir.kernel import Running, neutral
+
+State = tuple[LlvmValue, ...]  # a fold so far; by logaddexp the largest, and what the others add to its one
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFold:
+    """How a scan by `op` of values of `dtype` goes on from point to point."""
+
+    op: Running
+    dtype: torch.dtype
+
+    @property
+    def kept(self) -> torch.dtype:
+        return fold_dtype(self.op, self.dtype)
+
+    def nothing(self, b: Simt) -> State:
+        """What changes nothing that it is joined with, the sign of a zero included."""
+        kind = VALUE_KINDS[self.kept]
+        if self.op == "logaddexp":
+            return b.const(kind, -math.inf), b.const(kind, -1.0)
+        first = -0.0 if self.op == "sum" and self.dtype.is_floating_point else neutral(self.op, self.dtype)
+        return (b.const(kind, first),)
+
+    def of(self, b: Simt, value: LlvmValue) -> State:
+        wide = cast(b, value, self.dtype, self.kept)
+        return (wide, b.const(wide.kind, 0.0)) if self.op == "logaddexp" else (wide,)
+
+    def joined(self, b: Simt, left: State, right: State) -> State:
+        """`left` stands before `right`."""
+        if self.op == "logaddexp":
+            (most, rest), (further, others) = left, right
+            return merge(b, *b.lift(most, rest, further, others))
+        return (run_on(b, self.op, self.kept, *b.lift(left[0], right[0])),)
+
+    def value(self, b: Simt, state: State) -> LlvmValue:
+        found = log_of_sum(b, *state) if self.op == "logaddexp" else state[0]
+        return cast(b, found, self.kept, self.dtype)
+
+    def chosen(self, b: Simt, condition: Mask, left: State, right: State) -> State:
+        if condition is None:
+            return left
+        return tuple(b.select(condition, x, y) for x, y in zip(left, right, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TeamScan:
+    """One scan of a loop over tiles. `arrays`: a number for each warp, twice, for tiles take turns: a warp may be a
+    tile ahead of one that still reads."""
+
+    fold: RunningFold
+    team: int
+    arrays: tuple[int, ...]
+
+    @classmethod
+    def of(cls, b: Simt, fold: RunningFold, team: int) -> "TeamScan":
+        parts = len(fold.nothing(b)) if team > b.warp else 0
+        kind = memory_kind(fold.kept)
+        return cls(fold, team, tuple(b.shared_array(kind, 2 * (team // b.warp)) for _ in range(parts)))
+
+    def tile(self, b: Simt, points: Sequence[State], before: State, number: LlvmValue) -> tuple[list[State], State]:
+        """The folds up to each point of this thread, and up to the end of the tile with this number. `before`: up to
+        its beginning."""
+        fold = self.fold
+        mine = [points[0]]
+        for point in points[1:]:
+            mine.append(fold.joined(b, mine[-1], point))
+        lanes = min(self.team, b.warp)
+        place = b.and_(b.lane(), lanes - 1)
+        whole = self._along_lanes(b, mine[-1], place, lanes)
+        if self.team > b.warp:
+            before, after = self._along_warps(b, whole, before, number)
+        else:
+            last = b.or_(b.lane(), lanes - 1)
+            after = fold.joined(b, before, tuple(b.shuffle_from(each, last) for each in whole))
+        if lanes > 1:
+            behind = tuple(b.shuffle_up(each, 1) for each in whole)
+            is_first = b.icmp("eq", place, 0)
+            before = fold.chosen(b, is_first, before, fold.joined(b, before, behind))
+        return [fold.joined(b, before, each) for each in mine], after
+
+    def _along_lanes(self, b: Simt, value: State, place: LlvmValue, lanes: int) -> State:
+        distance = 1
+        while distance < lanes:
+            behind = tuple(b.shuffle_up(each, distance) for each in value)
+            reaches = b.icmp("uge", place, distance)
+            value = self.fold.chosen(b, reaches, self.fold.joined(b, behind, value), value)
+            distance *= 2
+        return value
+
+    def _along_warps(self, b: Simt, whole: State, before: State, number: LlvmValue) -> tuple[State, State]:
+        """The folds up to the beginning of this warp, and up to the end of the block."""
+        fold, kept = self.fold, self.fold.kept
+        warps = self.team // b.warp
+        first = b.mul(b.and_(number, 1), warps)
+        with b.where(b.icmp("eq", b.lane(), b.warp - 1)):
+            for array, each in zip(self.arrays, whole, strict=True):
+                b.store_shared(array, b.add(first, b.warp_number()), to_memory(b, each, kept))
+        b.barrier()
+        place = b.and_(b.lane(), warps - 1)
+        found = tuple(
+            from_memory(b, b.load_shared(array, b.add(first, place), memory_kind(kept)), kept)
+            for array in self.arrays
+        )
+        found = self._along_lanes(b, found, place, warps)
+        after = tuple(b.shuffle_from(each, b.index(warps - 1)) for each in found)
+        warp = b.warp_number()
+        is_first = b.icmp("eq", warp, 0)
+        behind = tuple(b.shuffle_from(each, b.select(is_first, warp, b.sub(warp, 1))) for each in found)
+        here = fold.chosen(b, is_first, before, fold.joined(b, before, behind))
+        return here, fold.joined(b, before, after)
+
+
+class StageScans:
+    """The scans of one loop. `team`: threads that share a row, 1 where each thread has rows of its own; `ways`: points
+    that a thread takes at once, of one row or (`rows_apart`) of rows side by side. What the loop carries for them is a
+    list of values."""
+
+    def __init__(self, b: Simt, scans: Sequence[tuple[str, RunningFold]], team: int, ways: int, *, rows_apart: bool):
+        self.b = b
+        self.ways = ways
+        self.rows_apart = rows_apart
+        self.scans = {out: TeamScan.of(b, fold, 1 if rows_apart else team) for out, fold in scans}
+
+    def start(self) -> list[LlvmValue]:
+        return [each for out in self.scans for each in self._nothing(out)]
+
+    def _nothing(self, out: str) -> State:
+        return self.scans[out].fold.nothing(self.b) * (self.ways if self.rows_apart else 1)
+
+    def step(
+        self, out: str, values: Sequence[LlvmValue], mask: Mask, number: LlvmValue, carried: list[LlvmValue]
+    ) -> tuple[tuple[LlvmValue, ...], list[LlvmValue]]:
+        """One scan of a tile: a value for each of `values`, and what is carried on then."""
+        b, scan, fold = self.b, self.scans[out], self.scans[out].fold
+        nothing = fold.nothing(b)
+        points = [fold.chosen(b, mask, fold.of(b, value), nothing) for value in values]
+        first = sum(len(self._nothing(each)) for each in list(self.scans)[: list(self.scans).index(out)])
+        parts = len(nothing)
+        if self.rows_apart:
+            olds = [tuple(carried[first + way * parts : first + (way + 1) * parts]) for way in range(self.ways)]
+            found = [fold.joined(b, old, point) for old, point in zip(olds, points, strict=True)]
+            after = [each for state in found for each in state]
+        else:
+            found, last = scan.tile(b, points, tuple(carried[first : first + parts]), number)
+            after = list(last)
+        carried = [*carried[:first], *after, *carried[first + len(after) :]]
+        return tuple(fold.value(b, state) for state in found), carried
