@@ -15,6 +15,7 @@ from smelt.codegen.gpu.grid_plan import GridPlan, PhasePlan, plan, uses_wide_pos
 from smelt.codegen.gpu.host import HostWarp
 from smelt.codegen.gpu.nvptx import Nvptx
 from smelt.codegen.gpu.phase_body import PhaseBody
+from smelt.codegen.gpu.row_folds_body import RowFoldsBody
 from smelt.codegen.gpu.simt import Simt
 from smelt.codegen.llvm import compile as llvm_compile
 from smelt.codegen.llvm.compile import Built
@@ -54,7 +55,8 @@ class GpuGenerator(ABC):
         phases: list[GridPhase] = []
         for number, phase in enumerate(made.phases):
             b = self.simt(f"{symbol}.{number}".replace(".", "_"), phase, target, sizes, kind)
-            PhaseBody(b, phase, _pointers(b, made), aligned=aligned).write()
+            body = PhaseBody if phase.folds is None else RowFoldsBody
+            body(b, phase, _pointers(b, made), aligned=aligned).write()
             builders.append(b)
             phases.append(GridPhase(b.symbol, phase.blocks, phase.threads, b.shared_bytes, b.has_barrier))
         for size in (made.workspace, *(phase.blocks for phase in made.phases)):

@@ -7,27 +7,40 @@ shares a row: part of a warp, a warp, or a block. Where all cols of a row fit in
 unrolled: what one of them loads or keeps aside, the next finds in registers.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.codegen.axes import indices, is_pointwise, merged, without_unit_axes
-from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, folded_over_rows, scratch_in_memory, split_rows
+from smelt.codegen.axes import fold_rows_first, indices, is_pointwise, merged, without_unit_axes
+from smelt.codegen.gpu.phase_kernels import Bound, PhaseKernel, kept_aside, scratch_in_memory, split_rows, turned
+from smelt.codegen.gpu.row_folds import RowFolds, finishing, in_one_pass, preloadable, with_room
 from smelt.codegen.gpu.scan_kernels import has_scans, scan_kernels, split_scan
-from smelt.ir.kernel import Access, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Store
+from smelt.ir.kernel import Access, Accumulate, Axis, Buffer, Gather, Index, Kernel, Load, Position, Role, Store
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, is_symsize
 
+# What is chosen by these is right whatever they are; which are fastest is to be measured on a GPU.
 _BYTES_AT_ONCE = 16
 _MOST_AT_ONCE = 8
 _POINT_THREADS = 256
 _MOST_THREADS = 1024
 _MOST_TILES = 8  # of a row, a thread: more are not unrolled
+_REGISTER_FILE = 65536  # of a multiprocessor, which has a block of 1024 threads at least
 _REGISTERS = 96  # of those a thread may spend on what it keeps of a row
-_ENOUGH_BLOCKS = 264  # two for each multiprocessor of a large chip
-_LEAST_WORK = 2048  # points of a row that are worth a block of their own
+_WORKING_REGISTERS = 24
+_MULTIPROCESSORS = 132  # of a large chip
+_ENOUGH_BLOCKS = 2 * _MULTIPROCESSORS
+_SHARED_BYTES = 48 << 10  # of a block
+_TEAMS_THREADS = 256  # of a block that several teams make
+_MOST_ROWS_EACH = 128  # that a block goes through one after the other: their sums are no longer chains than that
+_MOST_WARPS = 16  # that share rows side by side
+_LEAST_BYTES = 64  # that a warp reads side by side
+_LEAST_WORK = 8192  # points that are worth a block of their own
+_WORTH_SPLITTING = 32768  # points of a block that are worth another grid
 _LEAST_SCAN = 128  # points that one thread scans, one after the other, before others help it
+_LEAST_PART = 2048  # points of a row that are worth a block of their own in a scan
 
 
 class Along(Enum):
@@ -47,10 +60,12 @@ class PhasePlan:
     bounds: tuple[Bound, ...]
     along: Along
     threads: int  # of a block
-    team: int  # threads that share a row; along rows: warps that share them
+    team: int  # threads that share a row
     width: int
     unrolled: bool
     warp: int  # threads that run in step
+    folds: RowFolds | None = None  # rows that blocks go through one after the other, with folds over them
+    preloads: bool = False  # what is the same in all of those rows is loaded once
 
     @property
     def vector_axis(self) -> Axis | None:
@@ -70,12 +85,19 @@ class PhasePlan:
         return -(-self.kernel.col_count // self.stride)
 
     @property
+    def points(self) -> int:
+        """Of a row, that a thread has. Only of loops that are unrolled."""
+        return int(self.tiles) * self.width
+
+    @property
     def rows_at_once(self) -> int:
         """Rows of a block."""
-        return self.warp * self.width if self.along is Along.ROWS else max(1, self.threads // self.team)
+        return self.threads // self.team * (self.width if self.along is Along.ROWS else 1)
 
     @property
     def blocks(self) -> Size:
+        if self.folds is not None:
+            return self.folds.group_count * self.folds.parts
         if self.along is Along.POINTS:
             return -(-self.kernel.col_count // (self.threads * self.width))
         return -(-self.kernel.row_count // self.rows_at_once)
@@ -94,12 +116,7 @@ class GridPlan:
 def plan(kernel: Kernel, warp: int) -> GridPlan:
     """How `kernel` runs."""
     simple = without_unit_axes(kernel)
-    if any(not is_symsize(axis.size) and axis.size == 0 for axis in simple.rows):
-        return GridPlan(kernel, (), (), 0)
-    phases: list[PhasePlan] = []
-    for part in [simple] if is_pointwise(simple) else folded_over_rows(simple):
-        for each in scan_kernels(part):
-            phases += _phases(each, warp)
+    phases = _all_phases(simple, warp)
     given = {buffer.name for buffer in kernel.parameters}
     own: dict[str, Buffer] = {}
     for phase in phases:
@@ -117,26 +134,99 @@ def _rounded(size: Size) -> Size:
     return -(-size // 256) * 256
 
 
+def _all_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+    """Folds over rows as folds over cols of the kernel turned; else in one pass; else of what was kept aside."""
+    if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
+        return _scanning_phases(kernel, warp)
+    other = turned(kernel)
+    if other is not None:
+        return _phases(other, warp)
+    found = None if _is_empty(kernel) else _one_pass(kernel, warp)
+    if found is not None:
+        return found
+    return [phase for part in kept_aside(kernel) for phase in _scanning_phases(part, warp)]
+
+
+def _scanning_phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+    if is_pointwise(kernel):
+        return _phases(kernel, warp)
+    return [phase for each in scan_kernels(kernel) for phase in _phases(each, warp)]
+
+
+def _is_empty(kernel: Kernel) -> bool:
+    return any(not is_symsize(axis.size) and axis.size == 0 for axis in kernel.rows)
+
+
 def _phases(kernel: Kernel, warp: int) -> list[PhasePlan]:
+    if _is_empty(kernel):
+        return []
     if is_pointwise(kernel):
         return [_points(kernel, warp)]
     kernel = merged(merged(kernel, cols=False), cols=True)
-    rows, cols = hint(kernel.row_count), hint(kernel.col_count)
     whole = _rows(PhaseKernel(kernel), warp)
-    blocks = hint(whole.blocks)
     if has_scans(kernel):
         return _scan_phases(kernel, whole, warp)
-    if blocks < _ENOUGH_BLOCKS and cols >= 2 * _LEAST_WORK and rows * cols >= _ENOUGH_BLOCKS * _LEAST_WORK // 4:
-        wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), cols // _LEAST_WORK)
+    blocks = max(1, hint(whole.blocks))
+    loops = sum(stage.loop for stage in kernel.stages)
+    work = hint(kernel.col_count) * whole.rows_at_once
+    if blocks <= _MULTIPROCESSORS and loops * work >= _WORTH_SPLITTING * (2 * loops - 1):
+        wanted = min(-(-_ENOUGH_BLOCKS // blocks), work // _LEAST_WORK)
         parts = split_rows(kernel, wanted) if wanted > 1 else None
         if parts is not None:
-            return [_rows(part, warp) for part in parts]
-    return [whole]
+            return [_narrower(_rows(part, warp)) for part in parts]
+    return [_narrower(whole)]
+
+
+# Kernels with folds over rows beside others.
+
+
+def _one_pass(kernel: Kernel, warp: int) -> list[PhasePlan] | None:
+    """Blocks that go through many rows each, then what they found; None where rows are few, or lie side by side."""
+    given = in_one_pass(kernel)
+    if given is None:
+        return None
+    kernel = merged(merged(given.kernel, cols=False), cols=True)
+    along = _steps(kernel, kernel.cols)
+    if _steps(kernel, kernel.rows)[1] > along[1]:
+        return None
+    made = _along_cols(PhaseKernel(kernel), along[0], warp)
+    if not made.unrolled:
+        made = _along_cols(PhaseKernel(fold_rows_first(kernel)), along[0], warp)
+    made = _several_teams(made)
+    kept = {name for fold in given.folds for name in fold.index.axes}
+    groups = tuple(axis for axis in kernel.rows if axis.name in kept)
+    folded = product(axis.size for axis in kernel.rows if axis.name not in kept)
+    count = product(axis.size for axis in groups)
+    many = -(-hint(folded) // made.rows_at_once)
+    loops = sum(stage.loop for stage in kernel.stages)
+    if hint(count) * many < _MULTIPROCESSORS // 2 and hint(kernel.col_count) >= _WORTH_SPLITTING * loops:
+        return None
+    wanted = max(1, _resident(made) // max(1, hint(count)))
+    each = max(1, min(-(-many // wanted), _MOST_ROWS_EACH))
+    parts = -(-folded // (made.rows_at_once * each))
+    folds = RowFolds(groups, parts, each)
+    same = len(preloadable(made.kernel.stages, folds, made.kernel.rows))
+    preloads = made.unrolled and made.points * (_live(made.kernel) + same) <= _registers(made.threads)
+    made = replace(made, kernel=with_room(made.kernel, parts), folds=folds, preloads=preloads)
+    return [made, *(phase for part in finishing(given, parts) for phase in _phases(part, warp))]
+
+
+def _several_teams(made: PhasePlan) -> PhasePlan:
+    """With as many rows at once as make a block of some size: fewer blocks leave fewer partial folds."""
+    threads = max(made.threads, made.team * (min(_TEAMS_THREADS, made.warp**2) // made.team))
+    room = made.points * threads * 8
+    return replace(made, threads=threads) if made.unrolled and room <= _SHARED_BYTES else made
+
+
+def _resident(made: PhasePlan) -> int:
+    """How many blocks run at the same time, if they use as many registers as is likely."""
+    used = _WORKING_REGISTERS + 8 + (made.points * _live(made.kernel) if made.unrolled else 0)
+    return max(1, _REGISTER_FILE // max(32, used) // made.threads) * _MULTIPROCESSORS
 
 
 def _scan_phases(kernel: Kernel, whole: PhasePlan, warp: int) -> list[PhasePlan]:
     """A scan whose rows are too few to keep the chip busy goes in parts."""
-    blocks, least = hint(whole.blocks), _LEAST_WORK if whole.along is Along.COLS else _LEAST_SCAN
+    blocks, least = hint(whole.blocks), _LEAST_PART if whole.along is Along.COLS else _LEAST_SCAN
     wanted = min(-(-_ENOUGH_BLOCKS // max(blocks, 1)), hint(kernel.col_count) // least)
     parts = split_scan(kernel, wanted) if wanted > 1 else None
     return [whole] if parts is None else [_rows(part, warp) for part in parts]
@@ -186,14 +276,17 @@ def _rows(part: PhaseKernel, warp: int) -> PhasePlan:
 
 
 def _steps(kernel: Kernel, axes: Sequence[Axis]) -> tuple[Axis | None, int]:
-    """The axis that most accesses go along by single steps, and how many do."""
+    """The axis that is gone along by single steps in most of the memory that is read and written, and how much that
+    is."""
+    sizes = {axis.name: hint(axis.size) for axis in kernel.rows + kernel.cols}
     best: tuple[Axis | None, int] = (axes[-1] if axes else None, 0)
     for axis in reversed(axes):
-        count = sum(
-            index.stride(axis.name) in (1, -1) for index in indices(kernel) if not is_symsize(index.stride(axis.name))
-        )
-        if count > best[1]:
-            best = axis, count
+        moved = 0
+        for i in kernel.instructions():
+            if isinstance(i, Access) and abs(hint(i.index.stride(axis.name))) == 1:
+                moved += kernel.buffer(i.buffer).dtype.itemsize * math.prod(sizes[name] for name in i.index.axes)
+        if moved > best[1]:
+            best = axis, moved
     return best
 
 
@@ -220,31 +313,62 @@ def _along_cols(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
 
 
 def _along_rows(part: PhaseKernel, last: Axis | None, warp: int) -> PhasePlan:
+    """Lanes side by side have rows side by side. Where rows are few, a warp has several cols of them at once."""
     kernel = _terms_in_order(replace(part.kernel, rows=_last(part.kernel.rows, last)))
     width = _width(kernel, kernel.rows[-1:], part.bounds)
     rows = hint(kernel.row_count)
-    while width > 1 and rows < width * warp:
-        width //= 2
-    team = 1
-    while not has_scans(kernel) and team < 16 and team * 4 < hint(kernel.col_count):
-        team *= 2
-    made = PhasePlan(kernel, part.bounds, Along.ROWS, team * warp, team, width, False, warp)
+    if has_scans(kernel):
+        while width > 1 and rows < width * warp:
+            width //= 2
+        return _unrolled(PhasePlan(kernel, part.bounds, Along.ROWS, warp, 1, width, False, warp))
+    lanes = warp
+    while lanes > 1 and lanes // 2 * width >= rows:
+        lanes //= 2
+    warps = 1
+    while warps < _MOST_WARPS and warps * (warp // lanes) * 4 < hint(kernel.col_count):
+        warps *= 2
+    made = PhasePlan(kernel, part.bounds, Along.ROWS, warps * warp, warps * warp // lanes, width, False, warp)
     return _unrolled(made)
+
+
+def _narrower(made: PhasePlan) -> PhasePlan:
+    """Along rows: with fewer of them a thread, where there would be few blocks."""
+    if made.along is not Along.ROWS:
+        return made
+    kernel = made.kernel
+    sizes = [kernel.buffer(i.buffer).dtype.itemsize for i in kernel.instructions() if isinstance(i, Load)]
+    while made.width > 1 and hint(made.blocks) < _ENOUGH_BLOCKS:
+        if made.width // 2 * made.warp * min(sizes, default=1) < _LEAST_BYTES:
+            break
+        made = replace(made, width=made.width // 2)
+    return made
 
 
 def _unrolled(made: PhasePlan) -> PhasePlan:
     """With its loops unrolled, if what a thread has of a row fits into registers; else the scratch of a row is in
     memory."""
-    kernel = made.kernel
-    loops = [stage for stage in kernel.stages if stage.loop]
-    kept = sum(buffer.role is Role.SCRATCH for buffer in kernel.buffers)
-    read = {(i.buffer, i.index) for stage in loops for i in stage.body if isinstance(i, Load)}
-    tiles = made.tiles
-    if not is_symsize(tiles) and tiles <= _MOST_TILES:
-        several = len(loops) > 1 or kept
-        if not several or tiles * made.width * (kept + len(read)) <= _REGISTERS or tiles <= 1:
-            return replace(made, unrolled=True)
-    return replace(made, kernel=scratch_in_memory(kernel))
+    few = not is_symsize(made.tiles) and made.tiles <= _MOST_TILES
+    if few and (made.tiles <= 1 or made.points * _live(made.kernel) <= _registers(made.threads)):
+        return replace(made, unrolled=True)
+    return replace(made, kernel=scratch_in_memory(made.kernel))
+
+
+def _registers(threads: int) -> int:
+    """What a thread of a block may keep of its row, beside what it computes with."""
+    return min(_REGISTERS, _REGISTER_FILE // threads - _WORKING_REGISTERS)
+
+
+def _live(kernel: Kernel) -> int:
+    """How many values of a point are kept from one loop to a later one, or from row to row, at most."""
+    names = {axis.name for axis in kernel.cols}
+    folds = sum(isinstance(i, Accumulate) and bool(i.index.axes & names) for i in kernel.instructions())
+    loops = [stage.body for stage in kernel.stages if stage.loop]
+    most = 0
+    for place in range(1, len(loops)):
+        before = {(i.buffer, i.index) for body in loops[:place] for i in body if isinstance(i, Load | Store)}
+        after = {(i.buffer, i.index) for body in loops[place:] for i in body if isinstance(i, Load)}
+        most = max(most, len(before & after))
+    return most + folds
 
 
 def _width(kernel: Kernel, last: Sequence[Axis], bounds: Sequence[Bound]) -> int:

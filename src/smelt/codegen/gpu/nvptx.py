@@ -13,6 +13,7 @@ from smelt.codegen.gpu.simt import Mask, Simt, memory_bytes
 from smelt.codegen.llvm.builder import BITS, LLVM_TYPES, LlvmValue, Number, type_text
 from smelt.codegen.llvm.runtime_sizes import Sizes
 from smelt.device import Target
+from smelt.symbolic.symsize import is_symsize
 
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _WHOLE_WARP = "i32 -1"
@@ -67,7 +68,9 @@ class Nvptx(Simt):
         return f"%b{number}"
 
     def workspace(self, offset: int) -> str:
-        return self._address("%workspace", "i8", LlvmValue(str(offset), "i64"), _GLOBAL) if offset else "%workspace"
+        if not is_symsize(offset) and not offset:
+            return "%workspace"
+        return self._address("%workspace", "i8", self.const("i64", offset), _GLOBAL)
 
     def _address(self, pointer: str, kind: str, at: LlvmValue, space: str) -> str:
         name = self.fresh("p")

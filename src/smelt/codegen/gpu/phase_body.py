@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from smelt.base.errors import SmeltError
 from smelt.codegen.gpu.grid_plan import Along, PhasePlan
 from smelt.codegen.gpu.simt import Mask, Simt
-from smelt.codegen.gpu.team_folds import fold_team, fold_warps
+from smelt.codegen.gpu.team_folds import fold_team, fold_teams
 from smelt.codegen.gpu.team_scans import RunningFold, StageScans
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine, start
@@ -52,6 +52,7 @@ class PhaseBody:
         self.values: dict[str, Values] = {}
         self.rows: Coordinates = {}
         self.row_mask: Mask = None
+        self.col_mask: Mask = None  # of the cols a thread is at
         self.first: LlvmValue = b.index(0)  # of a row's cols, what this thread begins with
         self.is_first: Mask = None  # whether this thread stores what there is once a row
         self.registers: dict[tuple[str, Index, int], Values] = {}  # what is loaded or kept aside, by tile
@@ -72,8 +73,9 @@ class PhaseBody:
     def _find_row(self) -> None:
         b, plan = self.b, self.plan
         if plan.along is Along.ROWS:
-            row = b.mul(b.add(b.mul(b.block_number(), b.warp), b.lane()), plan.width)
-            self.first = b.warp_number()
+            lanes = plan.threads // plan.team
+            row = b.mul(b.add(b.mul(b.block_number(), lanes), b.and_(b.lane(), lanes - 1)), plan.width)
+            self.first = b.warp_number() if lanes == b.warp else b.lshr(b.thread(), lanes.bit_length() - 1)
         elif plan.team > b.warp:
             row, self.first = b.block_number(), b.mul(b.thread(), plan.width)
         elif plan.team == b.warp:
@@ -85,8 +87,7 @@ class PhaseBody:
             row = b.lshr(number, shift) if shift else number
             self.first = b.mul(b.and_(number, plan.team - 1), plan.width)
         count = self.kernel.row_count
-        at_once = plan.width * b.warp if plan.along is Along.ROWS else plan.rows_at_once
-        if is_symsize(count) or count % at_once:
+        if is_symsize(count) or count % plan.rows_at_once:
             self.row_mask = b.icmp("slt", row, b.index(count))
             row = b.select(self.row_mask, row, 0)
         self.rows = self._coordinates(row, self.kernel.rows)
@@ -120,7 +121,7 @@ class PhaseBody:
 
     def _loop(self, stage: Stage) -> None:
         b, plan = self.b, self.plan
-        folds = [i for i in stage.body if isinstance(i, Reduce)]
+        folds = self._reduces(stage)
         partial = [start(b, fold.op, self.dtypes[fold.value], 1) for fold in folds for _ in range(self._ways)]
         self.scans = self._scans_of(stage)
         partial += self.scans.start()
@@ -145,6 +146,9 @@ class PhaseBody:
         scans = [(i.out, RunningFold(i.op, self.dtypes[i.value])) for i in stage.body if isinstance(i, Scan)]
         return StageScans(self.b, scans, plan.team, plan.width, rows_apart=plan.along is Along.ROWS)
 
+    def _reduces(self, stage: Stage) -> list[Reduce]:
+        return [i for i in stage.body if isinstance(i, Reduce)]
+
     @property
     def _lanes(self) -> int:
         return self.b.lane().lanes
@@ -158,6 +162,24 @@ class PhaseBody:
         self, stage: Stage, folds: Sequence[Reduce], number: LlvmValue, tile: int, partial: list[LlvmValue]
     ) -> list[LlvmValue]:
         """One pass of a thread over the cols it takes at once: the folds so far → the folds then."""
+        where, self.col_mask = self._cols(number)
+        mask = self._both(self.col_mask, self.row_mask)
+        outside = {**self.values}
+        for instruction in stage.body:
+            if isinstance(instruction, Reduce):
+                partial = self._folded(instruction, folds.index(instruction), partial, mask)
+            elif isinstance(instruction, Scan):
+                given, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
+                found, after = self.scans.step(instruction.out, given, mask, number, partial[behind:])
+                self.values[instruction.out] = found
+                partial = partial[:behind] + after
+            else:
+                self._step(instruction, {**self.rows, **where}, mask, tile=tile)
+        self.values = outside
+        return partial
+
+    def _cols(self, number: LlvmValue) -> tuple[Coordinates, Mask]:
+        """Of the cols that a thread takes at once, when it comes back for the time `number`: the first."""
         b, plan = self.b, self.plan
         mask: Mask = None
         if plan.along is Along.POINTS:
@@ -178,20 +200,7 @@ class PhaseBody:
                 inside = b.icmp("slt", reached, b.index(bound.size))
                 mask = self._both(mask, inside)
                 where = {name: b.select(inside, value, 0) for name, value in where.items()}
-        mask = self._both(mask, self.row_mask)
-        outside = {**self.values}
-        for instruction in stage.body:
-            if isinstance(instruction, Reduce):
-                partial = self._folded(instruction, folds.index(instruction), partial, mask)
-            elif isinstance(instruction, Scan):
-                given, behind = self._spread(self.values[instruction.value]), len(folds) * self._ways
-                found, after = self.scans.step(instruction.out, given, mask, number, partial[behind:])
-                self.values[instruction.out] = found
-                partial = partial[:behind] + after
-            else:
-                self._step(instruction, {**self.rows, **where}, mask, tile=tile)
-        self.values = outside
-        return partial
+        return where, mask
 
     def _folded(self, fold: Reduce, place: int, partial: list[LlvmValue], mask: Mask) -> list[LlvmValue]:
         b, dtype = self.b, self.dtypes[fold.value]
@@ -214,12 +223,12 @@ class PhaseBody:
         kinds = [(fold.op, self.dtypes[fold.value]) for fold in folds]
         mine = [tuple(partial[place * ways : (place + 1) * ways]) for place in range(len(folds))]
         if plan.along is Along.ROWS:
-            found = fold_warps(b, kinds, mine, plan.team)
+            found = fold_teams(b, kinds, mine, plan.threads // plan.team, plan.threads)
         else:
             single = []
             for (op, dtype), values in zip(kinds, mine, strict=True):
-                single.append(_halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
-            found = [(each,) for each in fold_team(b, kinds, single, plan.team)]
+                single.append(halved(values, lambda x, y, op=op, dtype=dtype: combine(b, op, dtype, x, y)))  # type: ignore[misc]
+            found = [(each,) for each in fold_team(b, kinds, single, plan.team, plan.threads)]
         for fold, values in zip(folds, found, strict=True):
             self.values[fold.out] = values
 
@@ -292,14 +301,13 @@ class PhaseBody:
             self.registers[key] = found
         return found
 
-    def _load(self, name: str, index: Index, where: Coordinates, *, constant: bool) -> list[LlvmValue]:
+    def _load(
+        self, name: str, index: Index, where: Coordinates, *, constant: bool, base: LlvmValue | None = None
+    ) -> list[LlvmValue]:
+        """`base`: where the index counts from; a multiple of the width."""
         b, kind = self.b, memory_kind(self.kernel.buffer(name).dtype)
-        pointer, at, step, width = (
-            self.pointers[name](),
-            self._offset(index, where),
-            self._step_of(index),
-            self.plan.width,
-        )
+        at, step, width = self._offset(index, where), self._step_of(index), self.plan.width
+        pointer, at = self.pointers[name](), at if base is None else b.add(base, at)
         if not is_symsize(step) and step == 0:
             return b.load_global(pointer, at, kind, constant=constant)
         if not is_symsize(step) and step == 1:
@@ -322,22 +330,27 @@ class PhaseBody:
             self.stored_once[i.buffer, i.index] = values
         else:
             self.registers.pop((i.buffer, i.index, tile), None)
-        step = self._step_of(i.index)
-        pointer, at = self.pointers[i.buffer](), self._offset(i.index, where)
-        raw = [to_memory(b, each, buffer.dtype) for each in values]
+        with b.where(mask):
+            self._stored(i.buffer, i.index, where, [to_memory(b, each, buffer.dtype) for each in values])
+
+    def _stored(
+        self, name: str, index: Index, where: Coordinates, raw: list[LlvmValue], *, base: LlvmValue | None = None
+    ) -> None:
+        b, step = self.b, self._step_of(index)
+        at = self._offset(index, where)
+        pointer, at = self.pointers[name](), at if base is None else b.add(base, at)
         if is_symsize(step) or step:
             raw = raw if len(raw) == self.plan.width else raw * self.plan.width
         elif len(raw) > 1:
-            raise AssertionError(f"{i.buffer} is stored at one place by several points")
-        with b.where(mask):
-            if not is_symsize(step) and step in (0, 1):
-                b.store_global(pointer, at, raw, aligned=self._is_aligned(i.index))
-            elif not is_symsize(step) and step == -1:
-                lowest, aligned = b.sub(at, len(raw) - 1), self._is_aligned(i.index, 1 - len(raw))
-                b.store_global(pointer, lowest, raw[::-1], aligned=aligned)
-            else:
-                for way, each in enumerate(raw):
-                    b.store_global(pointer, b.add(at, b.index(way * step)) if way else at, [each])
+            raise AssertionError(f"{name} is stored at one place by several points")
+        if not is_symsize(step) and step in (0, 1):
+            b.store_global(pointer, at, raw, aligned=self._is_aligned(index))
+        elif not is_symsize(step) and step == -1:
+            lowest, aligned = b.sub(at, len(raw) - 1), self._is_aligned(index, 1 - len(raw))
+            b.store_global(pointer, lowest, raw[::-1], aligned=aligned)
+        else:
+            for way, each in enumerate(raw):
+                b.store_global(pointer, b.add(at, b.index(way * step)) if way else at, [each])
 
     def _position(self, index: Index, where: Coordinates) -> Values:
         b, step = self.b, self._step_of(index)
@@ -362,7 +375,7 @@ class PhaseBody:
         return self._each([self._position(i.index, where), *(self.values[name] for name, _, _ in i.by)], read)
 
 
-def _halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], LlvmValue]) -> LlvmValue:
+def halved(values: Sequence[LlvmValue], join: Callable[[LlvmValue, LlvmValue], LlvmValue]) -> LlvmValue:
     """All of `values` in one, neighbours first."""
     while len(values) > 1:
         pairs = [join(left, right) for left, right in zip(values[::2], values[1::2], strict=False)]

@@ -83,17 +83,9 @@ def with_buffers(kernel: Kernel, stages: Sequence[Stage], extra: Iterable[Buffer
 # Folds over rows.
 
 
-def folded_over_rows(kernel: Kernel) -> list[Kernel]:
-    """The same without `Accumulate`: the kernel turned, or what is folded kept aside for kernels of its own."""
-    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
-    if not folds:
-        return [kernel]
-    turned = _turned(kernel, folds)
-    return [turned] if turned is not None else _kept_aside(kernel)
-
-
-def _turned(kernel: Kernel, folds: Sequence[Accumulate]) -> Kernel | None:
+def turned(kernel: Kernel) -> Kernel | None:
     """Rows for what the folds keep, cols for what they fold; None where they differ in that, or rows are whole."""
+    folds = [i for i in kernel.instructions() if isinstance(i, Accumulate)]
     kept = folds[0].index.axes
     loops = [stage for stage in kernel.stages if stage.loop]
     if any(fold.index.axes != kept for fold in folds) or len(loops) > 1:
@@ -142,7 +134,7 @@ def in_order(instruction: Instruction, axes: Sequence[Axis]) -> Instruction:
     return replace(instruction, index=Index(terms, index.offset))
 
 
-def _kept_aside(kernel: Kernel) -> list[Kernel]:
+def kept_aside(kernel: Kernel) -> list[Kernel]:
     """Each value that is folded over rows goes to the workspace, where a kernel of its own folds it."""
     dtypes = value_dtypes(kernel)
     stages: list[Stage] = []

@@ -1,15 +1,15 @@
 """Folds between the threads of a team: all of them get the result.
 
     part of a warp      the lanes exchange, half as far apart each time
-    a block             a number for each warp goes through shared memory
-    warps side by side  where each lane has rows of its own, the warps' numbers for it go through shared memory
+    warps               a number for each goes through shared memory
+    between teams       each thread's numbers go through shared memory, to the threads at its place in the others
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from smelt.codegen.gpu.simt import Simt
+from smelt.codegen.gpu.simt import Simt, memory_bytes
 from smelt.codegen.llvm.builder import LlvmValue
 from smelt.codegen.llvm.reductions import combine
 from smelt.codegen.llvm.scalars import from_memory, memory_kind, to_memory
@@ -18,58 +18,64 @@ from smelt.ir.kernel import Reduction
 Fold = tuple[Reduction, torch.dtype]
 
 
-def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team: int) -> list[LlvmValue]:
-    """Each of `values` folded over a team of threads side by side."""
+def fold_team(b: Simt, folds: Sequence[Fold], values: Sequence[LlvmValue], team: int, threads: int) -> list[LlvmValue]:
+    """Each of `values` folded over a team of threads side by side; a block of `threads` has one or several."""
     found = [_exchanged(b, fold, value, min(team, b.warp)) for fold, value in zip(folds, values, strict=True)]
     if team <= b.warp:
         return found
     warps = team // b.warp
-    arrays = [b.shared_array(memory_kind(dtype), warps) for _, dtype in folds]
+    arrays = [b.shared_array(memory_kind(dtype), threads // b.warp) for _, dtype in folds]
     with b.where(b.icmp("eq", b.lane(), 0)):
         for (_, dtype), array, value in zip(folds, arrays, found, strict=True):
             b.store_shared(array, b.warp_number(), to_memory(b, value, dtype))
     b.barrier()
     joined = []
+    where = b.and_(b.lane(), warps - 1)
+    if threads > team:
+        where = b.add(where, b.and_(b.warp_number(), -warps))
     for (op, dtype), array in zip(folds, arrays, strict=True):
-        mine = b.load_shared(array, b.and_(b.lane(), warps - 1), memory_kind(dtype))
+        mine = b.load_shared(array, where, memory_kind(dtype))
         joined.append(_exchanged(b, (op, dtype), from_memory(b, mine, dtype), warps))
     return joined
 
 
-def _exchanged(b: Simt, fold: Fold, value: LlvmValue, lanes: int) -> LlvmValue:
-    """`value` folded over so many lanes side by side."""
+def fold_teams(
+    b: Simt, folds: Sequence[Fold], values: Sequence[tuple[LlvmValue, ...]], team: int, threads: int
+) -> list[tuple[LlvmValue, ...]]:
+    """Each of `values` folded over the teams of a block: what their first threads have, what their second ones have,
+    and so on. A thread has several of each."""
+    mine = []
+    for fold, given in zip(folds, values, strict=True):
+        mine.append(tuple(_exchanged(b, fold, each, b.warp, first=team) for each in given))
+    apart = max(team, b.warp)
+    if threads == apart:
+        return mine
+    kinds = [memory_kind(dtype) for _, dtype in folds]
+    room = b.shared_array(max(kinds, key=memory_bytes), threads * len(mine[0]))
+    first = b.and_(b.thread(), apart - 1)
+    found = []
+    for number, ((op, dtype), kind, given) in enumerate(zip(folds, kinds, mine, strict=True)):
+        if number:
+            b.barrier()  # the last ones were read
+        for place, value in enumerate(given):
+            b.store_shared(room, b.add(b.thread(), place * threads), to_memory(b, value, dtype))
+        b.barrier()
+        joined = []
+        for place in range(len(given)):
+            parts = [b.load_shared(room, b.add(first, place * threads + at), kind) for at in range(0, threads, apart)]
+            total = from_memory(b, parts[0], dtype)
+            for part in parts[1:]:
+                total = combine(b, op, dtype, total, from_memory(b, part, dtype))
+            joined.append(total)
+        found.append(tuple(joined))
+    return found
+
+
+def _exchanged(b: Simt, fold: Fold, value: LlvmValue, lanes: int, first: int = 1) -> LlvmValue:
+    """`value` folded over so many lanes side by side; `first` apart, if not neighbours."""
     op, dtype = fold
-    distance = 1
+    distance = first
     while distance < lanes:
         value = combine(b, op, dtype, value, b.shuffle_xor(value, distance))
         distance *= 2
     return value
-
-
-def fold_warps(
-    b: Simt, folds: Sequence[Fold], values: Sequence[tuple[LlvmValue, ...]], warps: int
-) -> list[tuple[LlvmValue, ...]]:
-    """Each of `values` folded over the warps of a block, lane by lane; a thread has several of each."""
-    if warps == 1:
-        return list(values)
-    kinds = [memory_kind(dtype) for _, dtype in folds]
-    width = len(values[0])
-    arrays = [b.shared_array(kind, warps * b.warp * width) for kind in kinds]
-    first = b.mul(b.lane(), width)
-    for (_, dtype), array, mine in zip(folds, arrays, values, strict=True):
-        row = b.add(b.mul(b.warp_number(), b.warp * width), first)
-        for way, value in enumerate(mine):
-            b.store_shared(array, b.add(row, way), to_memory(b, value, dtype))
-    b.barrier()
-    found = []
-    for (op, dtype), array, kind in zip(folds, arrays, kinds, strict=True):
-        ways = []
-        for way in range(width):
-            total: LlvmValue | None = None
-            for warp in range(warps):
-                part = from_memory(b, b.load_shared(array, b.add(first, warp * b.warp * width + way), kind), dtype)
-                total = part if total is None else combine(b, op, dtype, total, part)
-            assert total is not None
-            ways.append(total)
-        found.append(tuple(ways))
-    return found

@@ -1,0 +1,143 @@
+"""Folds over rows in the pass that computes what is folded: every block goes through many rows and keeps its own.
+
+    rows(i:8192) cols(j:1024)   …, s = reduce sum …, store dx, accumulate sum dw[j] = v        a norm's backward
+    → rows(i:8192) cols(j:1024)    264 blocks, each through every 264th row; then each leaves dw.parts[1024*part + j]
+      rows(j:1024) cols(part:264)  reduce sum dw.parts, then store dw[j]
+
+Rows that a fold keeps are groups: a block has rows of one of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.phase_kernels import dense, in_order
+from smelt.ir.check_kernel import value_dtypes
+from smelt.ir.kernel import (
+    Accumulate,
+    Axis,
+    Buffer,
+    Cast,
+    Index,
+    Instruction,
+    Kernel,
+    Load,
+    Reduce,
+    Role,
+    Scan,
+    Scatter,
+    Stage,
+    Store,
+)
+from smelt.symbolic.shapes import Size, product
+
+_PART = "part"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFolds:
+    """How a grid goes through rows. `parts` blocks share each group, and come back to it `each` times."""
+
+    groups: tuple[Axis, ...]  # the first row axes of the kernel
+    parts: Size
+    each: int
+
+    @property
+    def group_count(self) -> Size:
+        return product(axis.size for axis in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class OnePass:
+    """A kernel that leaves partial folds, each in a buffer that has room for one part; and what it was made from."""
+
+    original: Kernel
+    kernel: Kernel
+    groups: tuple[Axis, ...]
+
+    @property
+    def folds(self) -> tuple[Accumulate, ...]:
+        return tuple(i for i in self.kernel.instructions() if isinstance(i, Accumulate))
+
+
+def in_one_pass(kernel: Kernel) -> OnePass | None:
+    """A kernel with folds over rows, whose blocks may go through rows one after the other; None where they may not."""
+    if not any(isinstance(i, Accumulate) for i in kernel.instructions()):
+        return None
+    if any(isinstance(i, Scan | Scatter) for i in kernel.instructions()):
+        return None
+    kept = {name for i in kernel.instructions() if isinstance(i, Accumulate) for name in i.index.axes}
+    groups = tuple(axis for axis in kernel.rows if axis.name in kept)
+    folded = tuple(axis for axis in kernel.rows if axis.name not in kept)
+    if not folded:
+        return None
+    rows, dtypes = groups + folded, value_dtypes(kernel)
+    partials: list[Buffer] = []
+    stages: list[Stage] = []
+    for stage in kernel.stages:
+        body: list[Instruction] = []
+        for instruction in stage.body:
+            changed = in_order(instruction, rows + kernel.cols)
+            if isinstance(changed, Accumulate):
+                axes = groups + (kernel.cols if _spans_cols(kernel, changed) else ())
+                size = product(axis.size for axis in axes)
+                partials.append(Buffer(f"{changed.buffer}.parts", dtypes[changed.value], size, Role.OUTPUT))
+                changed = replace(changed, buffer=partials[-1].name, index=dense(axes))
+            body.append(changed)
+        stages.append(Stage(stage.loop, tuple(body)))
+    gone = {i.buffer for i in kernel.instructions() if isinstance(i, Accumulate)}
+    buffers = (*(each for each in kernel.buffers if each.name not in gone), *partials)
+    return OnePass(kernel, replace(kernel, rows=rows, buffers=buffers, stages=tuple(stages)), groups)
+
+
+def _spans_cols(kernel: Kernel, fold: Accumulate) -> bool:
+    return bool(fold.index.axes & {axis.name for axis in kernel.cols})
+
+
+def with_room(kernel: Kernel, parts: Size) -> Kernel:
+    """The buffers of partial folds with room for all parts, one after the other."""
+    partial = {i.buffer for i in kernel.instructions() if isinstance(i, Accumulate)}
+    buffers = tuple(replace(each, size=each.size * parts) if each.name in partial else each for each in kernel.buffers)
+    return replace(kernel, buffers=buffers)
+
+
+def finishing(given: OnePass, parts: Size) -> list[Kernel]:
+    """What the parts come to: a kernel for all folds that keep the same axes."""
+    kernel = given.original
+    alike: dict[tuple[frozenset[str], bool], list[Accumulate]] = {}
+    for fold in (i for i in kernel.instructions() if isinstance(i, Accumulate)):
+        alike.setdefault((fold.index.axes, _spans_cols(kernel, fold)), []).append(fold)
+    return [_finishing(given, folds, parts, number) for number, folds in enumerate(alike.values())]
+
+
+def _finishing(given: OnePass, folds: Sequence[Accumulate], parts: Size, number: int) -> Kernel:
+    kernel = given.original
+    axes = given.groups + (kernel.cols if _spans_cols(kernel, folds[0]) else ())
+    kept = folds[0].index.axes
+    rows = tuple(axis for axis in axes if axis.name in kept)
+    cols = (Axis(_PART, parts), *(axis for axis in axes if axis.name not in kept))
+    one_part = product(axis.size for axis in axes)
+    dtypes = value_dtypes(kernel)
+    body: list[Instruction] = []
+    after: list[Instruction] = []
+    buffers: list[Buffer] = []
+    for fold in folds:
+        partial, whole = f"{fold.buffer}.parts", kernel.buffer(fold.buffer)
+        have, value, out = dtypes[fold.value], f"{partial}.value", f"{partial}.fold"
+        where = Index(((_PART, one_part), *dense(axes).terms))
+        body += [in_order(Load(value, partial, where), rows + cols), Reduce(out, fold.op, value)]
+        if whole.dtype is not have:
+            after.append(Cast(f"{out}.rounded", out, whole.dtype))
+            out = f"{out}.rounded"
+        after.append(in_order(Store(fold.buffer, fold.index, out), rows))
+        buffers += [Buffer(partial, have, one_part * parts, Role.INPUT), whole]
+    stages = (Stage(True, tuple(body)), Stage(False, tuple(after)))
+    name = f"{kernel.name}.parts{number}"
+    return replace(kernel, name=name, rows=rows, cols=cols, buffers=tuple(buffers), stages=stages)
+
+
+def preloadable(stages: Sequence[Stage], folds: RowFolds, rows: Sequence[Axis]) -> list[Load]:
+    """Loads of loops that are the same in all rows of a group."""
+    folded = {axis.name for axis in rows[len(folds.groups) :]}
+    found = {(i.buffer, i.index): i for stage in stages if stage.loop for i in stage.body if isinstance(i, Load)}
+    return [load for load in found.values() if not load.index.axes & folded]

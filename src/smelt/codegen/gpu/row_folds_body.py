@@ -1,0 +1,228 @@
+"""`RowFoldsBody` writes out a grid whose blocks go through many rows each, with what they fold over them at hand.
+
+    for every row of this block:          row and loop stages as in `PhaseBody`
+        accumulate sum dw[j] = v          added to registers of the thread whose col that is; long rows: to its part
+    between the teams of a block, then    dw.parts of this block
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from smelt.base.fast_dataclass import dataclass
+from smelt.codegen.gpu.phase_body import Coordinates, PhaseBody, Values, halved
+from smelt.codegen.gpu.row_folds import RowFolds, preloadable
+from smelt.codegen.gpu.simt import Mask
+from smelt.codegen.gpu.team_folds import fold_team, fold_teams
+from smelt.codegen.llvm.builder import LlvmValue
+from smelt.codegen.llvm.reductions import combine, start
+from smelt.codegen.llvm.scalars import from_memory, to_memory
+from smelt.ir.kernel import Accumulate, Index, Instruction, Role
+from smelt.symbolic.symsize import is_symsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A fold over rows: how many values a thread has of it, and where these begin among all that it carries along."""
+
+    fold: Accumulate
+    in_loop: bool  # in a loop over cols
+    spans_cols: bool  # one for each col, else one for all
+    first: int
+    count: int
+
+
+class RowFoldsBody(PhaseBody):
+    """A phase with `PhasePlan.folds` being written."""
+
+    carried: list[LlvmValue]
+    kept: dict[Accumulate, _Kept]
+    part: LlvmValue
+    turn: LlvmValue
+
+    @property
+    def folds(self) -> RowFolds:
+        assert self.plan.folds is not None
+        return self.plan.folds
+
+    def write(self) -> None:
+        b, folds = self.b, self.folds
+        self._find_team()
+        self.kept = self._found_folds()
+        self.carried = []
+        for kept in self.kept.values():
+            nothing = start(b, kept.fold.op, self._dtype(kept.fold), 1)
+            self.carried += [b.splat(nothing, self._lanes)] * kept.count
+        preloaded = self._preloaded()
+        loop = b.begin(b.const("i64", 0), b.const("i64", folds.each), 1, self.carried, guard=False)
+        self.carried = list(loop.values)
+        self.turn = loop.index if b.index_kind == "i64" else b.convert("trunc", loop.index, b.index_kind)
+        self._next_row()
+        self.values, self.stored_once, self.registers = {}, {}, dict(preloaded)
+        for stage in self.kernel.stages:
+            if stage.loop:
+                self._loop(stage)
+            else:
+                self._run_once(stage)
+        if self._waits == 1:
+            b.barrier()  # the next row writes to the shared memory that this one is read from
+        self.carried = list(loop.end(*(b.splat(each, self._lanes) for each in self.carried)))
+        self._leave()
+
+    def _dtype(self, fold: Accumulate) -> torch.dtype:
+        return self.dtypes[fold.value]
+
+    @property
+    def _waits(self) -> int:
+        """How often the threads of a block wait for each other in a row. After two waits nobody reads what was written
+        before the first."""
+        if self.plan.team <= self.b.warp:
+            return 0
+        return sum(stage.loop and bool(self._reduces(stage)) for stage in self.kernel.stages)
+
+    # Rows.
+
+    def _find_team(self) -> None:
+        b, plan, folds = self.b, self.plan, self.folds
+        shift = plan.team.bit_length() - 1
+        if plan.rows_at_once == 1:
+            self.team_number, self.first = b.index(0), b.mul(b.thread(), plan.width)
+        elif plan.team >= b.warp:
+            self.team_number = b.lshr(b.warp_number(), shift - b.warp.bit_length() + 1)
+            self.first = b.mul(b.and_(b.thread(), plan.team - 1), plan.width)
+        else:
+            self.team_number = b.lshr(b.thread(), shift) if shift else b.thread()
+            self.first = b.mul(b.and_(b.thread(), plan.team - 1), plan.width)
+        if plan.team * plan.width > 1:
+            self.is_first = b.icmp("eq", self.first, 0)
+        self.part, group = b.block_number(), b.index(0)
+        if folds.groups:
+            count = b.index(folds.group_count)
+            self.part = b.binary("udiv", b.block_number(), count)
+            group = b.sub(b.block_number(), b.mul(self.part, count))
+        self.group = self._coordinates(group, folds.groups)
+
+    def _next_row(self) -> None:
+        b, plan, folds = self.b, self.plan, self.folds
+        axes = self.kernel.rows[len(folds.groups) :]
+        count = self.kernel.row_count // folds.group_count
+        number = b.add(b.mul(self.turn, b.index(folds.parts)), self.part)
+        if plan.rows_at_once > 1:
+            number = b.add(b.mul(number, plan.rows_at_once), self.team_number)
+        at_once = plan.rows_at_once * folds.each * folds.parts
+        self.row_mask = None
+        if is_symsize(count) or is_symsize(at_once) or count != at_once:
+            self.row_mask = b.icmp("slt", number, b.index(count))
+            number = b.select(self.row_mask, number, 0)
+        self.rows = {**self.group, **self._coordinates(number, axes)}
+
+    def _preloaded(self) -> dict[tuple[str, Index, int], Values]:
+        """What is the same in all rows of this block: loaded once."""
+        if not self.plan.unrolled or not self.plan.preloads:
+            return {}
+        found: dict[tuple[str, Index, int], Values] = {}
+        self.rows = dict(self.group)
+        for tile in range(int(self.plan.tiles)):
+            where, _ = self._cols(self.b.index(tile))
+            for load in preloadable(self.kernel.stages, self.folds, self.kernel.rows):
+                if self.kernel.buffer(load.buffer).role is Role.INPUT:
+                    found[load.buffer, load.index, tile] = self._loaded(load, {**self.rows, **where}, tile, once=False)
+        return found
+
+    # Folds.
+
+    def _found_folds(self) -> dict[Accumulate, _Kept]:
+        found: dict[Accumulate, _Kept] = {}
+        first = 0
+        for stage in self.kernel.stages:
+            for fold in stage.body:
+                if isinstance(fold, Accumulate):
+                    spans = bool(fold.index.axes & {axis.name for axis in self.kernel.cols})
+                    count = int(self.plan.tiles) * self.plan.width if spans and self.plan.unrolled else int(not spans)
+                    found[fold] = _Kept(fold, stage.loop, spans, first, count)
+                    first += count
+        return found
+
+    def _step(self, i: Instruction, where: Coordinates, mask: Mask, *, tile: int = 0, once: bool = False) -> None:
+        if not isinstance(i, Accumulate):
+            super()._step(i, where, mask, tile=tile, once=once)
+            return
+        kept = self.kept[i]
+        values = self._masked(i, self.row_mask if once else mask)
+        if not kept.spans_cols:
+            values = values if once else self._spread(values)
+            self._add(kept.first, i, halved(values, lambda x, y: self._combined(i, x, y)))
+        elif self.plan.unrolled:
+            for way, value in enumerate(self._spread(values)):
+                self._add(kept.first + tile * self.plan.width + way, i, value)
+        else:
+            self._add_in_memory(i, where, self._spread(values))
+
+    def _masked(self, fold: Accumulate, mask: Mask) -> Values:
+        values = self.values[fold.value]
+        if mask is None:
+            return values
+        return tuple(self.b.select(mask, each, start(self.b, fold.op, self._dtype(fold), 1)) for each in values)
+
+    def _combined(self, fold: Accumulate, one: LlvmValue, other: LlvmValue) -> LlvmValue:
+        return combine(self.b, fold.op, self._dtype(fold), one, other)
+
+    def _add(self, slot: int, fold: Accumulate, value: LlvmValue) -> None:
+        self.carried[slot] = self._combined(fold, self.carried[slot], value)
+
+    def _add_in_memory(self, fold: Accumulate, where: Coordinates, values: Values) -> None:
+        """To what this thread left there for the row before. Cols beyond the last are the first one again."""
+        b, dtype = self.b, self._dtype(fold)
+        begins = b.icmp("eq", self.turn, 0)
+        before = self._load(fold.buffer, fold.index, where, constant=False, base=self._base(fold))
+        after = []
+        for raw, value in zip(before, values, strict=True):
+            so_far = b.select(begins, start(b, fold.op, dtype, 1), from_memory(b, raw, dtype))
+            after.append(self._combined(fold, so_far, value))
+        self._put(fold, where, self.col_mask, tuple(after))
+
+    def _base(self, fold: Accumulate) -> LlvmValue:
+        """Where what this block leaves of a fold begins."""
+        size = self.kernel.buffer(fold.buffer).size // self.folds.parts
+        return self.b.mul(self.part, self.b.index(size))
+
+    def _put(self, fold: Accumulate, where: Coordinates, mask: Mask, values: Values) -> None:
+        b, dtype = self.b, self._dtype(fold)
+        raw = [to_memory(b, each, dtype) for each in values]
+        with b.where(mask):
+            self._stored(fold.buffer, fold.index, where, raw, base=self._base(fold))
+
+    # The end.
+
+    def _leave(self) -> None:
+        """What this block found, folded between its teams, to its part."""
+        b, plan = self.b, self.plan
+        self.rows = dict(self.group)
+        spanning = [kept for kept in self.kept.values() if kept.spans_cols and kept.count]
+        found = self._between_teams(spanning)
+        mask = None if plan.rows_at_once == 1 else b.icmp("slt", b.thread(), plan.team)
+        for tile in range(int(plan.tiles) if spanning else 0):
+            where, inside = self._cols(b.index(tile))
+            for kept, values in zip(spanning, found, strict=True):
+                mine = values[tile * plan.width : (tile + 1) * plan.width]
+                self._put(kept.fold, {**self.rows, **where}, self._both(mask, inside), mine)
+        single = [kept for kept in self.kept.values() if not kept.spans_cols]
+        once = [kept for kept in single if not kept.in_loop]
+        looped = [kept for kept in single if kept.in_loop]
+        wholes = self._between_threads(looped) + [values[0] for values in self._between_teams(once)]
+        for kept, value in zip([*looped, *once], wholes, strict=True):
+            self._put(kept.fold, self.rows, b.icmp("eq", b.thread(), 0), (value,))
+
+    def _between_threads(self, all_kept: Sequence[_Kept]) -> list[LlvmValue]:
+        if not all_kept:
+            return []
+        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
+        values = [self.carried[kept.first] for kept in all_kept]
+        return fold_team(self.b, kinds, values, self.plan.threads, self.plan.threads)
+
+    def _between_teams(self, all_kept: Sequence[_Kept]) -> list[Values]:
+        values = [tuple(self.carried[kept.first : kept.first + kept.count]) for kept in all_kept]
+        if not values or self.plan.rows_at_once == 1:
+            return values
+        kinds = [(kept.fold.op, self._dtype(kept.fold)) for kept in all_kept]
+        return fold_teams(self.b, kinds, values, self.plan.team, self.plan.threads)

@@ -1,0 +1,151 @@
+"""Folds over rows in the pass that computes what is folded: gradients of norms, groups of rows, long rows."""
+
+import re
+
+import pytest
+
+from smelt.codegen.gpu import grid_plan
+from smelt.ir.kernel import Kernel
+from tests.codegen.gpu.on_host import OnHost, ptx
+from tests.ir.kernels import COLUMN_SUM, sized
+from tests.kernel_text import parse_kernel
+
+NORM_BACKWARD = """
+kernel norm_backward rows(i:{rows}) cols(j:{cols})
+  in x: {dtype}[{rows}*{cols}]
+  in dy: {dtype}[{rows}*{cols}]
+  in w: f32[{cols}]
+  in mean: f32[{rows}]
+  out dx: {dtype}[{rows}*{cols}]
+  out dw: {dtype}[{cols}]
+  out db: f32[{cols}]
+  out most: f32[1]
+  out norm: f32[1]
+  row:
+    m = load mean[i]
+    n = const {cols} : f32
+  loop:
+    x0 = load x[{cols}*i + j]
+    x1 = cast x0 : f32
+    x2 = sub x1, m : f32
+    g0 = load dy[{cols}*i + j]
+    g1 = cast g0 : f32
+    w0 = load w[j]
+    g2 = mul g1, w0 : f32
+    g3 = mul g2, x2 : f32
+    s = reduce sum g2
+    t = reduce sum g3
+    g4 = mul g1, x2 : f32
+    accumulate sum dw[j] = g4
+    accumulate sum db[j] = g1
+    q = mul g1, g1 : f32
+    accumulate sum norm[0] = q
+  row:
+    a = div s, n : f32
+    b = div t, n : f32
+    accumulate max most[0] = b
+  loop:
+    y0 = load x[{cols}*i + j]
+    y1 = cast y0 : f32
+    y2 = sub y1, m : f32
+    h0 = load dy[{cols}*i + j]
+    h1 = cast h0 : f32
+    w1 = load w[j]
+    h2 = mul h1, w1 : f32
+    h3 = sub h2, a : f32
+    h4 = mul y2, b : f32
+    h5 = sub h3, h4 : f32
+    h6 = cast h5 : {dtype}
+    store dx[{cols}*i + j] = h6
+"""
+GROUP_BACKWARD = """
+kernel group_backward rows(n:{n}, g:{g}) cols(c:{c}, p:{p})
+  in x: f32[{n}*{g}*{c}*{p}]
+  in w: f32[{g}*{c}]
+  out y: f32[{n}*{g}*{c}*{p}]
+  out dw: f32[{g}*{c}]
+  out all: f32[{g}]
+  out keep: f32[{p}]
+  out any: bool[{c}*{p}]
+  loop:
+    v = load x[{g}*{c}*{p}*n + {c}*{p}*g + {p}*c + p]
+    s = reduce sum v
+  loop:
+    u = load x[{g}*{c}*{p}*n + {c}*{p}*g + {p}*c + p]
+    ww = load w[{c}*g + c]
+    d = sub u, s : f32
+    e = mul d, ww : f32
+    f = lt e, d : bool
+    store y[{g}*{c}*{p}*n + {c}*{p}*g + {p}*c + p] = e
+    accumulate sum dw[{c}*g + c] = d
+    accumulate min keep[p] = e
+    accumulate all any[{p}*c + p] = f
+    accumulate sum all[g] = e
+"""
+
+
+def _with_sizes(text: str, **sizes: object) -> Kernel:
+    given = text.format(**sizes)
+    return parse_kernel(re.sub(r"\d+(?:\*\d+)+", lambda found: str(eval(found[0])), given))
+
+
+def norm(rows: int, cols: int, dtype: str = "f32") -> Kernel:
+    return _with_sizes(NORM_BACKWARD, rows=rows, cols=cols, dtype=dtype)
+
+
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that blocks go through many rows of small kernels."""
+    monkeypatch.setattr(grid_plan, "_MULTIPROCESSORS", 1)
+    monkeypatch.setattr(grid_plan, "_REGISTER_FILE", 4096)
+
+
+@pytest.mark.parametrize("rows, cols", [(3, 7), (170, 33), (90, 6), (133, 2), (9, 1000), (70, 64), (300, 256)])
+def test_many_rows_a_block(few_blocks: None, rows: int, cols: int) -> None:
+    made = OnHost(norm(rows, cols))
+    folds = made.plan.phases[0].folds
+    assert folds is not None and (folds.each > 1 or rows < 10)
+    made.check(atol=1e-5 * rows)
+
+
+def test_sums_of_narrow_numbers(few_blocks: None) -> None:
+    OnHost(norm(70, 40, "bf16")).check(rtol=1e-2, atol=3e-2)
+
+
+def test_rows_too_long_for_registers(few_blocks: None) -> None:
+    made = OnHost(norm(13, 5000))
+    assert not made.plan.phases[0].unrolled and made.plan.phases[0].folds is not None
+    made.check(atol=1e-4)
+
+
+@pytest.mark.parametrize("n, g, c, p", [(5, 3, 4, 8), (17, 4, 3, 50), (9, 2, 8, 700), (30, 2, 3, 5)])
+def test_rows_that_are_kept_are_groups(few_blocks: None, n: int, g: int, c: int, p: int) -> None:
+    made = OnHost(_with_sizes(GROUP_BACKWARD, n=n, g=g, c=c, p=p))
+    assert made.plan.phases[0].folds is not None and made.plan.phases[0].folds.groups
+    made.check(atol=1e-3)
+
+
+def test_few_long_rows_are_kept_aside() -> None:
+    made = OnHost(parse_kernel(sized(COLUMN_SUM, 2, 200_000)))
+    assert all(phase.folds is None for phase in made.plan.phases)
+    made.check()
+
+
+def test_one_piece_of_code_for_all_sizes(few_blocks: None) -> None:
+    kernel = parse_kernel(COLUMN_SUM.format(rows="s0", cols="s1", total="s0*s1"), {"s0": 60, "s1": 24})
+    made = OnHost(kernel)
+    assert made.plan.phases[0].folds is not None
+    for rows, cols in [(2, 2), (3, 7), (60, 24), (200, 33), (5, 1000)]:
+        made.check({"s0": rows, "s1": cols})
+
+
+def test_folds_of_no_rows_are_stored() -> None:
+    OnHost(parse_kernel(sized(COLUMN_SUM, 0, 10))).check()
+
+
+def test_what_a_gpu_is_given() -> None:
+    text = ptx(norm(16384, 4096, "bf16"))
+    first = text[text.index(".entry k_0") : text.index(".entry k_1")]
+    assert first.count("ld.global.v4") + first.count("ld.global.nc.v4") >= 4  # sixteen bytes at once
+    assert "local" not in first
+    assert "ld.global.nc.b32" not in first or first.count("ld.global.nc.b32") <= 2
