@@ -371,34 +371,20 @@ class CudaModule:
     def occupancy(self, function: int, threads: int, shared_bytes: int, /) -> int:
         """How many blocks of a function one multiprocessor runs at once."""
 
-# A tensor where a program names one: any instance of a subclass of tuple, (number of a value, sizes, strides, offset).
-# Sizes None: the value as it is; otherwise a view of it, the offset in elements from where the value begins.
-# A step of a program, by its kind:
-#   ("allocate", value, sizes, strides, dtype, device, code, device_type, device_index)
-#       a new tensor; code and device_type: numbers in PyTorch's C interface, code -1 where Python is to allocate. The
-#       last two may be left out for the CPU
-#   ("launch", kernel, values)                                  any launcher; other callables get (threads, *tensors)
-#   ("call", function, arguments, names, results, is_one, native, unless)
-#       function(*arguments), the last of them by `names`; lists and tuples in them may hold tensors
-#       results  for each None or (value, sizes, strides, dtype, name, code), which `fit` sees to; is_one: the call
-#                returns its one result, not a sequence of them. No results: what the call returns is not looked at
-#       native   None or (name, overload, tensors, code, texts, returns, product, factors): the same call without
-#                Python, by the dispatcher or, without an overload, by the function of this name that set_library was
-#                given. code: its arguments (csrc/runner/native_call.h), which name `tensors` and `texts` by number.
-#                returns: how many tensors, -1: one list. product: () or what describes a product of small matrices
-#                that is made without any call: 1 for doubles or 0 for floats, rows, columns, depth; per tensor its
-#                strides by row and column, and its offset; factors: beta and alpha of that
-#       unless   -1 or left out, or a value that holds one bool: the call is there to raise, and made if it is false
-#   ("drop", values)                                            nobody needs these any more
-RunnerStep = tuple[Any, ...]
+def program_layout() -> dict[str, tuple[str, ...]]:
+    """The fields of the header of a flat program ("header"), and of the records of each of its sections, by name. What
+    writes one declares the same (`smelt.ir.flat.layout`)."""
 
 class Runner:
-    """A program as one call: `runner(*inputs)` does the steps in order and yields `outputs` with tensors in place.
+    """A program as one call: `runner(*inputs)` does its steps in order and returns its results.
 
-    Tensors are values with numbers: first the inputs, then `constants`, then what the list that `acquire()` returns
-    holds (`arena` of them; it goes back by `release(list)`), then what steps make, `values` in all. A `consuming`
-    runner is given its inputs in a list, which it empties. Sizes must fit what the kernels were built for: nothing is
-    checked.
+    `table` is a flat program (`smelt.ir.flat`), `objects` what it refers to: its constants first, then kernels,
+    functions and whatever else is Python's. A table that is cut, or refers to what is not there, is refused with a
+    ValueError. Sizes must fit what the kernels were built for: that is not checked.
+
+    Tensors are values with numbers: the inputs, the constants, what steps make, then what the list holds that
+    `acquire()` returns and that goes back by `release(list)`. A consuming program is given its inputs in a list, which
+    it empties.
 
     The GIL is released from the first step to the last of a program without `python_steps`, and while kernels and
     native calls of any other run. Python does what native code does not: `allocate(sizes, strides, dtype, device)`,
@@ -410,14 +396,9 @@ class Runner:
 
     def __init__(
         self,
+        table: bytes,
+        objects: tuple[Any, ...],
         *,
-        inputs: int,
-        constants: tuple[Any, ...],
-        arena: int,
-        values: int,
-        steps: tuple[RunnerStep, ...],
-        outputs: tuple[Any, ...],
-        consuming: bool,
         threads: Callable[[], int],
         acquire: Callable[[], list[Any]],
         release: Callable[[Any], object],
@@ -427,7 +408,9 @@ class Runner:
         watchers: tuple[Callable[[], object], ...],
     ) -> None: ...
     @property
-    def steps(self) -> tuple[RunnerStep, ...]: ...
+    def table(self) -> bytes: ...
+    @property
+    def objects(self) -> tuple[Any, ...]: ...
     @property
     def python_steps(self) -> int:
         """How many steps only Python can do."""

@@ -10,6 +10,8 @@ import pytest
 
 from smelt import _native
 from smelt._native import AnyLauncher, GridLauncher, Launcher
+from smelt.ir.flat.steps import FlatProgram, FlatValue, LaunchStep
+from smelt.ir.flat.write import write
 from tests.compiled_c import build
 
 WARP, THREADS = 8, 32
@@ -167,21 +169,25 @@ def test_threads_run_grids_at_once(code: ctypes.CDLL) -> None:
     assert not wrong
 
 
+def runner(*steps: LaunchStep) -> _native.Runner:
+    """A program of two tensors."""
+    values = (FlatValue("v", None, None, (), ()),) * 2
+    table, objects = write(FlatProgram("p", values, 2, (), 0, 0, steps, ()), lambda _: -1, lambda _: None)
+    return _native.Runner(
+        table, objects, threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print,
+        watchers=(),
+    )  # fmt: skip
+
+
 def test_a_step_of_a_program(code: ctypes.CDLL) -> None:
     given, out = FLOATS(*range(128)), FLOATS()
     made = launcher(phase(code, "reverse", 4, shared=128), buffers=2)
-    run = _native.Runner(
-        inputs=2, constants=(), arena=0, values=2, steps=(("launch", made, (0, 1)),), outputs=(), consuming=False,
-        threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print, watchers=(),
-    )  # fmt: skip
+    run = runner(LaunchStep("reverse", made, (0, 1)))
     assert run.python_steps == 0
     run(Buffer(given), Buffer(out))
     assert list(out[:32]) == list(range(31, -1, -1))
-    steps = (("launch", launcher(phase(code, "diverge")), ()), ("launch", made, (0, 1)))
-    run = _native.Runner(
-        inputs=2, constants=(), arena=0, values=2, steps=steps, outputs=(), consuming=False,
-        threads=lambda: 1, acquire=list, release=print, allocate=print, view=print, fit=print, watchers=(),
-    )  # fmt: skip
+    diverging = launcher(phase(code, "diverge"))
+    run = runner(LaunchStep("diverge", diverging, ()), LaunchStep("reverse", made, (0, 1)))
     with pytest.raises(RuntimeError, match="some warps end") as failure:
         run(Buffer(given), Buffer(out))
     assert failure.value.smelt_step == 0  # type: ignore[attr-defined]

@@ -7,20 +7,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from smelt._native import Launcher, Runner
+from smelt.ir.flat.steps import AllocateStep, CallStep, DropStep, FlatProgram, FlatValue, LaunchStep, Ref
+from smelt.ir.flat.write import write
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64, ctypes.c_void_p)
-
-
-class Ref(NamedTuple):
-    value: int
-    sizes: tuple[int, ...] | None = None
-    strides: tuple[int, ...] | None = None
-    offset: int = 0
 
 
 class Buffer:
@@ -41,13 +36,26 @@ def kernel(function: Callable[[Any, int, int], None]) -> tuple[Any, int]:
     return callback, address
 
 
-def runner(steps: Any, outputs: Any, **changes: Any) -> Runner:
+def call(function: Any, *arguments: Any, **more: Any) -> CallStep:
+    return CallStep("f", function, arguments, **more)
+
+
+def runner(
+    steps: Any,
+    outputs: Any,
+    *,
+    inputs: int = 1,
+    constants: tuple[Any, ...] = (),
+    arena: int = 0,
+    values: int = 4,
+    made: dict[int, FlatValue] | None = None,
+    consuming: bool = False,
+    **changes: Any,
+) -> Runner:
+    """A runner of these steps; `made`: what values are that steps make, where it matters."""
+    described = tuple((made or {}).get(number, FlatValue("v", None, None, (), ())) for number in range(values))
+    program = FlatProgram("p", described, inputs, constants, arena, 0, steps, outputs, consuming)
     settings: dict[str, Any] = {
-        "inputs": 1,
-        "constants": (),
-        "arena": 0,
-        "values": 4,
-        "consuming": False,
         "threads": lambda: 2,
         "acquire": list,
         "release": lambda arena: None,
@@ -56,7 +64,7 @@ def runner(steps: Any, outputs: Any, **changes: Any) -> Runner:
         "fit": lambda tensor, *how: Buffer(tensor.address, ("fit", *how)),
         "watchers": (),
     }
-    return Runner(steps=steps, outputs=outputs, **{**settings, **changes})
+    return Runner(*write(program, lambda dtype: -1, lambda device: None), **{**settings, **changes})
 
 
 def test_steps_in_order() -> None:
@@ -70,18 +78,20 @@ def test_steps_in_order() -> None:
         return Buffer(0x300)
 
     callback, address = kernel(note)
+    arguments = (Ref(0), 7, [Ref(2), (Ref(1),)], "x", Ref(0, (3,), (1,), 5))
     steps = (
-        ("allocate", 2, (2, 3), (3, 1), "f32", "cpu", -1),
-        ("call", function, (Ref(0), 7, [Ref(2), (Ref(1),)], "x", Ref(0, (3,), (1,), 5)), ("name", "other"),
-         ((3, (2,), (1,), "f32", "result", -1),), True, None),
-        ("launch", Launcher(address, 3, 0, 0), (0, 2, 3)),
-    )  # fmt: skip
+        AllocateStep(2),
+        CallStep("f", function, arguments, ("name", "other"), results=(3,), is_one=True),
+        LaunchStep("k", Launcher(address, 3, 0, 0), (0, 2, 3)),
+    )
+    values = {2: FlatValue("a", "f32", "cpu", (2, 3), (3, 1)), 3: FlatValue("result", "f32", "cpu", (2,), (1,))}
     x, constant = Buffer(0x1000), Buffer(0x2000)
-    made = runner(steps, (Ref(3), None, Ref(2, (6,), (1,), 0), [Ref(0)]), constants=(constant,))
-    assert made.steps is steps
-    result, nothing, view, (given,) = made(x)
-    (call, args, named), launched = seen
-    assert call == "call" and args[0] is x and args[1] == 7 and args[2][1] == (constant,)
+    outputs = (Ref(3), None, Ref(2, (6,), (1,), 0), [Ref(0)], 1.5, True, -7, 1 << 70)
+    made = runner(steps, outputs, constants=(constant,), made=values)
+    result, nothing, view, (given,), *plain = made(x)
+    (kind, args, named), launched = seen
+    assert plain == [1.5, True, -7, 1 << 70] and plain[1] is True
+    assert kind == "call" and args[0] is x and args[1] == 7 and args[2][1] == (constant,)
     assert args[2][0].made == ("allocate", (2, 3), (3, 1), "f32", "cpu")
     assert named["name"] == "x" and named["other"].made == ("view", (3,), (1,), 5)
     assert launched == ("kernel", [0x1000, 0x100, 0x300], 2)
@@ -91,15 +101,12 @@ def test_steps_in_order() -> None:
 
 
 def test_several_results_and_none() -> None:
-    results = ((1, (), (), None, "a", -1), None, (2, (), (), None, "b", -1))
-    steps = (
-        ("call", lambda: [Buffer(1), Buffer(2), Buffer(3)], (), (), results, False, None),
-        ("call", lambda: "not looked at", (), (), (), False, None),
-    )
+    results = (1, None, 2)
+    steps = (call(lambda: [Buffer(1), Buffer(2), Buffer(3)], results=results), call(lambda: "not looked at"))
     first, second = runner(steps, (Ref(1), Ref(2)))(Buffer(0))
     assert (first.address, second.address) == (1, 3)
     with pytest.raises(ValueError, match="yields 2 results, not 3"):
-        runner((("call", lambda: [1, 2], (), (), results, False, None),), ())(Buffer(0))
+        runner((call(lambda: [1, 2], results=results),), ())(Buffer(0))
 
 
 def test_an_arena_goes_back_whatever_happens() -> None:
@@ -110,8 +117,7 @@ def test_an_arena_goes_back_whatever_happens() -> None:
         if fail:
             raise KeyError("broken")
 
-    steps = (("call", function, (Ref(2),), (), (), False, None),)
-    made = runner(steps, (Ref(1), Ref(2)), arena=2, acquire=free.pop, release=free.append)
+    made = runner((call(function, Ref(3)),), (Ref(2), Ref(3)), arena=2, acquire=free.pop, release=free.append)
     with pytest.raises(KeyError, match="broken"):
         made(Buffer(0))
     assert len(free) == 1
@@ -128,8 +134,7 @@ def test_a_consuming_program_lets_go_after_the_last_use() -> None:
     def look() -> None:
         alive.append([ref() is not None for ref in refs])
 
-    steps = (("call", look, (), (), (), False, None), ("drop", (0,)), ("call", look, (), (), (), False, None))
-    runner(steps, (), inputs=2, consuming=True)(given)
+    runner((call(look), DropStep((0,)), call(look)), (), inputs=2, consuming=True)(given)
     assert given == [] and alive == [[True, True], [False, True]] and refs[1]() is None
 
 
@@ -137,16 +142,16 @@ def test_errors_of_every_helper_come_out() -> None:
     def broken(*args: Any) -> Any:
         raise ZeroDivisionError("here")
 
-    allocation = ("allocate", 1, (1,), (1,), None, None, -1)
-    call = ("call", lambda: 1, (), (), ((1, (), (), None, "a", -1),), True, None)
+    one = call(lambda: 1, results=(1,), is_one=True)
     callback, address = kernel(lambda buffers, threads, space: None)
+    launch = LaunchStep("k", Launcher(address, 1, 0, 0), (0,))
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
-        ((allocation,), (), {"allocate": broken}),
-        ((call,), (), {"fit": broken}),
-        ((("call", broken, (), (), (), False, None),), (), {}),
+        ((AllocateStep(1),), (), {"allocate": broken}),
+        ((one,), (), {"fit": broken}),
+        ((call(broken),), (), {}),
         ((), (Ref(0, (1,), (1,), 0),), {"view": broken}),
-        ((("launch", Launcher(address, 1, 0, 0), (0,)),), (), {"threads": broken}),
-        ((("launch", broken, (0,)),), (), {}),
+        ((launch,), (), {"threads": broken}),
+        ((LaunchStep("k", broken, (0,)),), (), {}),
         ((), (), {"arena": 1, "acquire": broken}),
         ((), (), {"arena": 1, "acquire": lambda: [1], "release": broken}),
     ]
@@ -154,9 +159,9 @@ def test_errors_of_every_helper_come_out() -> None:
         with pytest.raises(ZeroDivisionError, match="here"):
             runner(steps, outputs, **changes)(Buffer(0))
     with pytest.raises(ValueError, match="at least one thread"):
-        runner((("launch", Launcher(address, 1, 0, 0), (0,)),), (), threads=lambda: 0)(Buffer(0))
+        runner((launch,), (), threads=lambda: 0)(Buffer(0))
     with pytest.raises(AttributeError, match="data_ptr"):
-        runner((("launch", Launcher(address, 1, 0, 0), (0,)),), ())(3)
+        runner((launch,), ())(3)
     with pytest.raises(TypeError, match="arena"):
         runner((), (), arena=2, acquire=lambda: [1])(Buffer(0))
     with pytest.raises(SystemError, match="no step before"):
@@ -166,24 +171,26 @@ def test_errors_of_every_helper_come_out() -> None:
 
 def test_programs_that_make_no_sense() -> None:
     callback, address = kernel(lambda buffers, threads, space: None)
+    once = LaunchStep("k", Launcher(address, 2, 0, 0), (0,))
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
-        ((("jump", 1),), (), {}, "no step is called 'jump'"),
-        (((),), (), {}, "begins with its kind"),
-        ((("drop", (9,)),), (), {}, "none is number 9"),
-        ((("drop", (-1,)),), (), {}, "none is number -1"),
-        ((), (Ref(4),), {}, "none is number 4"),
+        ((DropStep((9,)),), (), {}, "references 0 has a wrong value"),
+        ((DropStep((-1,)),), (), {}, "drops 0 has a wrong value"),
+        ((LaunchStep("k", print, (-1,)),), (), {}, "launches 0 has a wrong value"),
+        ((AllocateStep(4),), (), {}, "steps 0 has a wrong place"),
+        ((), (Ref(4),), {}, "items 1 has a wrong kind"),
         ((), (Ref(0, (1, 2), (1,), 0),), {}, "of one length"),
-        ((("launch", Launcher(address, 2, 0, 0), (0,)),), (), {}, "2 buffers gets 1"),
-        ((("call", print, (), ("end",), (), False, None),), (), {}, "more names than arguments"),
-        ((("allocate", 0, (1,)),), (), {}, "argument"),
-        ((), (), {"values": 0}, "fewer values"),
-        ((), (), {"inputs": -1}, "fewer values"),
+        ((once,), (), {}, "the code of k takes 2 buffers, and gets 1"),
+        ((call(print, names=("end",)),), (), {}, "more names than arguments"),
+        ((call(print, results=(1, 2), is_one=True),), (), {}, "one result that is not one"),
+        ((), (), {"values": 0}, "wrong number of values"),
+        ((), (), {"inputs": -1}, "wrong number of values"),
+        ((), (), {"arena": 4}, "wrong number of values"),
     ]
     for steps, outputs, changes, message in wrong:
-        with pytest.raises((ValueError, TypeError, IndexError), match=message):
+        with pytest.raises(ValueError, match=message):
             runner(steps, outputs, **changes)
     with pytest.raises(TypeError):
-        Runner(1)  # type: ignore[call-arg]
+        Runner(1)  # type: ignore[call-arg, arg-type]
     refused: tuple[tuple[Any, ...], ...] = ((), (1, 2), ([],), (1,))
     for given in refused:
         with pytest.raises(TypeError, match="takes 1 tensors in a list"):
@@ -196,7 +203,7 @@ def test_programs_that_make_no_sense() -> None:
 def test_many_values_and_buffers() -> None:
     seen: list[Any] = []
     callback, address = kernel(lambda buffers, threads, space: seen.extend(buffers[i] for i in range(100)))
-    steps = (("launch", Launcher(address, 100, 0, 0), tuple(range(100))),)
+    steps = (LaunchStep("k", Launcher(address, 100, 0, 0), tuple(range(100))),)
     runner(steps, (), inputs=100, values=100)(*(Buffer(i + 1) for i in range(100)))
     assert seen == list(range(1, 101))
     del callback
@@ -213,13 +220,14 @@ def test_kernels_share_a_workspace_as_large_as_the_largest_needs() -> None:
         return kernel(kernel_of_size)
 
     small, large = fill(100), fill(64 + 2 * 5000)
-    steps = (("launch", Launcher(small[1], 0, 100, 0), ()), ("launch", Launcher(large[1], 0, 64, 5000), ()))
+    steps = (LaunchStep("a", Launcher(small[1], 0, 100, 0), ()), LaunchStep("b", Launcher(large[1], 0, 64, 5000), ()))
     made = runner(steps, ())
     for _ in range(2):
         made(Buffer(0))
     assert all(space % 64 == 0 for space in spaces) and spaces[1] == spaces[2] == spaces[3]
     with pytest.raises(MemoryError):
-        runner((("launch", Launcher(small[1], 0, 0, sys.maxsize // 2), ()),), (), threads=lambda: 1 << 40)(Buffer(0))
+        greedy = LaunchStep("k", Launcher(small[1], 0, 0, sys.maxsize // 2), ())
+        runner((greedy,), (), threads=lambda: 1 << 40)(Buffer(0))
 
 
 def test_calls_at_the_same_time_and_inside_each_other() -> None:
@@ -231,7 +239,7 @@ def test_calls_at_the_same_time_and_inside_each_other() -> None:
         barrier.wait(20)
 
     callback, address = kernel(meet)
-    made = runner((("launch", Launcher(address, 1, 64, 0), (0,)),), (Ref(0),))
+    made = runner((LaunchStep("k", Launcher(address, 1, 64, 0), (0,)),), (Ref(0),))
     callers = [threading.Thread(target=made, args=(Buffer(1),)) for _ in range(4)]
     for caller in callers:
         caller.start()
@@ -242,7 +250,7 @@ def test_calls_at_the_same_time_and_inside_each_other() -> None:
     def nested(tensor: Buffer) -> Buffer:
         return Buffer(tensor.address + (again(Buffer(tensor.address - 1))[0].address if tensor.address else 0))
 
-    again = runner((("call", nested, (Ref(0),), (), ((1, (), (), None, "sum", -1),), True, None),), (Ref(1),))
+    again = runner((call(nested, Ref(0), results=(1,), is_one=True),), (Ref(1),))
     assert again(Buffer(10))[0].address == 55
     del callback
 
@@ -256,20 +264,20 @@ def test_nothing_leaks() -> None:
             raise ValueError
         return [tensor, key]
 
-    sizes, results = (1 << 40,), ((2, (1 << 40,), (1,), None, "a", -1), (3, (), (), None, "b", -1))
-    steps = (
-        ("call", function, (Ref(0), [Ref(1)], Ref(0, sizes, (1,), 0), Ref(1)), ("key",), results, False, None),
-        ("drop", (2,)),
-    )
+    sizes, text = (1 << 40,), "".join(["a", " text"])
+    arguments = (Ref(0), [Ref(1)], Ref(0, sizes, (1,), 0), text, 1 << 80, Ref(1))
+    steps = (CallStep("f", function, arguments, ("key",), results=(2, 3)), DropStep((2,)))
     outputs = (Ref(3), Ref(0), Ref(1, sizes, (1,), 0))
-    made = runner(steps, outputs, constants=(constant,), fit=lambda tensor, *how: tensor)
-    before = [sys.getrefcount(each) for each in (x, constant, made, steps, results)]
+    values = {2: FlatValue("a", None, None, sizes, (1,))}
+    made = runner(steps, outputs, constants=(constant,), made=values, fit=lambda tensor, *how: tensor)
+    held = (x, constant, made, made.table, made.objects, text)
+    before = [sys.getrefcount(each) for each in held]
     for fail in (False, True) * 100:
         try:
             made(x)
         except ValueError:
             assert fail
-    assert [sys.getrefcount(each) for each in (x, constant, made, steps, results)] == before
+    assert [sys.getrefcount(each) for each in held] == before
 
 
 def test_a_runner_in_a_circle_is_freed() -> None:
@@ -289,10 +297,10 @@ def test_a_runner_in_a_circle_is_freed() -> None:
 def test_steps_are_timed_while_somebody_asks() -> None:
     callback, address = kernel(lambda buffers, threads, space: time.sleep(0.02))
     steps = (
-        ("allocate", 2, (2,), (1,), "f32", "cpu", -1),
-        ("launch", Launcher(address, 1, 0, 0), (0,)),
-        ("call", lambda: Buffer(1), (), (), ((3, (), (), None, "r", -1),), True, None),
-        ("drop", (3,)),
+        AllocateStep(2),
+        LaunchStep("k", Launcher(address, 1, 0, 0), (0,)),
+        call(lambda: Buffer(1), results=(3,), is_one=True),
+        DropStep((3,)),
     )
     made = runner(steps, (Ref(2),))
     made(Buffer(1))
@@ -314,12 +322,12 @@ def test_steps_are_timed_while_somebody_asks() -> None:
 
 
 def test_a_call_that_fails_is_not_timed() -> None:
-    made = runner((("call", lambda: 1 // 0, (), (), (), False, None),), ())
+    made = runner((call(lambda: 1 // 0),), ())
     made.time(True)
     with pytest.raises(ZeroDivisionError):
         made(Buffer(1))
     assert made.times == (0, (0,))
-    off = runner((("call", lambda: off.time(False), (), (), (), False, None),), ())
+    off = runner((call(lambda: off.time(False)),), ())
     off.time(True)
     off(Buffer(1))  # nobody asks any more when it is done
     assert off.times == (0, ())
@@ -337,7 +345,7 @@ def test_a_bool_that_is_on_a_gpu_is_not_read_in_place(holds: bool) -> None:
     def refuse() -> None:
         raise IndexError("out of range")
 
-    made = runner((("call", refuse, (), (), (), False, None, 0),), (7,))
+    made = runner((call(refuse, unless=0),), (7,))
     if holds:
         assert made(OnGpu(0x10)) == (7,)  # an address that cannot be read here
     else:

@@ -12,7 +12,7 @@ from smelt.base.events import collect
 from smelt.fuse.memory_plan import lifetimes, peak, plan, plan_memory
 from smelt.ir.program import Operand, Place, Program
 from smelt.pipeline.sizes import template
-from smelt.runtime.program import launch
+from smelt.runtime.program import flatten
 
 
 @pytest.fixture(autouse=True)
@@ -178,8 +178,8 @@ def test_a_step_that_ends_among_its_updates_is_not_run_again(monkeypatch: pytest
             raise RuntimeError("no memory is left")
         return torch.mm(*args, **named)
 
-    monkeypatch.setattr(launch._Table, "_native", lambda self, step: None)
-    monkeypatch.setitem(launch.BINDINGS, torch.ops.aten.mm.out, product)
+    monkeypatch.setattr(flatten._Flattener, "_native", lambda self, step, named: None)
+    monkeypatch.setitem(flatten.BINDINGS, torch.ops.aten.mm.out, product)
 
     def layers() -> nn.Module:
         torch.manual_seed(1)

@@ -35,7 +35,7 @@ ALLOWED = {
     "ops/decompose/products.py": _LIBRARY,
     "pipeline/sizes/template.py": _TABLE,
     "runtime/autograd/split_nodes.py": "an empty tensor that only ties nodes together",
-    "runtime/program/launch.py": "PyTorch's C functions for the host; other devices are called by the dispatcher",
+    "runtime/program/flatten.py": "PyTorch's C functions for the host; other devices are called by the dispatcher",
     "runtime/program/library_workspace.py": _LIBRARY,
     "simplify/aliasing.py": _LIBRARY,
     "simplify/bool_masks.py": _LIBRARY,

@@ -98,6 +98,8 @@ static PyMethodDef functions[] = {
      PyDoc_STR("Say where tensors keep what they are, so that guards can look there.")},
     {"set_library", set_library, METH_VARARGS,
      PyDoc_STR("Say where the functions of PyTorch's C interface lie, so that programs can call them.")},
+    {"program_layout", program_layout, METH_NOARGS,
+     PyDoc_STR("The fields of the header and of each section's records of a flat program.")},
     {"storages", library_storages, METH_O, PyDoc_STR("Which memory each of these tensors lies in.")},
     {"overlap", library_overlap, METH_VARARGS,
      PyDoc_STR("Whether tensors that are written lie in memory of others.")},

@@ -14,51 +14,38 @@ numbers, and are called by functions of their own, which also take less time: no
 
 import ctypes
 import functools
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from smelt import _native
-from smelt.torch_abi.aoti_shims import connect, dtype_code
+from smelt.ir.flat.steps import (
+    DOUBLE,
+    LIST,
+    NONE,
+    SOME,
+    STRING,
+    TENSOR,
+    WORD,
+    CallStep,
+    FlatProgram,
+    FlatValue,
+    NativeCall,
+    Ref,
+)
+from smelt.ir.flat.write import double_bits, write
+from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.symbols import find_symbol
 
 aten = torch.ops.aten
 
-NONE, WORD, DOUBLE, TENSOR, SOME, LIST, STRING = range(7)  # as in csrc/runner/native_call.h
-
-
-class NativeCall(NamedTuple):
-    """A call as `_native.Runner` takes it; without an overload, `name` is that of a C function."""
-
-    name: str
-    overload: str | None
-    tensors: tuple[Any, ...]
-    code: tuple[int, ...]
-    texts: tuple[str, ...]
-    returns: int  # tensors; -1: one list of them
-    product: tuple[Any, ...] = ()
-    factors: tuple[float, ...] = ()
-
-
-class _Ref(NamedTuple):
-    """A whole value of a `_native.Runner`."""
-
-    value: int
-    sizes: None = None
-    strides: None = None
-    offset: int = 0
+CONNECTED = "connected"
+Asked = dict[str, bool]  # what native calls depend on: whether there is an interface, and what of it works
 
 
 class _Wrong(Exception):
     """A call that was to be made natively came to Python."""
-
-
-def double_bits(number: float) -> int:
-    """The bits of a double, as a signed integer."""
-    found: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return found
 
 
 # --- functions of one operator each ---------------------------------------------------------------
@@ -70,14 +57,20 @@ FUNCTIONS: dict[torch._ops.OpOverload, tuple[str, ...]] = {
     aten.addmm.out: ("beta", "alpha"),
     aten.baddbmm.out: ("beta", "alpha"),
 }
+_NAMES = {op: str(op) for op in FUNCTIONS}
+_OPERATORS = {name: op for op, name in _NAMES.items()}
 
 
 def function_call(
-    op: torch._ops.OpOverload, tensors: tuple[Any, ...], factors: tuple[float, ...], product: tuple[Any, ...]
+    op: torch._ops.OpOverload,
+    tensors: tuple[Any, ...],
+    factors: tuple[float, ...],
+    product: tuple[Any, ...],
+    asked: Asked | None = None,
 ) -> NativeCall | None:
     """A product by its own function for the CPU; the result is the first of `tensors`. None where there is none.
-    `product`: how to make it without a call, see `_native.pyi`."""
-    if not connect() or not _is_as_in_python(op):
+    `product`: how to make it without a call, see `NativeCall`."""
+    if not _all_hold((CONNECTED, _NAMES[op]), asked):
         return None
     return _function_call(op, tensors, factors, product)
 
@@ -105,18 +98,17 @@ def boxed_call(
     kwargs: Mapping[str, Any],
     tensor: type,
     ref: Callable[[Any], Any] = lambda each: each,
+    asked: Asked | None = None,
 ) -> NativeCall | None:
     """A call through the dispatcher, of arguments in which objects of the class `tensor` stand for tensors; what `ref`
     returns for each is in their place in the call. None where Python has to make it.
 
     Operators that are not PyTorch's own are left to Python: if one raises, it would run a second time to say so.
     """
-    if op.namespace != "aten" or not connect():
+    if op.namespace != "aten" or not _all_hold((CONNECTED,), asked):
         return None
     found = _encoded(op, args, kwargs, tensor, ref)
-    if found is None or not all(map(_is_as_in_python, found[1])):
-        return None
-    return found[0]
+    return found[0] if found is not None and _all_hold(found[1], asked) else None
 
 
 class _Unboxable(Exception):
@@ -284,11 +276,31 @@ _WORDS: dict[Any, Callable[[Any], int | None]] = {
 
 # --- trying it ----------------------------------------------------------------------------------------
 
-_known: dict[Any, bool] = {}
+_known: dict[str, bool] = {}
 
 
-def _is_as_in_python(what: Any) -> bool:
-    """Whether a kind of argument or result arrives, or an operator's own function does what the operator does."""
+def would_be_same(asked: Mapping[str, bool]) -> bool:
+    """Whether calls that were made native or not by these answers, maybe in another process, would be so now."""
+    return all(_holds(what) == answer for what, answer in asked.items())
+
+
+def _all_hold(whats: Iterable[str], asked: Asked | None) -> bool:
+    for what in whats:
+        answer = None if asked is None else asked.get(what)
+        if answer is None:
+            answer = _holds(what)
+            if asked is not None:
+                asked[what] = answer
+        if not answer:
+            return False
+    return True
+
+
+def _holds(what: str) -> bool:
+    """Whether there is an interface, a kind of argument or result arrives, or an operator's own function does what the
+    operator does."""
+    if what == CONNECTED:
+        return connect()
     found = _known.get(what)
     if found is None:
         if torch._C._len_torch_dispatch_stack():
@@ -297,10 +309,10 @@ def _is_as_in_python(what: Any) -> bool:
     return found
 
 
-def _tried(what: Any) -> bool:
+def _tried(what: str) -> bool:
     with torch._C.DisableTorchFunction(), torch._C._InferenceMode(False), torch.no_grad():
-        if what in FUNCTIONS:
-            return _function_works(what)
+        if what in _OPERATORS:
+            return _function_works(_OPERATORS[what])
         sample = _SAMPLES.get(what)
         return sample is not None and _sample_works(*sample())
 
@@ -365,16 +377,14 @@ def _made_natively(call: NativeCall, like: Sequence[torch.Tensor]) -> Sequence[t
         raise _Wrong
 
     tensors, given = call.tensors, len(call.tensors)
-    call = call._replace(tensors=tuple(_Ref(value) for value in range(given)))
-    results = tuple(
-        (given + place, tuple(each.shape), each.stride(), each.dtype, "result", dtype_code(each.dtype))
-        for place, each in enumerate(like)
-    )
-    step = ("call", refused, (), (), results, call.returns == 1, call, -1)
+    call = call._replace(tensors=tuple(Ref(value) for value in range(given)))
+    values = tuple(FlatValue("", t.dtype, t.device, tuple(t.shape), t.stride()) for t in (*tensors, *like))
+    results = tuple(range(given, len(values)))
+    step = CallStep(call.name, refused, results=results, is_one=call.returns == 1, native=call)
+    program = FlatProgram("", values, given, (), 0, 0, (step,), tuple(map(Ref, results)))
     run = _native.Runner(
-        inputs=given, constants=(), arena=0, values=given + len(like), steps=(step,),
-        outputs=tuple(_Ref(given + place) for place in range(len(like))), consuming=False, threads=refused,
-        acquire=refused, release=refused, allocate=refused, view=refused, fit=refused, watchers=(),
+        *write(program, dtype_code, device_code), threads=refused, acquire=refused, release=refused, allocate=refused,
+        view=refused, fit=refused, watchers=(),
     )  # fmt: skip
     try:
         return run(*tensors)

@@ -83,7 +83,7 @@ def test_products(dtype: torch.dtype) -> None:
 def test_python_is_called_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smelt.runtime.program.launch._allocate", None)
     monkeypatch.setattr("smelt.runtime.program.launch._view", None)
-    monkeypatch.setattr("smelt.runtime.program.launch.BINDINGS", dict.fromkeys((aten.mm.out, aten.addmm.out)))
+    monkeypatch.setattr("smelt.runtime.program.flatten.BINDINGS", dict.fromkeys((aten.mm.out, aten.addmm.out)))
     Executable(products(), {})(torch.ones(2, 3), torch.ones(4, 3))
 
 

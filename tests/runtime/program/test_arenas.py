@@ -5,20 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.ir.program import Operand, Place, Program, ProgramBuffer
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.flat.steps import FlatValue
 from smelt.runtime.program import arenas as arenas_module
 from smelt.runtime.program.arenas import Arenas
 
-VIEW = Operand("a", (4,), (1,))
 
-
-def program(*devices: str, size: int = 256) -> Program:
-    buffers = tuple(
-        ProgramBuffer("abcdef"[number], TensorSpec((4,), (1,), torch.float32, torch.device(device)), Place.ARENA)
-        for number, device in enumerate(devices)
-    )
-    return Program("p", buffers, (), (), (), (), arena_bytes=size)
+def needs(*names: str, size: int = 256) -> Any:
+    """What a program needs of an arena, of which it sees a tensor on the first of the devices."""
+    devices = [torch.device(name) for name in names]
+    return size, devices, lambda: [FlatValue("a", torch.float32, devices[0], (4,), (1,))]
 
 
 class Gpus:
@@ -45,7 +40,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
 
 def test_the_next_call_on_a_stream_has_the_same_memory(gpus: Gpus) -> None:
     arenas = Arenas()
-    acquire = arenas.acquirer(program("cuda:0"), (VIEW,))
+    acquire = arenas.acquirer(*needs("cuda:0"))
     first = acquire()
     arenas.release(first)
     assert acquire() is first and gpus.blocks == [torch.device("cuda:0")]
@@ -54,7 +49,7 @@ def test_the_next_call_on_a_stream_has_the_same_memory(gpus: Gpus) -> None:
 
 def test_streams_share_nothing(gpus: Gpus) -> None:
     arenas = Arenas()
-    acquire = arenas.acquirer(program("cuda:0"), (VIEW,))
+    acquire = arenas.acquirer(*needs("cuda:0"))
     seen = {}
     for stream in (0, 11, 12):
         gpus.streams[0] = stream
@@ -70,7 +65,7 @@ def test_streams_share_nothing(gpus: Gpus) -> None:
 
 def test_halves_of_a_step_share_the_arenas_of_a_stream(gpus: Gpus) -> None:
     arenas = Arenas()
-    forward, backward = (arenas.acquirer(program("cuda:0"), (VIEW,)) for _ in range(2))
+    forward, backward = (arenas.acquirer(*needs("cuda:0")) for _ in range(2))
     first = forward()
     arenas.release(first)
     second = backward()
@@ -82,16 +77,16 @@ def test_halves_of_a_step_share_the_arenas_of_a_stream(gpus: Gpus) -> None:
 
 def test_devices_have_streams_of_their_own(gpus: Gpus) -> None:
     arenas = Arenas()
-    zero, one = (arenas.acquirer(program(device), (VIEW,)) for device in ("cuda:0", "cuda:1"))
+    zero, one = (arenas.acquirer(*needs(device)) for device in ("cuda:0", "cuda:1"))
     first = zero()
     arenas.release(first)
     assert one().arena is not first.arena
-    both = arenas.acquirer(program("cuda:0", "cuda:1", "cpu"), (VIEW,))
+    both = arenas.acquirer(*needs("cuda:0", "cuda:1", "cpu"))
     second = both()
     arenas.release(second)
     gpus.streams[1] = 5
     assert both().arena is not second.arena
-    assert arenas.acquirer(program("cuda"), (VIEW,))() and (-1, 7) in arenas.by_streams
+    assert arenas.acquirer(*needs("cuda"))() and (-1, 7) in arenas.by_streams
 
 
 def test_programs_on_the_cpu_ask_for_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +96,7 @@ def test_programs_on_the_cpu_ask_for_no_stream(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(arenas_module, "_current_stream", asked)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
     arenas = Arenas()
-    acquire = arenas.acquirer(program("cpu"), (VIEW,))
+    acquire = arenas.acquirer(*needs("cpu"))
     first = acquire()
     arenas.release(first)
     assert acquire() is first and not arenas.by_streams
@@ -109,7 +104,7 @@ def test_programs_on_the_cpu_ask_for_no_stream(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_graph_that_is_recorded_has_memory_of_its_own(gpus: Gpus) -> None:
     arenas = Arenas()
-    acquire = arenas.acquirer(program("cuda:0"), (VIEW,))
+    acquire = arenas.acquirer(*needs("cuda:0"))
     kept = acquire()
     arenas.release(kept)
     gpus.recording = True
@@ -123,7 +118,7 @@ def test_a_graph_that_is_recorded_has_memory_of_its_own(gpus: Gpus) -> None:
 
 def test_streams_that_come_and_go(gpus: Gpus) -> None:
     arenas = Arenas()
-    acquire = arenas.acquirer(program("cuda:0"), (VIEW,))
+    acquire = arenas.acquirer(*needs("cuda:0"))
     late = acquire()
     for stream in range(1, 100):
         gpus.streams[0] = stream
@@ -136,10 +131,10 @@ def test_streams_that_come_and_go(gpus: Gpus) -> None:
 
 def test_arenas_that_have_become_too_small(gpus: Gpus) -> None:
     arenas = Arenas()
-    small = arenas.acquirer(program("cuda:0"), (VIEW,))
+    small = arenas.acquirer(*needs("cuda:0"))
     first = small()
     arenas.release(first)
-    large = arenas.acquirer(program("cuda:0", size=4096), (VIEW,))
+    large = arenas.acquirer(*needs("cuda:0", size=4096))
     second = large()
     assert second.arena.size >= 4096
     arenas.release(second)

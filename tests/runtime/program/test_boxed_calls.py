@@ -120,7 +120,7 @@ def test_a_call_does_what_pythons_does(call: Any, monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     wanted = op(*args, **kwargs)
     program, inputs = program_of(op, args, kwargs, wanted)
-    monkeypatch.setattr("smelt.runtime.program.launch.BINDINGS", {op: refused})
+    monkeypatch.setattr("smelt.runtime.program.flatten.BINDINGS", {op: refused})
     executable = Executable(program, {})
     assert executable.run.python_steps == 0
     torch.manual_seed(0)
@@ -251,10 +251,10 @@ def test_operators_of_others_are_called_once_though_they_raise() -> None:
     assert calls == [1]
 
 
-@pytest.mark.parametrize("kind", [*boxed_calls._SAMPLES, *boxed_calls.FUNCTIONS], ids=str)
-def test_every_kind_is_tried_and_arrives(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [*boxed_calls._SAMPLES, *boxed_calls._OPERATORS])
+def test_every_kind_is_tried_and_arrives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(boxed_calls._known, kind, raising=False)
-    assert boxed_calls._is_as_in_python(kind)
+    assert boxed_calls._holds(kind)
 
 
 def test_an_attempt_that_comes_out_otherwise_is_told() -> None:

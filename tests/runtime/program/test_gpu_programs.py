@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from smelt import _native
+from smelt.ir.flat.read import TableReader, read
+from smelt.ir.flat.steps import AllocateStep, CallStep, FlatProgram, FlatValue, Ref
+from smelt.ir.flat.write import write
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.program.launch import Executable, Ref
+from smelt.runtime.program.launch import Executable
 from smelt.torch_abi.aoti_shims import connect, device_code, dtype_code
 from smelt.torch_abi.boxed_calls import boxed_call
 from smelt.torch_abi.symbols import find_symbol
@@ -46,11 +49,14 @@ def product_on_a_gpu() -> Program:
 def test_no_step_is_pythons() -> None:
     run = Executable(product_on_a_gpu(), {}).run
     assert run.python_steps == 0
-    (allocation,) = [step for step in run.steps if step[0] == "allocate"]
-    assert allocation[5:] == (GPU, dtype_code(torch.float32), number_of("cuda"), 1)
-    natives = [step[6] for step in run.steps if step[0] == "call"]
+    table, found = TableReader(run.table), read(run.table, run.objects)
+    (allocation,) = [step for step in found.steps if isinstance(step, AllocateStep)]
+    assert found.values[allocation.value].device == GPU
+    assert [(each.kind, each.number) for each in table.rows("devices")] == [(number_of("cuda"), 1)]
+    assert [each.code for each in table.rows("dtypes")] == [dtype_code(torch.float32)]
+    natives = [step.native for step in found.steps if isinstance(step, CallStep)]
     # Those with a function of their own have it for the CPU alone; here all go through the dispatcher.
-    assert [(each.name, each.overload) for each in natives] == [
+    assert [(each.name, each.overload) for each in natives if each is not None] == [
         ("aten::mm", "out"),
         ("aten::eye", "m"),
         ("aten::mm", "out"),
@@ -74,10 +80,11 @@ def test_tensors_are_made_on_the_device_that_is_asked_for(number: int) -> None:
     def refused(*_: Any) -> Any:
         raise AssertionError
 
-    step = ("allocate", 0, (3, 5), (5, 1), None, None, dtype_code(torch.float64), number_of("meta"), number)
+    value = FlatValue("a", torch.float64, torch.device("meta"), (3, 5), (5, 1))
+    program = FlatProgram("p", (value,), 0, (), 0, 0, (AllocateStep(0),), (Ref(0),))
     run = _native.Runner(
-        inputs=0, constants=(), arena=0, values=1, steps=(step,), outputs=(Ref(0),), consuming=False, threads=refused,
-        acquire=refused, release=refused, allocate=refused, view=refused, fit=refused, watchers=(),
+        *write(program, dtype_code, lambda device: (number_of("meta"), number)), threads=refused, acquire=refused,
+        release=refused, allocate=refused, view=refused, fit=refused, watchers=(),
     )  # fmt: skip
     (made,) = run()
     assert made.device.type == "meta" and made.shape == (3, 5) and made.dtype is torch.float64
@@ -92,11 +99,12 @@ def test_an_allocation_that_fails_is_tried_by_python() -> None:
         asked.append(how)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    step = ("allocate", 0, (1 << 60,), (1,), torch.float64, "cpu", dtype_code(torch.float64), 0, -1)
+    value = FlatValue("a", torch.float64, torch.device("cpu"), (1 << 60,), (1,))
+    program = FlatProgram("p", (value,), 0, (), 0, 0, (AllocateStep(0),), ())
     run = _native.Runner(
-        inputs=0, constants=(), arena=0, values=1, steps=(step,), outputs=(), consuming=False, threads=allocate,
-        acquire=allocate, release=allocate, allocate=allocate, view=allocate, fit=allocate, watchers=(),
+        *write(program, dtype_code, device_code), threads=allocate, acquire=allocate, release=allocate,
+        allocate=allocate, view=allocate, fit=allocate, watchers=(),
     )  # fmt: skip
     with pytest.raises(torch.OutOfMemoryError):
         run()
-    assert asked == [((1 << 60,), (1,), torch.float64, "cpu")]
+    assert asked == [((1 << 60,), (1,), torch.float64, torch.device("cpu"))]

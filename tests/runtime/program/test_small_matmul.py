@@ -9,12 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt import _native
+from smelt.ir.flat.steps import TENSOR, CallStep, FlatProgram, FlatValue, NativeCall, Ref
+from smelt.ir.flat.write import write
 from smelt.ir.program import Library, Operand, Place, Program, ProgramBuffer
 from smelt.ir.tensorspec import TensorSpec
-from smelt.runtime.program.launch import Executable, Ref
+from smelt.runtime.program.launch import Executable
 from smelt.runtime.program.small_matmul import DEPTH, MULTIPLICATIONS, SIDE, as_called, small_product
 from smelt.torch_abi.aoti_shims import connect
-from smelt.torch_abi.boxed_calls import TENSOR, NativeCall
 from tests.layout import needs_layout
 
 aten = torch.ops.aten
@@ -56,10 +57,14 @@ def executable(
     return Executable(Program("p", (*buffers, result), names, (), (step,), (whole(result),)), {}), [t for _, t in given]
 
 
+def native_call_of(made: Executable) -> NativeCall:
+    (call,) = [step for step in made.read().steps if isinstance(step, CallStep)]
+    assert call.native is not None
+    return call.native
+
+
 def product_of(made: Executable) -> tuple[int, ...]:
-    (call,) = [step for step in made.run.steps if step[0] == "call"]
-    found: tuple[int, ...] = call[6].product
-    return found
+    return native_call_of(made).product
 
 
 def check(found: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, depth: int) -> None:
@@ -197,14 +202,16 @@ def runner(product: tuple[int, ...]) -> Any:
     connect()
     code = (TENSOR, 0, TENSOR, 1, TENSOR, 2)
     native = NativeCall("aoti_torch_cpu_mm_out", None, (Ref(2), Ref(0), Ref(1)), code, (), 0, product)
-    step = ("call", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), (), False, native, -1)
+    step = CallStep("mm", torch.mm, (Ref(0), Ref(1), Ref(2)), ("out",), native=native)
+    values = (FlatValue("", torch.float32, CPU, (2, 2), (2, 1)),) * 3
+    program = FlatProgram("p", values, 3, (), 0, 0, (step,), ())
 
     def unused(*args: Any) -> Any:
         raise AssertionError("nothing of this is needed")
 
     return _native.Runner(
-        inputs=3, constants=(), arena=0, values=3, steps=(step,), outputs=(), consuming=False, threads=unused,
-        acquire=unused, release=unused, allocate=unused, view=unused, fit=unused, watchers=(),
+        *write(program, lambda dtype: -1, lambda device: None), threads=unused, acquire=unused, release=unused,
+        allocate=unused, view=unused, fit=unused, watchers=(),
     )  # fmt: skip
 
 
@@ -218,7 +225,7 @@ def test_a_runner_makes_what_is_described() -> None:
     "product", [(0, 1), (0, 1, 2, 2, 2, 1, 0, 2, 1, 0, 2, 1), (0, -1, 2, 2, *range(9)), (0, 2, SIDE + 1, 2, *range(9))]
 )
 def test_what_describes_no_product_is_refused(product: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="describes no product"):
+    with pytest.raises(ValueError, match="describe no product"):
         runner(product)
 
 
@@ -228,8 +235,7 @@ def turning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shapes_called(made: Executable) -> list[tuple[int, ...] | None]:
-    (call,) = [step for step in made.run.steps if step[0] == "call"]
-    return [ref.shape for ref in call[6].tensors]
+    return [ref.shape for ref in native_call_of(made).tensors]
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -286,6 +292,7 @@ def test_products_in_planned_memory_are_called_transposed() -> None:
     made = Executable(program, {})
     exact = x.double() @ first.double().t() @ second.double().t()
     size = x.double().abs() @ first.double().abs().t() @ second.double().abs().t()
-    assert [ref.shape for ref in made.run.steps[0][6].tensors][2] == (30, 20)
+    call = made.read().steps[0]
+    assert isinstance(call, CallStep) and call.native is not None and call.native.tensors[2].shape == (30, 20)
     for _ in range(2):
         check(made(x, first, second)[0], exact, size, 70)

@@ -7,6 +7,7 @@
 
 typedef struct {
     const int64_t *next, *end;
+    int64_t strings;
 } Reader;
 
 static bool
@@ -35,7 +36,7 @@ is_argument(const NativeCall *call, Reader *reader, int depth)
     case TENSOR_CODE:
         return read_word(reader, &word) && word >= 0 && word < call->tensor_count;
     case STRING_CODE:
-        return read_word(reader, &word) && word >= 0 && word < call->text_count;
+        return read_word(reader, &word) && word >= 0 && word < reader->strings;
     case SOME_CODE:
         return is_argument(call, reader, depth + 1);
     case LIST_CODE:
@@ -54,9 +55,9 @@ is_argument(const NativeCall *call, Reader *reader, int depth)
 }
 
 bool
-native_call_fits(NativeCall *call, const int64_t *code)
+native_call_fits(NativeCall *call, const int64_t *code, int64_t strings)
 {
-    Reader reader = {code, code + call->code_count};
+    Reader reader = {code, code + call->code_count, strings};
     int arguments = 0, doubles = 0;
     while (reader.next != reader.end) {
         int64_t kind = *reader.next;
@@ -103,7 +104,7 @@ call_function(const NativeCall *call, const int64_t *code, const Handle *tensors
 /* What a call is given, read up to `code`. */
 typedef struct {
     const int64_t *code;
-    const char *const *texts;
+    const Table *table;
     const Handle *tensors;
 } Given;
 
@@ -142,10 +143,10 @@ list(Given *given, uint64_t *made)
 }
 
 static int32_t
-string(const char *text, uint64_t *made)
+string(const Table *table, int64_t number, uint64_t *made)
 {
     void *handle = NULL;
-    int32_t status = library.new_string(text, strlen(text), &handle);
+    int32_t status = library.new_string(table_string(table, number), (size_t)table->strings[number].length, &handle);
     *made = (uintptr_t)handle;
     return status;
 }
@@ -171,20 +172,19 @@ argument(Given *given, uint64_t *made)
     case LIST_CODE:
         return list(given, made);
     case STRING_CODE:
-        return string(given->texts[*given->code++], made);
+        return string(given->table, *given->code++, made);
     default:
         return 0;
     }
 }
 
 int32_t
-native_call(const NativeCall *call, const int64_t *code, const char *const *texts, const Handle *tensors,
-            uint64_t *stack)
+native_call(const NativeCall *call, const int64_t *code, const Table *table, const Handle *tensors, uint64_t *stack)
 {
     if (call->function) {
         return call_function(call, code, tensors);
     }
-    Given given = {code, texts, tensors};
+    Given given = {code, table, tensors};
     for (int i = 0; given.code < code + call->code_count; i++) {
         int32_t status = argument(&given, &stack[i]);
         if (status) {

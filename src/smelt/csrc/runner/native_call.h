@@ -8,31 +8,32 @@
      TENSOR  i              the call's tensor number i
      SOME    argument       what is optional and given
      LIST    n, arguments   n of them
-     STRING  i              the call's string number i                                                          */
+     STRING  i              the program's string number i                                                       */
 #ifndef SMELT_NATIVE_CALL_H
 #define SMELT_NATIVE_CALL_H
 
 #include "runner/aoti_library.h"
+#include "flat/table.h"
 
 enum { NONE_CODE, WORD_CODE, DOUBLE_CODE, TENSOR_CODE, SOME_CODE, LIST_CODE, STRING_CODE };
 enum { MOST_WORDS = 8, MOST_DOUBLES = 4 }; /* of a function */
 
 typedef struct {
+    bool is_known;          /* false: the interface does not have it */
     void (*function)(void); /* NULL: by the dispatcher */
     const char *name, *overload;
-    int texts, text_count;     /* strings of the program */
-    int tensors, tensor_count; /* items of the program */
-    int code, code_count;      /* numbers of the program */
-    int stack;                 /* how many words the dispatcher needs: arguments or results, whichever are more */
-    int returns;               /* how many tensors it returns; -1: one list of them */
+    int tensor_count, code_count;
+    int stack;   /* how many words the dispatcher needs: arguments or results, whichever are more */
+    int returns; /* how many tensors it returns; -1: one list of them */
 } NativeCall;
 
-/* Whether the code can be read to its end: fills in `stack`. False: it is no code of such a call. */
-bool native_call_fits(NativeCall *call, const int64_t *code);
+/* Whether the code can be read to its end, in a program of so many strings: fills in `stack`. False: it is no code of
+   such a call. */
+bool native_call_fits(NativeCall *call, const int64_t *code, int64_t strings);
 
 /* Makes the call; `tensors` stay the caller's. By the dispatcher, `stack` holds what it returned: handles that are the
    caller's. Not 0: it did not work, and nothing was returned. Needs no GIL. */
-int32_t native_call(const NativeCall *call, const int64_t *code, const char *const *texts, const Handle *tensors,
+int32_t native_call(const NativeCall *call, const int64_t *code, const Table *table, const Handle *tensors,
                     uint64_t *stack);
 
 /* The tensors that a call returned, taken out of its stack: how many, or -1 if they are not `count`. Then none is left. */

@@ -4,6 +4,36 @@
 
 #include "runner/program.h"
 
+#include <string.h>
+
+/* The double that a word has the bits of. */
+static inline double
+double_of(int64_t bits)
+{
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* How a value is looked at: `rank` sizes, as many strides, and an offset in elements from where the value begins. */
+typedef struct {
+    int64_t rank;
+    int64_t numbers; /* where those are among the numbers of the program */
+} Shape;
+
+static inline Shape
+shape_of_value(const ValueRecord *value)
+{
+    return (Shape){.rank = value->rank, .numbers = value->numbers};
+}
+
+/* Of an item that is a view. */
+static inline Shape
+shape_of_item(const ItemRecord *item)
+{
+    return (Shape){.rank = item->length, .numbers = item->numbers};
+}
+
 /* A tensor: as a Python object, as a handle, or both; then the handle is that of the object's own tensor. */
 typedef struct {
     PyObject *object;
@@ -16,6 +46,7 @@ typedef struct {
 /* One call of a program. */
 typedef struct {
     Runner *program;
+    const Table *table;
     const int64_t *numbers;
     Value *values;
     void **pointers; /* room for the buffers of a kernel */
@@ -26,7 +57,7 @@ typedef struct {
     Workspace workspace;
     int64_t threads; /* 0: not asked yet */
     bool native;     /* whether handles may be used */
-    int step;        /* the one at work, -1: none yet */
+    int64_t step;    /* the one at work, -1: none yet */
 } Run;
 
 static inline void
@@ -67,6 +98,9 @@ void drop_value(Run *run, Value *value);
 /* Steals the handle. A new reference, or NULL with an exception. With the GIL. */
 PyObject *wrapped(Handle handle);
 
+/* The object of a value. Borrowed, or NULL with an exception; with the GIL. */
+PyObject *object_of(Run *run, Value *value);
+
 /* Where a tensor's first element is. 0, or -1 with an exception. */
 int data_of(Run *run, Value *value, void **data);
 
@@ -84,7 +118,7 @@ int32_t view_handle(const Run *run, Handle handle, Shape shape, Handle *made);
 
 /* What an item stands for, as an object. What leaves the program is a view to PyTorch too, and made by it. A new
    reference, or NULL with an exception. With the GIL. */
-PyObject *object_made(Run *run, const Item *item, bool leaves);
+PyObject *object_made(Run *run, const ItemRecord *item, bool leaves);
 
 /* --- steps (runner/steps.c) ----------------------------------------------------------------------- */
 
@@ -92,6 +126,6 @@ PyObject *object_made(Run *run, const Item *item, bool leaves);
 int ask_threads(Run *run);
 
 /* 0, or -1 with an exception and the GIL. */
-int run_step(Run *run, const Step *step);
+int run_step(Run *run, const StepRecord *step);
 
 #endif

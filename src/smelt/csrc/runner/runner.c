@@ -18,10 +18,10 @@ enum { USUAL_VALUES = 64, USUAL_BUFFERS = 32, USUAL_TENSORS = 32 };
 static int
 run_steps(Run *run)
 {
-    const Runner *program = run->program;
-    for (int i = 0; i < program->step_count; i++) {
+    const int64_t count = run->table->counts[STEPS];
+    for (int64_t i = 0; i < count; i++) {
         run->step = i;
-        if (run_step(run, &program->steps[i]) < 0) {
+        if (run_step(run, &run->table->steps[i]) < 0) {
             return -1;
         }
     }
@@ -41,15 +41,16 @@ nanoseconds(void)
 static int
 run_steps_timed(Run *run, Runner *program)
 {
-    int64_t *taken = malloc((size_t)program->step_count * sizeof *taken + 1);
+    const int64_t count = run->table->counts[STEPS];
+    int64_t *taken = malloc((size_t)count * sizeof *taken + 1);
     if (taken == NULL) {
         return run_steps(run);
     }
     int status = 0;
     int64_t before = nanoseconds();
-    for (int i = 0; status == 0 && i < program->step_count; i++) {
+    for (int64_t i = 0; status == 0 && i < count; i++) {
         run->step = i;
-        status = run_step(run, &program->steps[i]);
+        status = run_step(run, &run->table->steps[i]);
         int64_t after = nanoseconds();
         taken[i] = after - before;
         before = after;
@@ -57,7 +58,7 @@ run_steps_timed(Run *run, Runner *program)
     come_back(run);
     if (status == 0 && program->taken) {
         program->timed_calls++;
-        for (int i = 0; i < program->step_count; i++) {
+        for (int64_t i = 0; i < count; i++) {
             program->taken[i] += taken[i];
         }
     }
@@ -82,16 +83,24 @@ is_unwatched(const Runner *self)
     return 1;
 }
 
+/* An input or a constant. */
+static PyObject *
+given_at(const Run *run, PyObject *const *inputs, int64_t place)
+{
+    const int64_t count = run->table->header->inputs;
+    return place < count ? inputs[place] : PyTuple_GET_ITEM(run->program->objects, place - count);
+}
+
 /* Inputs, constants and the arena as values. 0, or -1 with an exception. */
 static int
 begin(Run *run, PyObject *const *inputs)
 {
     const Runner *program = run->program;
-    int count = program->inputs + program->constant_count;
+    const Header *header = run->table->header;
+    const int64_t count = header->inputs + header->constants;
     run->native = library.tensor != NULL;
-    for (int i = 0; run->native && i < count; i++) {
-        PyObject *object = i < program->inputs ? inputs[i] : PyTuple_GET_ITEM(program->constants, i - program->inputs);
-        run->native = library_handle(object) != NULL;
+    for (int64_t i = 0; run->native && i < count; i++) {
+        run->native = library_handle(given_at(run, inputs, i)) != NULL;
     }
     if (run->native) {
         int unwatched = is_unwatched(program);
@@ -100,24 +109,25 @@ begin(Run *run, PyObject *const *inputs)
         }
         run->native = unwatched;
     }
-    for (int i = 0; i < count; i++) {
-        PyObject *object = i < program->inputs ? inputs[i] : PyTuple_GET_ITEM(program->constants, i - program->inputs);
-        bool owned = program->consuming && i < program->inputs;
+    for (int64_t i = 0; i < count; i++) {
+        PyObject *object = given_at(run, inputs, i);
+        bool owned = header->consuming && i < header->inputs;
         set_object(run, &run->values[i], owned ? Py_NewRef(object) : object, owned);
     }
-    if (program->arena == 0) {
+    if (header->arena == 0) {
         return 0;
     }
     run->arena = PyObject_CallNoArgs(program->acquire);
-    if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != program->arena) {
+    if (run->arena == NULL || !PyList_Check(run->arena) || PyList_GET_SIZE(run->arena) != header->arena) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "an arena is a list with a tensor for each of its places");
         }
         Py_CLEAR(run->arena);
         return -1;
     }
-    for (int i = 0; i < program->arena; i++) {
-        set_object(run, &run->values[count + i], PyList_GET_ITEM(run->arena, i), false);
+    Value *lent = run->values + run->table->counts[VALUES] - header->arena;
+    for (int64_t i = 0; i < header->arena; i++) {
+        set_object(run, &lent[i], PyList_GET_ITEM(run->arena, i), false);
     }
     return 0;
 }
@@ -127,7 +137,7 @@ begin(Run *run, PyObject *const *inputs)
 static void
 share_consumed(Run *run)
 {
-    for (int i = 0; i < run->program->inputs; i++) {
+    for (int64_t i = 0; i < run->table->header->inputs; i++) {
         Value *value = &run->values[i];
         int64_t rank, *sizes, *strides;
         Handle made;
@@ -166,12 +176,12 @@ leave_python(Run *run)
 
 /* Lets the exception there is say at which step it was raised: who catches it wants to know what was done by then. */
 static void
-note_step(int step)
+note_step(int64_t step)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
-    PyObject *number = PyLong_FromLong(step);
+    PyObject *number = PyLong_FromLongLong(step);
     if (number == NULL || PyObject_SetAttrString(error, "smelt_step", number) < 0) {
         PyErr_Clear();
     }
@@ -185,7 +195,7 @@ end(Run *run, int status)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    for (int i = 0; i < run->program->values; i++) {
+    for (int64_t i = 0; i < run->table->counts[VALUES]; i++) {
         drop_value(run, &run->values[i]);
     }
     if (run->arena) {
@@ -215,7 +225,7 @@ run_program(Runner *self, Run *run, PyObject *const *inputs, PyObject *list)
     if (status < 0 && run->step >= 0) {
         note_step(run->step);
     }
-    PyObject *result = status < 0 ? NULL : object_made(run, &self->items[self->output], true);
+    PyObject *result = status < 0 ? NULL : object_made(run, &run->table->items[run->table->header->output], true);
     if (end(run, result ? 0 : -1) < 0) {
         Py_CLEAR(result);
     }
@@ -227,25 +237,32 @@ PyObject *
 runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObject *names)
 {
     Runner *self = (Runner *)object;
+    const Header *header = self->table.header;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     PyObject *list = NULL;
-    bool fits = !(names && PyTuple_GET_SIZE(names)) && count == (self->consuming ? 1 : self->inputs);
-    if (fits && self->consuming) {
+    bool fits = !(names && PyTuple_GET_SIZE(names)) && count == (header->consuming ? 1 : header->inputs);
+    if (self->objects == NULL) {
+        PyErr_SetString(PyExc_SystemError, "this program was freed");
+        return NULL;
+    }
+    if (fits && header->consuming) {
         list = args[0];
-        fits = PyList_Check(list) && PyList_GET_SIZE(list) == self->inputs;
+        fits = PyList_Check(list) && PyList_GET_SIZE(list) == header->inputs;
         args = fits ? ((PyListObject *)list)->ob_item : NULL;
     }
     if (!fits) {
-        const char *how = self->consuming ? " in a list" : "";
-        PyErr_Format(PyExc_TypeError, "this program takes %d tensors%s", self->inputs, how);
+        const char *how = header->consuming ? " in a list" : "";
+        PyErr_Format(PyExc_TypeError, "this program takes %lld tensors%s", (long long)header->inputs, how);
         return NULL;
     }
+    const int64_t values = self->table.counts[VALUES];
     Value usual[USUAL_VALUES];
     void *usual_pointers[USUAL_BUFFERS];
     uint64_t usual_words[3 * USUAL_TENSORS], *words = usual_words;
-    Run run = {.program = self, .numbers = self->numbers, .values = usual, .pointers = usual_pointers, .step = -1};
-    if (self->values > USUAL_VALUES) {
-        run.values = PyMem_New(Value, self->values);
+    Run run = {.program = self, .table = &self->table, .numbers = &self->table.numbers->number, .values = usual,
+               .pointers = usual_pointers, .step = -1};
+    if (values > USUAL_VALUES) {
+        run.values = PyMem_New(Value, values);
     }
     if (self->most_buffers > USUAL_BUFFERS) {
         run.pointers = PyMem_New(void *, self->most_buffers);
@@ -258,7 +275,7 @@ runner_call(PyObject *object, PyObject *const *args, size_t flagged_count, PyObj
         run.handles = (Handle *)words;
         run.temporary = run.handles + self->most_tensors;
         run.stack = words + 2 * (size_t)self->most_tensors;
-        memset(run.values, 0, (size_t)self->values * sizeof(Value));
+        memset(run.values, 0, (size_t)values * sizeof(Value));
         result = run_program(self, &run, args, list);
     }
     else {

@@ -21,7 +21,7 @@ typedef struct {
 } Product;
 
 bool
-product_fits(const int64_t *numbers, int count, int matrices)
+product_fits(const int64_t *numbers, int64_t count, int64_t matrices)
 {
     if (count != PRODUCT_HEAD + PRODUCT_PART * matrices || matrices < 3 || matrices > PRODUCT_MATRICES) {
         return false;
@@ -86,7 +86,7 @@ turned(Matrix matrix)
 }
 
 void
-product_run(const int64_t *numbers, int matrices, void *const *data, const double *factors)
+product_run(const int64_t *numbers, int matrices, void *const *data, double beta, double alpha)
 {
     Product product = {
         .rows = numbers[1], .columns = numbers[2], .depth = numbers[3],
@@ -95,8 +95,8 @@ product_run(const int64_t *numbers, int matrices, void *const *data, const doubl
     };
     if (matrices == 4) {
         product.given = matrix_at(numbers, data, 1);
-        product.beta = factors[0];
-        product.alpha = factors[1];
+        product.beta = beta;
+        product.alpha = alpha;
     }
     if (product.columns < product.rows) {
         product = (Product){

@@ -11,9 +11,9 @@ enum { PRODUCT_HEAD = 4, PRODUCT_PART = 3, PRODUCT_WIDTH = 1024, PRODUCT_MATRICE
 
 /* Whether so many numbers describe a product of three matrices, out = left @ right, or of four, out = beta * given +
    alpha * left @ right, with no more rows or columns than PRODUCT_WIDTH. */
-bool product_fits(const int64_t *numbers, int count, int matrices);
+bool product_fits(const int64_t *numbers, int64_t count, int64_t matrices);
 
-/* `data`: where the tensors lie, in the order of the matrices; `factors`: beta and alpha. */
-void product_run(const int64_t *numbers, int matrices, void *const *data, const double *factors);
+/* `data`: where the tensors lie, in the order of the matrices. */
+void product_run(const int64_t *numbers, int matrices, void *const *data, double beta, double alpha);
 
 #endif

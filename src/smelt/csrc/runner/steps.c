@@ -5,32 +5,35 @@
 
 enum { USUAL_ARGUMENTS = 16 };
 
-/* Calls function(threads, *items) or function(*items), the last of them by name. With the GIL. */
 static PyObject *
-call_python(Run *run, const Step *step, PyObject *threads)
+object_at(const Run *run, int64_t place)
 {
-    int before = threads ? 1 : 0, count = step->count + before;
-    PyObject *usual[USUAL_ARGUMENTS + 1];
+    return PyTuple_GET_ITEM(run->program->objects, place);
+}
+
+/* Calls function(*arguments), the last of them by name. With the GIL. */
+static PyObject *
+call_python(Run *run, const CallRecord *call)
+{
+    const int64_t count = call->argument_count;
+    PyObject *usual[USUAL_ARGUMENTS + 1], *names = object_at(run, call->names);
     PyObject **room = count <= USUAL_ARGUMENTS ? usual : PyMem_New(PyObject *, count + 1);
     if (room == NULL) {
         return PyErr_NoMemory();
     }
     PyObject **arguments = room + 1, *result = NULL; /* room[0] is scratch space for vectorcall */
-    int made = 0;
-    if (threads) {
-        arguments[made++] = Py_NewRef(threads);
-    }
+    int64_t made = 0;
     while (made < count) {
-        PyObject *argument = object_made(run, &run->program->items[step->first + made - before], false);
+        PyObject *argument = object_made(run, &run->table->items[call->arguments + made], false);
         if (argument == NULL) {
             break;
         }
         arguments[made++] = argument;
     }
     if (made == count) {
-        Py_ssize_t named = step->names ? PyTuple_GET_SIZE(step->names) : 0;
+        Py_ssize_t named = PyTuple_GET_SIZE(names);
         size_t positional = (size_t)(count - named) | PY_VECTORCALL_ARGUMENTS_OFFSET;
-        result = PyObject_Vectorcall(step->function, arguments, positional, named ? step->names : NULL);
+        result = PyObject_Vectorcall(object_at(run, call->function), arguments, positional, named ? names : NULL);
     }
     while (made > 0) {
         Py_DECREF(arguments[--made]);
@@ -41,26 +44,36 @@ call_python(Run *run, const Step *step, PyObject *threads)
     return result;
 }
 
+/* The value that a reference names. */
+static Value *
+value_at(Run *run, int64_t reference)
+{
+    return &run->values[run->table->references[reference].value];
+}
+
 /* --- steps: each 0, or -1 with an exception and the GIL ---------------------------------------- */
 
 static int
-allocate(Run *run, const Step *step)
+allocate(Run *run, int64_t place)
 {
-    Value *value = &run->values[step->value];
-    const int64_t *numbers = run->numbers + step->shape.numbers;
+    Value *value = &run->values[place];
+    const ValueRecord *layout = &run->table->values[place];
+    const DtypeRecord *dtype = &run->table->dtypes[layout->dtype];
+    const DeviceRecord *device = &run->table->devices[layout->device];
+    const int64_t *sizes_given = run->numbers + layout->numbers, *strides_given = sizes_given + layout->rank;
     Handle made;
-    if (run->native && step->code >= 0
-        && library.empty_strided(step->shape.rank, numbers, numbers + step->shape.rank, step->code, step->device_type,
-                                 step->device_index, &made) == 0) {
+    if (run->native && dtype->code >= 0 && device->kind >= 0
+        && library.empty_strided(layout->rank, sizes_given, strides_given, (int32_t)dtype->code, (int32_t)device->kind,
+                                 (int32_t)device->number, &made) == 0) {
         *value = (Value){.handle = made, .owns_handle = true};
         return 0;
     }
     acquire_gil(run);
     PyObject *sizes, *strides;
-    if (tuples_of(run, step->shape, &sizes, &strides) < 0) {
+    if (tuples_of(run, shape_of_value(layout), &sizes, &strides) < 0) {
         return -1;
     }
-    PyObject *arguments[] = {sizes, strides, step->dtype, step->device};
+    PyObject *arguments[] = {sizes, strides, object_at(run, dtype->object), object_at(run, device->object)};
     PyObject *object = PyObject_Vectorcall(run->program->allocate, arguments, 4, NULL);
     Py_DECREF(sizes);
     Py_DECREF(strides);
@@ -95,36 +108,49 @@ ask_threads(Run *run)
     return 0;
 }
 
+/* Calls kernel(threads, *tensors). */
 static int
-launch_python(Run *run, const Step *step)
+launch_python(Run *run, const LaunchRecord *launch)
 {
     acquire_gil(run);
-    PyObject *threads = PyLong_FromLongLong(run->threads);
-    PyObject *result = threads ? call_python(run, step, threads) : NULL;
-    Py_XDECREF(threads);
+    PyObject *arguments = PyTuple_New(launch->value_count + 1), *result = NULL;
+    PyObject *threads = arguments ? PyLong_FromLongLong(run->threads) : NULL;
+    bool is_made = threads != NULL;
+    if (is_made) {
+        PyTuple_SET_ITEM(arguments, 0, threads);
+    }
+    for (int64_t i = 0; is_made && i < launch->value_count; i++) {
+        PyObject *tensor = object_of(run, value_at(run, launch->values + i));
+        is_made = tensor != NULL;
+        PyTuple_SET_ITEM(arguments, i + 1, Py_XNewRef(tensor));
+    }
+    if (is_made) {
+        result = PyObject_CallObject(object_at(run, run->table->kernels[launch->kernel].object), arguments);
+    }
+    Py_XDECREF(arguments);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
 static int
-launch(Run *run, const Step *step)
+launch(Run *run, const LaunchRecord *launch)
 {
     if (ask_threads(run) < 0) {
         return -1;
     }
-    if (!is_launcher(step->function)) {
-        return launch_python(run, step);
+    AnyLauncher *kernel = launcher_at(run->program, launch);
+    if (kernel == NULL) {
+        return launch_python(run, launch);
     }
-    AnyLauncher *kernel = (AnyLauncher *)step->function;
-    const Item *items = run->program->items + step->first;
-    for (int i = 0; i < step->count; i++) {
-        if (data_of(run, &run->values[items[i].value], &run->pointers[i]) < 0) {
+    for (int64_t i = 0; i < launch->value_count; i++) {
+        if (data_of(run, value_at(run, launch->values + i), &run->pointers[i]) < 0) {
             return -1;
         }
     }
     LaunchCall call = {
         .buffers = run->pointers, .threads = run->threads, .workspace = &run->workspace, .device = -1};
-    if (kernel->asks_device && step->count && device_of(run, &run->values[items[0].value], &call.device) < 0) {
+    if (kernel->asks_device && launch->value_count
+        && device_of(run, value_at(run, launch->values), &call.device) < 0) {
         return -1;
     }
     release_gil(run);
@@ -137,12 +163,16 @@ launch(Run *run, const Step *step)
 
 /* Steals a tensor, which becomes the value it stands for, in the layout that was promised. */
 static int
-keep_result(Run *run, const Result *expected, PyObject *found)
+keep_result(Run *run, int64_t place, PyObject *found)
 {
+    const ValueRecord *expected = &run->table->values[place];
     PyObject *sizes, *strides, *fitted = NULL;
-    if (tuples_of(run, expected->shape, &sizes, &strides) == 0) {
-        PyObject *arguments[] = {found, sizes, strides, expected->dtype, expected->name};
-        fitted = PyObject_Vectorcall(run->program->fit, arguments, 5, NULL);
+    if (tuples_of(run, shape_of_value(expected), &sizes, &strides) == 0) {
+        PyObject *name = PyUnicode_FromString(table_string(run->table, expected->name));
+        PyObject *dtype = object_at(run, run->table->dtypes[expected->dtype].object);
+        PyObject *arguments[] = {found, sizes, strides, dtype, name};
+        fitted = name ? PyObject_Vectorcall(run->program->fit, arguments, 5, NULL) : NULL;
+        Py_XDECREF(name);
         Py_DECREF(sizes);
         Py_DECREF(strides);
     }
@@ -150,29 +180,29 @@ keep_result(Run *run, const Result *expected, PyObject *found)
     if (fitted == NULL) {
         return -1;
     }
-    set_object(run, &run->values[expected->value], fitted, true);
+    set_object(run, &run->values[place], fitted, true);
     return 0;
 }
 
 /* What a call returned becomes the values it stands for. Steals the result. */
 static int
-keep_results(Run *run, const Step *step, PyObject *result)
+keep_results(Run *run, const CallRecord *call, PyObject *result)
 {
-    if (step->result_count == 0) {
+    if (call->result_count == 0) {
         Py_DECREF(result);
         return 0;
     }
-    PyObject *sequence = step->is_one ? NULL : PySequence_Fast(result, "a library call that yields several results");
-    if (!step->is_one && sequence && PySequence_Fast_GET_SIZE(sequence) != step->result_count) {
-        PyErr_Format(PyExc_ValueError, "a library call yields %zd results, not %d", PySequence_Fast_GET_SIZE(sequence),
-                     step->result_count);
+    PyObject *sequence = call->is_one ? NULL : PySequence_Fast(result, "a library call that yields several results");
+    if (!call->is_one && sequence && PySequence_Fast_GET_SIZE(sequence) != call->result_count) {
+        PyErr_Format(PyExc_ValueError, "a library call yields %zd results, not %lld", PySequence_Fast_GET_SIZE(sequence),
+                     (long long)call->result_count);
         Py_CLEAR(sequence);
     }
-    int status = step->is_one || sequence ? 0 : -1;
-    for (int i = 0; status == 0 && i < step->result_count; i++) {
-        const Result *expected = &run->program->results[step->results + i];
-        if (expected->value >= 0) {
-            status = keep_result(run, expected, Py_NewRef(sequence ? PySequence_Fast_GET_ITEM(sequence, i) : result));
+    int status = call->is_one || sequence ? 0 : -1;
+    for (int64_t i = 0; status == 0 && i < call->result_count; i++) {
+        const int64_t place = run->table->references[call->results + i].value;
+        if (place >= 0) {
+            status = keep_result(run, place, Py_NewRef(sequence ? PySequence_Fast_GET_ITEM(sequence, i) : result));
         }
     }
     Py_XDECREF(sequence);
@@ -181,62 +211,63 @@ keep_results(Run *run, const Step *step, PyObject *result)
 }
 
 static bool
-has_layout(const Run *run, Handle handle, const Result *expected, bool *has_strides)
+has_layout(const Run *run, Handle handle, const ValueRecord *expected, bool *has_strides)
 {
     int64_t rank, *sizes, *strides;
     int32_t dtype;
-    const Shape shape = expected->shape;
-    const int64_t *wanted = run->numbers + shape.numbers;
-    if (library.rank(handle, &rank) || rank != shape.rank || library.dtype(handle, &dtype) || dtype != expected->code
-        || library.sizes(handle, &sizes) || library.strides(handle, &strides)) {
+    const int64_t *wanted = run->numbers + expected->numbers;
+    if (library.rank(handle, &rank) || rank != expected->rank || library.dtype(handle, &dtype)
+        || dtype != run->table->dtypes[expected->dtype].code || library.sizes(handle, &sizes)
+        || library.strides(handle, &strides)) {
         return false;
     }
     *has_strides = true;
-    for (int i = 0; i < shape.rank; i++) {
-        if (sizes[i] != wanted[i] || (strides[i] != wanted[shape.rank + i] && sizes[i] != 1)) {
+    for (int64_t i = 0; i < rank; i++) {
+        if (sizes[i] != wanted[i] || (strides[i] != wanted[rank + i] && sizes[i] != 1)) {
             return false;
         }
-        *has_strides = *has_strides && strides[i] == wanted[shape.rank + i];
+        *has_strides = *has_strides && strides[i] == wanted[rank + i];
     }
     return true;
 }
 
 /* Steals the handle: what a native call returned becomes the value it stands for, in the layout that was promised. */
 static int
-keep_handle(Run *run, const Result *expected, Handle handle)
+keep_handle(Run *run, int64_t place, Handle handle)
 {
     bool has_strides;
-    if (expected->value < 0) {
+    if (place < 0) {
         library.drop(handle);
         return 0;
     }
+    const ValueRecord *expected = &run->table->values[place];
     if (has_layout(run, handle, expected, &has_strides)) {
         Handle made = handle;
         /* The same memory with the strides of its dimensions of one element; no view of it to autograd. */
-        if (has_strides || view_handle(run, handle, expected->shape, &made) == 0) {
+        if (has_strides || view_handle(run, handle, shape_of_value(expected), &made) == 0) {
             if (!has_strides) {
                 library.drop(handle);
             }
-            run->values[expected->value] = (Value){.handle = made, .owns_handle = true};
+            run->values[place] = (Value){.handle = made, .owns_handle = true};
             return 0;
         }
     }
     acquire_gil(run);
     PyObject *object = wrapped(handle);
-    return object ? keep_result(run, expected, object) : -1;
+    return object ? keep_result(run, place, object) : -1;
 }
 
 /* 0, or -1 with an exception. */
 static int
-keep_handles(Run *run, const Step *step)
+keep_handles(Run *run, const CallRecord *call)
 {
     int status = 0;
-    for (int i = 0; i < step->result_count; i++) {
+    for (int64_t i = 0; i < call->result_count; i++) {
         if (status < 0) {
             library.drop(run->temporary[i]);
         }
         else {
-            status = keep_handle(run, &run->program->results[step->results + i], run->temporary[i]);
+            status = keep_handle(run, run->table->references[call->results + i].value, run->temporary[i]);
         }
     }
     return status;
@@ -244,49 +275,49 @@ keep_handles(Run *run, const Step *step)
 
 /* Without the GIL. Not 0: it did not work, whatever the reason, or cannot be done without Python. */
 static int32_t
-call_native(Run *run, const Step *step)
+call_native(Run *run, const CallRecord *call, const NativeCall *native)
 {
-    const NativeCall *call = &step->native;
+    const NativeRecord *record = &run->table->natives[call->native];
     int made_count = 0;
     int32_t status = 0;
-    for (int i = 0; status == 0 && i < call->tensor_count; i++) {
-        const Item *item = &run->program->items[call->tensors + i];
-        run->handles[i] = run->values[item->value].handle;
+    for (int i = 0; status == 0 && i < native->tensor_count; i++) {
+        const ItemRecord *item = &run->table->items[record->tensors + i];
+        run->handles[i] = run->values[item->what].handle;
         if (run->handles[i] == NULL) {
             status = -1;
         }
-        else if (item->shape.numbers >= 0) {
-            status = view_handle(run, run->handles[i], item->shape, &run->temporary[made_count]);
+        else if (item->numbers >= 0) {
+            status = view_handle(run, run->handles[i], shape_of_item(item), &run->temporary[made_count]);
             if (status == 0) {
                 run->handles[i] = run->temporary[made_count++];
             }
         }
     }
     if (status == 0) {
-        status = native_call(call, run->numbers + call->code, run->program->texts + call->texts, run->handles,
-                             run->stack);
+        status = native_call(native, run->numbers + record->code, run->table, run->handles, run->stack);
     }
     while (made_count > 0) {
         library.drop(run->temporary[--made_count]);
     }
-    if (status || call->function) {
+    if (status || native->function) {
         return status;
     }
-    return native_call_returned(call, run->stack, run->temporary, step->result_count) < 0 ? -1 : 0;
+    return native_call_returned(native, run->stack, run->temporary, (int)call->result_count) < 0 ? -1 : 0;
 }
 
 /* A call that is there to raise. 0, or -1 with its exception. */
 static int
-raise_unless(Run *run, const Step *step)
+raise_unless(Run *run, const CallRecord *call)
 {
-    int holds = is_true(run, &run->values[step->unless]);
+    int holds = is_true(run, &run->values[call->unless]);
     if (holds) {
         return holds < 0 ? -1 : 0;
     }
     acquire_gil(run);
-    PyObject *result = call_python(run, step, NULL);
+    PyObject *result = call_python(run, call);
     if (result) {
-        PyErr_Format(PyExc_SystemError, "%R raises nothing for values that a kernel found out of range", step->function);
+        PyErr_Format(PyExc_SystemError, "%s raises nothing for values that a kernel found out of range",
+                     table_string(run->table, call->name));
         Py_DECREF(result);
     }
     return -1;
@@ -294,55 +325,63 @@ raise_unless(Run *run, const Step *step)
 
 /* A product that is less work than a call. The GIL stays as it is. */
 static int
-multiply(Run *run, const Step *step)
+multiply(Run *run, const NativeRecord *record)
 {
     void *data[PRODUCT_MATRICES];
-    for (int i = 0; i < step->native.tensor_count; i++) {
-        if (data_of(run, &run->values[run->program->items[step->native.tensors + i].value], &data[i]) < 0) {
+    for (int64_t i = 0; i < record->tensor_count; i++) {
+        if (data_of(run, &run->values[run->table->items[record->tensors + i].what], &data[i]) < 0) {
             return -1;
         }
     }
-    product_run(run->numbers + step->product, step->native.tensor_count, data, step->factors);
+    product_run(run->numbers + record->product, (int)record->tensor_count, data, double_of(record->beta),
+                double_of(record->alpha));
     return 0;
 }
 
 static int
-call(Run *run, const Step *step)
+call(Run *run, const CallRecord *call)
 {
-    if (step->unless >= 0) {
-        return raise_unless(run, step);
+    const NativeCall *native = run->native ? native_at(run->program, call) : NULL;
+    if (call->unless >= 0) {
+        return raise_unless(run, call);
     }
-    if (step->product >= 0 && run->native) {
-        return multiply(run, step);
+    if (native && run->table->natives[call->native].product_count) {
+        return multiply(run, &run->table->natives[call->native]);
     }
-    if (step->is_native && run->native) {
+    if (native) {
         release_gil(run);
-        if (call_native(run, step) == 0) {
-            return keep_handles(run, step);
+        if (call_native(run, call, native) == 0) {
+            return keep_handles(run, call);
         }
     }
     acquire_gil(run);
-    PyObject *result = call_python(run, step, NULL);
-    return result ? keep_results(run, step, result) : -1;
+    PyObject *result = call_python(run, call);
+    return result ? keep_results(run, call, result) : -1;
 }
 
-int
-run_step(Run *run, const Step *step)
+static int
+drop(Run *run, const DropRecord *drop)
 {
-    if (step->kind == ALLOCATE) {
-        return allocate(run, step);
-    }
-    if (step->kind == LAUNCH) {
-        return launch(run, step);
-    }
-    if (step->kind == CALL) {
-        return call(run, step);
-    }
-    for (int i = 0; i < step->count; i++) {
-        Value *value = &run->values[run->program->items[step->first + i].value];
+    for (int64_t i = 0; i < drop->value_count; i++) {
+        Value *value = value_at(run, drop->values + i);
         if (!value->is_shared) {
             drop_value(run, value);
         }
     }
     return 0;
+}
+
+int
+run_step(Run *run, const StepRecord *step)
+{
+    switch (step->kind) {
+    case ALLOCATE_STEP:
+        return allocate(run, step->place);
+    case LAUNCH_STEP:
+        return launch(run, &run->table->launches[step->place]);
+    case CALL_STEP:
+        return call(run, &run->table->calls[step->place]);
+    default:
+        return drop(run, &run->table->drops[step->place]);
+    }
 }

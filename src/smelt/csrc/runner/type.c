@@ -9,9 +9,7 @@ static int
 runner_traverse(Runner *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->dict);
-    Py_VISIT(self->given_steps);
-    Py_VISIT(self->given_outputs);
-    Py_VISIT(self->constants);
+    Py_VISIT(self->objects);
     Py_VISIT(self->allocate);
     Py_VISIT(self->view);
     Py_VISIT(self->fit);
@@ -25,11 +23,8 @@ runner_traverse(Runner *self, visitproc visit, void *arg)
 static int
 runner_clear(Runner *self)
 {
-    self->step_count = 0; /* they point to what goes now */
     Py_CLEAR(self->dict);
-    Py_CLEAR(self->given_steps);
-    Py_CLEAR(self->given_outputs);
-    Py_CLEAR(self->constants);
+    Py_CLEAR(self->objects);
     Py_CLEAR(self->allocate);
     Py_CLEAR(self->view);
     Py_CLEAR(self->fit);
@@ -45,11 +40,8 @@ runner_dealloc(Runner *self)
 {
     PyObject_GC_UnTrack(self);
     runner_clear(self);
-    PyMem_Free(self->numbers);
-    PyMem_Free(self->items);
-    PyMem_Free(self->results);
-    PyMem_Free(self->steps);
-    PyMem_Free(self->texts);
+    Py_XDECREF(self->given);
+    PyMem_Free(self->natives);
     PyMem_Free(self->consumed);
     free(self->taken);
     free(self->workspace.memory);
@@ -65,7 +57,7 @@ runner_time(Runner *self, PyObject *on)
         return NULL;
     }
     free(self->taken);
-    self->taken = wanted ? calloc((size_t)self->step_count + 1, sizeof *self->taken) : NULL;
+    self->taken = wanted ? calloc((size_t)self->table.counts[STEPS] + 1, sizeof *self->taken) : NULL;
     self->timed_calls = 0;
     if (wanted && self->taken == NULL) {
         return PyErr_NoMemory();
@@ -76,7 +68,7 @@ runner_time(Runner *self, PyObject *on)
 static PyObject *
 runner_times(Runner *self, void *unused)
 {
-    PyObject *times = self->taken ? tuple_of(self->taken, self->step_count) : PyTuple_New(0);
+    PyObject *times = self->taken ? tuple_of(self->taken, self->table.counts[STEPS]) : PyTuple_New(0);
     return times ? Py_BuildValue("(LN)", (long long)self->timed_calls, times) : NULL;
 }
 
@@ -86,7 +78,8 @@ static PyMethodDef runner_methods[] = {
 };
 
 static PyMemberDef runner_members[] = {
-    {"steps", T_OBJECT, offsetof(Runner, given_steps), READONLY, "The steps it was made of."},
+    {"table", T_OBJECT, offsetof(Runner, given), READONLY, "The flat program it was made of."},
+    {"objects", T_OBJECT, offsetof(Runner, objects), READONLY, "What that refers to."},
     {"python_steps", T_INT, offsetof(Runner, python_steps), READONLY, "How many steps only Python can do."},
     {"gil_acquisitions", T_LONGLONG, offsetof(Runner, acquisitions), READONLY,
      "How often Python was needed between the first step and the last, in all calls."},

@@ -46,8 +46,7 @@ wrapped(Handle handle)
     return object;
 }
 
-/* Borrowed, or NULL with an exception. */
-static PyObject *
+PyObject *
 object_of(Run *run, Value *value)
 {
     if (value->object) {
@@ -128,10 +127,10 @@ is_true(Run *run, Value *value)
 }
 
 PyObject *
-tuple_of(const int64_t *numbers, int count)
+tuple_of(const int64_t *numbers, int64_t count)
 {
     PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple && i < count; i++) {
+    for (int64_t i = 0; tuple && i < count; i++) {
         PyObject *number = PyLong_FromLongLong(numbers[i]);
         if (number == NULL) {
             Py_CLEAR(tuple);
@@ -187,28 +186,28 @@ view_object(Run *run, Value *value, Shape shape, bool leaves)
 
 /* --- objects made of values ------------------------------------------------------------------- */
 
-/* A new reference, or NULL with an exception. With the GIL. */
-PyObject *
-object_made(Run *run, const Item *item, bool leaves)
+/* Each a new reference, or NULL with an exception. With the GIL. */
+static PyObject *
+tensor_made(Run *run, const ItemRecord *item, bool leaves)
 {
-    if (item->kind == CONSTANT) {
-        return Py_NewRef(item->object);
+    Value *value = &run->values[item->what];
+    if (item->numbers >= 0) {
+        return view_object(run, value, shape_of_item(item), leaves);
     }
-    if (item->kind == VALUE) {
-        Value *value = &run->values[item->value];
-        if (item->shape.numbers >= 0) {
-            return view_object(run, value, item->shape, leaves);
-        }
-        PyObject *object = object_of(run, value);
-        return object ? Py_NewRef(object) : NULL;
-    }
-    PyObject *sequence = item->kind == LIST ? PyList_New(item->count) : PyTuple_New(item->count);
-    for (int i = 0; sequence && i < item->count; i++) {
-        PyObject *part = object_made(run, &run->program->items[item->first + i], leaves);
+    PyObject *object = object_of(run, value);
+    return object ? Py_NewRef(object) : NULL;
+}
+
+static PyObject *
+sequence_made(Run *run, const ItemRecord *item, bool leaves)
+{
+    PyObject *sequence = item->kind == LIST_ITEM ? PyList_New(item->length) : PyTuple_New(item->length);
+    for (int64_t i = 0; sequence && i < item->length; i++) {
+        PyObject *part = object_made(run, &run->table->items[item->what + i], leaves);
         if (part == NULL) {
             Py_CLEAR(sequence);
         }
-        else if (item->kind == LIST) {
+        else if (item->kind == LIST_ITEM) {
             PyList_SET_ITEM(sequence, i, part);
         }
         else {
@@ -216,4 +215,25 @@ object_made(Run *run, const Item *item, bool leaves)
         }
     }
     return sequence;
+}
+
+PyObject *
+object_made(Run *run, const ItemRecord *item, bool leaves)
+{
+    switch (item->kind) {
+    case OBJECT_ITEM:
+        return Py_NewRef(PyTuple_GET_ITEM(run->program->objects, item->what));
+    case VALUE_ITEM:
+        return tensor_made(run, item, leaves);
+    case NONE_ITEM:
+        return Py_NewRef(Py_None);
+    case BOOL_ITEM:
+        return PyBool_FromLong(item->what != 0);
+    case INTEGER_ITEM:
+        return PyLong_FromLongLong(item->what);
+    case DOUBLE_ITEM:
+        return PyFloat_FromDouble(double_of(item->what));
+    default:
+        return sequence_made(run, item, leaves);
+    }
 }

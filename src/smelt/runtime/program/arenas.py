@@ -1,7 +1,7 @@
 """Arenas: the planned memory that programs work in, kept between calls.
 
-    arenas = Arenas()                            shared by the halves of a training step, which run in turn
-    acquire = arenas.acquirer(program, views)    acquire() → the tensors of `views`, in a block that no other call has
+    arenas = Arenas()                                   shared by the halves of a training step, which run in turn
+    acquire = arenas.acquirer(4096, [device], views)    acquire() → the tensors of views(), in memory no other call has
     arenas.release(acquired)
 
 An arena is one block of memory with the views that library calls and kernels need already made: pages are faulted in
@@ -11,12 +11,12 @@ stream. A call that is recorded into a CUDA graph gets memory of that graph, whi
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 
-from smelt.ir.program import Operand, Place, Program
+from smelt.ir.flat.steps import FlatValue
 
 ARENA_ALIGNMENT = 64
 _FEW = 8  # programs with arenas as large as they need
@@ -44,16 +44,14 @@ class _Arena:
         self.blocks: dict[torch.device, torch.Tensor] = {}
         self.views: WeakKeyDictionary[_Viewer, _Views] = WeakKeyDictionary()
 
-    def see(self, program: Program, views: tuple[Operand, ...]) -> _Views:
-        buffers = {buffer.name: buffer for buffer in program.buffers}
+    def see(self, views: Sequence[FlatValue]) -> _Views:
         made = _Views()
         made.arena = self
         for view in views:
-            buffer = buffers[view.buffer]
-            device, dtype = buffer.spec.device, buffer.spec.dtype
+            device, dtype = view.device, view.dtype
             if device not in self.blocks:
                 self.blocks[device] = _aligned_block(self.size, device)
-            typed = self.blocks[device][buffer.offset :]
+            typed = self.blocks[device][view.arena_offset :]
             typed = typed[: typed.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
             made.append(typed.as_strided(view.shape, view.stride, typed.storage_offset() + view.offset))
         return made
@@ -68,9 +66,12 @@ class Arenas:
         self.by_streams: dict[tuple[int, ...], list[_Arena]] = {}  # free ones of programs on GPUs
         self.programs = 0
 
-    def acquirer(self, program: Program, views: tuple[Operand, ...]) -> Callable[[], _Views]:
-        """A function that acquires an arena as `program` sees it: one that is free, or a new one."""
-        viewer, needed = _Viewer(), int(program.arena_bytes)
+    def acquirer(
+        self, needed: int, devices: Iterable[torch.device], views: Callable[[], Sequence[FlatValue]]
+    ) -> Callable[[], _Views]:
+        """A function that acquires an arena as a program sees it: one that is free, or a new one. The program needs so
+        many bytes on each of the devices; what it sees of them is asked for when it first runs."""
+        viewer = _Viewer()
         self.programs += 1
         if needed > self.size:  # many programs are one for many sizes, each perhaps a little larger than the last
             self.size = needed if self.programs <= _FEW else max(needed, self.size * 5 // 4)
@@ -84,10 +85,10 @@ class Arenas:
                 arena = _Arena(self.size, pool)  # made before a program with more needs joined; it is dropped
             seen = arena.views.get(viewer)
             if seen is None:
-                seen = arena.views[viewer] = arena.see(program, views)
+                seen = arena.views[viewer] = arena.see(views())
             return seen
 
-        gpus = _gpus_of(program)
+        gpus = _gpus_among(devices)
         if gpus:
             return lambda: acquire(self._of_streams(gpus))
         return functools.partial(acquire, self.free)
@@ -108,10 +109,9 @@ class Arenas:
         return pool
 
 
-def _gpus_of(program: Program) -> tuple[int, ...]:
-    """The GPUs on which a program has planned memory, -1 for the current one."""
-    planned = {buffer.spec.device for buffer in program.buffers if buffer.place is Place.ARENA}
-    return tuple(sorted(-1 if each.index is None else each.index for each in planned if each.type == "cuda"))
+def _gpus_among(devices: Iterable[torch.device]) -> tuple[int, ...]:
+    """The numbers of GPUs, -1 for the current one."""
+    return tuple(sorted(-1 if each.index is None else each.index for each in devices if each.type == "cuda"))
 
 
 def _current_stream(gpu: int) -> int:

@@ -19,7 +19,7 @@ from smelt.base.torch_originals import BASE
 from smelt.ir.program import Library, Operand, Program
 from smelt.ir.tensorspec import TensorSpec
 from smelt.meta.effects import effect_of
-from smelt.runtime.program.launch import BINDINGS
+from smelt.runtime.program.flatten import BINDINGS
 
 _MOST = 8192  # calls, which differ by their sizes
 _known: dict[Any, int] = {}

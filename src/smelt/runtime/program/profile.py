@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from smelt.base.fast_dataclass import dataclass
+from smelt.ir.flat.layout import StepKind
+from smelt.ir.flat.read import TableReader
 from smelt.ir.program import Program
 
 
@@ -62,7 +64,7 @@ def profiling() -> Iterator[Callable[[], list[Taken]]]:
 
 def _taken(executable: Timed) -> Taken:
     calls, times = executable.run.times
-    kinds = [step[0] for step in executable.run.steps]
-    steps = tuple(time for kind, time in zip(kinds, times, strict=True) if kind in ("launch", "call"))
+    kinds = [step.kind for step in TableReader(executable.run.table).rows("steps")]
+    steps = tuple(time for kind, time in zip(kinds, times, strict=True) if kind in (StepKind.LAUNCH, StepKind.CALL))
     assert len(steps) == len(executable.program.steps)
     return Taken(executable.program.name, calls, steps, sum(times) - sum(steps))

@@ -1,6 +1,6 @@
 """Products of matrices as they are best asked for: small ones of nobody, some as those of the transposed.
 
-    mm(out, left, right) of 10 × 10   →   (0, 10, 10, 10, 10, 1, 0, 10, 1, 0, 10, 1, 0)   see `_native.pyi`, "product"
+    mm(out, left, right) of 10 × 10   →   (0, 10, 10, 10, 10, 1, 0, 10, 1, 0, 10, 1, 0)   see `NativeCall`
     mm(out, left, right.T)            →   mm(out.T, right, left.T)                        where that is faster
 
 Calling a library for a small product takes longer than making it.
@@ -13,7 +13,6 @@ order is its own.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -51,13 +50,13 @@ def as_called(tensors: Sequence[Operand], dtypes: set[torch.dtype]) -> Sequence[
         return tensors
     if out.stride[-1] != 1 or left.stride[-1] != 1 or right.stride[-2] != 1:
         return tensors  # it goes that way already
-    given = [replace(each, shape=out.shape, stride=_expanded(each, out.shape)) for each in tensors[1:-2]]
+    given = [Operand(each.buffer, out.shape, _expanded(each, out.shape), each.offset) for each in tensors[1:-2]]
     return [_transposed(each) for each in (out, *given, right, left)]
 
 
 def _transposed(operand: Operand) -> Operand:
     (*batch, rows, columns), (*steps, down, across) = operand.shape, operand.stride
-    return replace(operand, shape=(*batch, columns, rows), stride=(*steps, across, down))
+    return Operand(operand.buffer, (*batch, columns, rows), (*steps, across, down), operand.offset)
 
 
 def _expanded(operand: Operand, shape: Shape) -> Shape:

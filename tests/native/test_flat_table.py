@@ -1,0 +1,216 @@
+"""The flat program: what is written is read back, in Python and in C, and what was cut or altered is refused."""
+
+import contextlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smelt._native import Launcher, Runner, program_layout
+from smelt.ir.flat.layout import SECTIONS, Header
+from smelt.ir.flat.read import BadTable, TableReader, read
+from smelt.ir.flat.steps import (
+    DOUBLE,
+    LIST,
+    NONE,
+    SOME,
+    STRING,
+    TENSOR,
+    WORD,
+    AllocateStep,
+    CallStep,
+    DropStep,
+    FlatProgram,
+    FlatValue,
+    LaunchStep,
+    NativeCall,
+    Ref,
+)
+from smelt.ir.flat.text import text_of
+from smelt.ir.flat.write import double_bits, write
+from tests.golden import golden
+
+FLIPS = 4000
+KERNEL = Launcher(4096, 2, 64, 128)  # never run
+
+
+def fill(*args: Any, **named: Any) -> None:
+    """Stands for an operator."""
+
+
+def sample() -> FlatProgram:
+    """A program with something of everything."""
+    values = (
+        FlatValue("x", "float32", "cpu", (4, 8), (8, 1)),
+        FlatValue("w", "float32", "cpu", (8, 8), (1, 8)),
+        FlatValue("one", "int64", "cpu", (), ()),
+        FlatValue("out", "float32", "cpu", (4, 8), (8, 1)),
+        FlatValue("gelu", "float32", "cpu", (4, 8), (8, 1)),
+        FlatValue("t", "bool", "cpu", (1,), (1,), 0, 64),
+        FlatValue("t", "float32", "cpu", (4, 4), (8, 1), 4, 128),
+    )
+    product = NativeCall(
+        "aoti_torch_cpu_addmm_out",
+        None,
+        (Ref(3), Ref(2, (4, 8), (0, 0), 0), Ref(0), Ref(1)),
+        (TENSOR, 0, TENSOR, 1, TENSOR, 2, TENSOR, 3, DOUBLE, double_bits(0.5), DOUBLE, double_bits(2.0)),
+        (),
+        0,
+        (0, 4, 8, 8, 8, 1, 0, 0, 0, 0, 8, 1, 0, 1, 8, 0),
+        (0.5, 2.0),
+    )
+    code = (TENSOR, 0, STRING, 0, SOME, LIST, 2, WORD, 7, NONE, STRING, 1)
+    boxed = NativeCall("aten::gelu", "", (Ref(6),), code, ("tanh", "größer"), 1)
+    steps = (
+        AllocateStep(3),
+        CallStep("aten::addmm.out", fill, (Ref(2), Ref(0), Ref(1), 0.5, Ref(3)), ("beta", "out"), native=product),
+        LaunchStep("k0_relu", KERNEL, (3, 6)),
+        CallStep("aten::gelu", fill, (Ref(6, (2,), (8,), 1), "tanh"), (), (4,), True, boxed),
+        CallStep("aten::split", fill, ([Ref(0), (Ref(1), None)], [1, 2], True, -3, 1 << 70), (), (None, 4)),
+        CallStep("aten::_assert", fill, (Ref(5),), unless=5),
+        LaunchStep("k0_relu", fill, (0, 4)),
+        DropStep((0, 3)),
+    )
+    outputs = (Ref(4), None, Ref(4, (32,), (1,), 0), [Ref(2), 1.5], 3)
+    return FlatProgram("forward0", values, 2, ("a tensor",), 2, 4096, steps, outputs, True, 2)
+
+
+def codes(name: Any) -> int:
+    return {"float32": 6, "int64": 4}.get(name, -1)
+
+
+def device_code(name: Any) -> tuple[int, int] | None:
+    return (0, -1) if name == "cpu" else None
+
+
+def written() -> tuple[bytes, tuple[Any, ...]]:
+    return write(sample(), codes, device_code)
+
+
+def runner(table: bytes, objects: tuple[Any, ...]) -> Runner:
+    return Runner(
+        table, objects, threads=fill, acquire=fill, release=fill, allocate=fill, view=fill, fit=fill, watchers=()
+    )
+
+
+def test_python_and_c_declare_the_same_records() -> None:
+    declared = {name: record._fields for name, record in SECTIONS.items()}
+    assert program_layout() == {**declared, "header": Header._fields}
+    assert list(program_layout())[:-1] == list(SECTIONS)  # in the same order, too
+
+
+def test_what_is_written_is_read() -> None:
+    table, objects = written()
+    assert read(table, objects) == sample()
+    made = runner(table, objects)
+    assert made.table is table and made.objects is objects
+    assert write(read(table, objects), codes, device_code) == (table, objects)
+
+
+def test_the_text_of_a_program() -> None:
+    golden("ir/flat.txt", text_of(sample()))
+
+
+def test_equal_parts_are_written_once() -> None:
+    table, objects = written()
+    reader = TableReader(table)
+    assert len(set(reader.strings)) == len(reader.strings) and len(set(map(id, objects))) == len(objects)
+    assert reader.count("dtypes") == 3 and reader.count("devices") == 1 and reader.count("kernels") == 2
+
+
+def test_a_table_of_another_version_or_layout_says_so() -> None:
+    table, objects = written()
+    words = len(Header._fields)
+    for place, message in ((0, "begin like one"), (1, "of version 1"), (2, "no whole program"), (words + 2, "width")):
+        with pytest.raises(ValueError, match=message):
+            runner(with_word(table, place, 99), objects)
+
+
+def test_a_table_that_is_cut_is_refused_at_every_length() -> None:
+    table, objects = written()
+    for length in range(len(table)):
+        cut = table[:length]
+        honest = with_word(table, 2, length)[:length]  # says how long it is
+        for made in (cut, honest):
+            with pytest.raises(ValueError, match="this is no"):
+                runner(made, objects)
+        with pytest.raises(BadTable):
+            read(cut, objects)
+    with pytest.raises(ValueError, match="no whole program"):
+        runner(table + b"\0", objects)
+
+
+def test_a_table_without_all_of_its_objects_is_refused() -> None:
+    table, objects = written()
+    for count in range(len(objects)):
+        with pytest.raises(ValueError, match="no program"):
+            runner(table, objects[:count])
+
+
+def with_word(table: bytes, place: int, word: int) -> bytes:
+    return table[: 8 * place] + struct.pack("q", word) + table[8 * place + 8 :]
+
+
+def flipped(table: bytes, count: int, seed: int) -> Iterator[bytes]:
+    """The table with one to three words altered: to any number, by one bit, or to one that nearly fits."""
+    chance = random.Random(seed)
+    size = len(table) // 8
+    for _ in range(count):
+        made = table
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            place = chance.randrange(size)
+            (old,) = struct.unpack_from("q", made, 8 * place)
+            near = [old + 1, old - 1, -1, 0, chance.randrange(1000), -(1 << 63), (1 << 63) - 1, (1 << 61) + 3]
+            word = chance.choice([*near, old ^ 1 << chance.randrange(63), chance.getrandbits(64) - (1 << 63)])
+            made = with_word(made, place, max(-(1 << 63), min(word, (1 << 63) - 1)))
+        yield made
+
+
+def try_altered(table: bytes, objects: tuple[Any, ...], count: int, seed: int) -> tuple[int, int]:
+    """How many altered tables were refused, and how many were taken, each for a program of as many steps."""
+    steps, refused, taken = TableReader(table).count("steps"), 0, 0
+    for made in flipped(table, count, seed):
+        try:
+            found = runner(made, objects)
+        except ValueError:
+            refused += 1
+            continue
+        found.time(True)
+        assert len(found.times[1]) == steps
+        taken += 1
+        with contextlib.suppress(BadTable):  # for text that is no UTF-8, an object in the place of another
+            assert len(read(made, objects).steps) == steps
+    return refused, taken
+
+
+def test_an_altered_table_is_refused_or_of_as_many_steps() -> None:
+    script = f"""
+import tests.native.conftest
+from tests.native.test_flat_table import try_altered, written
+refused, taken = try_altered(*written(), {FLIPS}, seed=1)
+assert refused > taken > 0, (refused, taken)
+print(refused + taken)
+"""
+    assert run_apart(script).split() == [str(FLIPS)]
+
+
+def run_apart(script: str) -> str:
+    """What a process of its own prints, which may crash."""
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(map(str, (root / "src", root)))
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout

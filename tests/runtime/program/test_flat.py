@@ -1,0 +1,77 @@
+"""Programs as flat tables: all of a real one is there to read, and an altered one is refused or built; no crash."""
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.ir.flat.read import read
+from smelt.ir.flat.steps import AllocateStep, CallStep, DropStep, LaunchStep
+from smelt.ir.flat.text import text_of
+from smelt.ir.flat.write import write
+from smelt.ir.program import Library
+from smelt.runtime.program import launch
+from smelt.runtime.program.launch import Executable
+from smelt.torch_abi.aoti_shims import device_code, dtype_code
+from tests.native.test_flat_table import run_apart
+
+
+class Net(nn.Module):
+    """Something of everything: kernels, products by their function and by the dispatcher, a call with a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 16)
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1)
+        self.linear = nn.Linear(16, 100)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.convolution(self.words(words).transpose(1, 2)).transpose(1, 2)
+        return self.linear(nn.functional.gelu(x)).log_softmax(-1).sort().values.sum()
+
+
+def executables() -> list[Executable]:
+    """Those of a training step."""
+    made: list[Executable] = []
+    original = launch.note
+    launch.note = made.append  # type: ignore[assignment]
+    try:
+        torch.manual_seed(0)
+        smelt.compile(Net())(torch.arange(12).reshape(3, 4) % 10).backward()
+    finally:
+        launch.note = original
+    assert len(made) == 2
+    return made
+
+
+def test_a_table_says_all_that_a_program_does() -> None:
+    for executable in executables():
+        program, found = executable.program, executable.read()
+        assert found.name == program.name and found.inputs == len(program.inputs)
+        assert found.arena_bytes == program.arena_bytes and len(found.outputs) == len(program.outputs)
+        works = [step for step in found.steps if not isinstance(step, AllocateStep | DropStep)]
+        for step, given in zip(works, program.steps, strict=True):
+            if isinstance(given, Library):
+                assert isinstance(step, CallStep) and step.name == given.op.name()
+            else:
+                assert isinstance(step, LaunchStep) and step.kernel == given.kernel.name
+        assert read(*write(found, dtype_code, device_code)) == found
+        assert all(step.kernel in text_of(found) for step in works if isinstance(step, LaunchStep))
+
+
+def alter_all() -> None:
+    """In a process of its own: see below."""
+    from tests.native.test_flat_table import try_altered
+
+    for executable in executables():
+        assert executable.run.python_steps == 0
+        refused, taken = try_altered(executable.run.table, executable.run.objects, 1500, seed=3)
+        assert refused > taken > 0, (refused, taken)
+    print("all")
+
+
+def test_altered_tables_of_a_real_program_are_refused_or_built() -> None:
+    if not launch.connect():
+        pytest.skip("PyTorch's C interface is not used here")
+    script = "from tests.runtime.program.test_flat import alter_all; alter_all()"
+    assert run_apart(script).split() == ["all"]
