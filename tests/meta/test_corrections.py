@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules import describe
 from smelt.meta.rules.corrections import RULES
 from smelt.meta.rules.fourier import _asked
@@ -20,7 +20,7 @@ def assert_described(op: Any, *args: Any, **kwargs: Any) -> None:
     said, real = describe(op, args, kwargs, torch.device("cpu")), op(*args, **kwargs)
     pairs = zip(said, real, strict=True) if isinstance(real, tuple) else [(said, real)]
     for spec, tensor in pairs:
-        assert isinstance(spec, TensorSpec)
+        assert isinstance(spec, UnplacedSpec)
         assert (spec.shape, spec.stride, spec.dtype) == (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.meta.ghost import GhostMode, GhostTensor
 from smelt.meta.rules import creation, describe, fourier, indexing, linalg_nn, losses, pointwise, reduction, views
 from smelt.meta.rules.lookup import EVERYWHERE, ON_CPU, _functional_of, rules_of
@@ -60,7 +60,7 @@ TENSORS = {(shape, dtype): _layouts(shape, dtype) for shape in SHAPES for dtype 
 def _spec(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype)
-    if isinstance(value, TensorSpec):
+    if isinstance(value, UnplacedSpec):
         return (value.shape, value.stride, value.offset, value.dtype)
     if isinstance(value, tuple | list):
         return [_spec(item) for item in value]

@@ -92,6 +92,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UnplacedSpec:
+    """What an operator's rule says of a result: all but its device, which follows from the operands."""
+
+    shape: Shape
+    stride: Shape
+    dtype: torch.dtype
+    offset: Size = 0
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "UnplacedSpec":
+        offset: Size = tensor.storage_offset()  # type: ignore[assignment]  # a SymInt is a Size
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, offset)
+
+    @property
+    def varies(self) -> bool:
+        """Whether some size differs from call to call."""
+        return not all(type(size) is int for size in (*self.shape, *self.stride, self.offset))
+
+    def on(self, device: torch.device) -> TensorSpec:
+        """The spec of that result on a device."""
+        return TensorSpec(self.shape, self.stride, self.dtype, device, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
 class NumberSpec:
     """A number that a graph is given or computes at each call: a size, or a float."""
 

@@ -16,6 +16,7 @@ asks no more.
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smelt.base.torch_originals import originals_of_tensors
 from smelt.ir.graph import add_node
 from smelt.ir.symbolic_numbers import NumberWriter
-from smelt.ir.tensorspec import NumberSpec, TensorSpec, set_spec, spec_of_value
+from smelt.ir.tensorspec import NumberSpec, TensorSpec, UnplacedSpec, set_spec, spec_of_value
+from smelt.meta.devices import HOST, result_device, result_devices, tensors_in
 from smelt.meta.layout_probe import tried
 from smelt.meta.rules import describe
 from smelt.meta.sparse import yields_sparse
@@ -48,8 +50,6 @@ _RESHAPES_IN_PLACE = frozenset(
 )
 
 _META = torch.device("meta")
-_CPU = torch.device("cpu")
-
 
 # Namespaces of operators that call nothing of the program's.
 _BUILT_IN = frozenset({"aten", "prims", "profiler", "quantized", "mkldnn"})
@@ -137,19 +137,27 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         with no_dispatch():
             func(*args, **kwargs)
         return args[0]
-    device = _result_device(args, kwargs)
-    template = describe(func, args, kwargs, device)
-    if template is NotImplemented:
-        template = _remembered(func, args, kwargs, device)
+    device = result_device(func, args, kwargs)
+    template = described(func, args, kwargs, device)
     written = _written_arguments(func, args, kwargs)
-    if isinstance(template, TensorSpec):
+    if isinstance(template, UnplacedSpec | TensorSpec):
         return written[0] if written and written[0] is not None else _ghost(template, device)
     if isinstance(template, tuple | list):
-        made = [_ghost(item, device) if isinstance(item, TensorSpec) else item for item in template]
+        devices = result_devices(func, args, kwargs, len(template)) if type(template) is list else ()
+        made = [
+            _ghost(item, devices[place] if devices else device) if isinstance(item, _SPECS) else item
+            for place, item in enumerate(template)
+        ]
         if written:
             made = [old if old is not None else new for old, new in zip(written, made, strict=True)]
         return type(template)(made)
     return template
+
+
+def described(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """What a call on `device` returns: a spec without a device, a tuple or list of them, or something else entirely."""
+    template = describe(func, args, kwargs, device)
+    return _remembered(func, args, kwargs, device) if template is NotImplemented else template
 
 
 def _restrided(self: GhostTensor, size: Any, stride: Any, storage_offset: Any = None) -> GhostTensor:
@@ -187,7 +195,7 @@ def _remembered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dev
 def _ask(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     """The meta kernel's answer, on the CPU with the strides of a trial where it may not know them."""
     said = _ask_meta_kernel(func, args, kwargs)
-    return tried(func, args, kwargs, said) if device.type == "cpu" else said
+    return tried(func, args, kwargs, said) if device.type == HOST.type else said
 
 
 def _ask_in_symbols(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
@@ -217,8 +225,12 @@ def forget() -> None:
     _known.clear()
 
 
-def _ghost(spec: TensorSpec, device: torch.device) -> GhostTensor:
-    return GhostTensor(TensorSpec(spec.shape, spec.stride, spec.dtype, device, spec.offset))
+_SPECS = UnplacedSpec | TensorSpec
+
+
+def _ghost(spec: UnplacedSpec | TensorSpec, device: torch.device) -> GhostTensor:
+    """One on `device`, unless the operator said itself where its result is."""
+    return GhostTensor(spec if isinstance(spec, TensorSpec) else spec.on(device))
 
 
 class _Symbolic(Exception):
@@ -239,29 +251,6 @@ def _freeze(value: Any) -> Any:
     return (type(value), value)
 
 
-def _result_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-    """An explicit `device=` wins, then the first tensor with dimensions, then any tensor, then the CPU."""
-    explicit = kwargs.get("device")
-    if explicit is not None:
-        return torch.device(explicit)
-    fallback = None
-    for tensor in _tensors_in((*args, *kwargs.values())):
-        if tensor.dim() > 0:
-            return tensor.device
-        fallback = fallback or tensor.device
-    return fallback or _CPU
-
-
-def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, tuple | list):
-            found.extend(_tensors_in(value))
-    return found
-
-
 def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         base = torch.empty(0, dtype=value.dtype, device=_META)
@@ -275,25 +264,32 @@ def _ask_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     meta_args = _to_meta(args)
     meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
     takes_device = any(argument.name == "device" for argument in func._schema.arguments)
-    if takes_device and (kwargs.get("device") is not None or not _tensors_in(args)):
+    if takes_device and (kwargs.get("device") is not None or not tensors_in(args)):
         meta_kwargs["device"] = _META
-    before = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    before = [(tensor.shape, tensor.stride()) for tensor in tensors_in(meta_args)]
     try:
         with contextlib.nullcontext() if func.namespace in _BUILT_IN else _plainly():
             result = func(*meta_args, **meta_kwargs)
     except (NotImplementedError, ArithmeticError) as missing:  # numbers in Python where the kernel has a tensor's
         raise GhostError(f"{func} has no result that can be known without data") from missing
-    after = [(tensor.shape, tensor.stride()) for tensor in _tensors_in(meta_args)]
+    after = [(tensor.shape, tensor.stride()) for tensor in tensors_in(meta_args)]
     if any(not _same_layout(one, other) for one, other in zip(before, after, strict=True)):
         raise GhostError(f"{func} changes the shape of its argument in place")
     if isinstance(result, torch.Tensor):
-        return TensorSpec.of(result)
+        return _said(func, result)
     if isinstance(result, tuple | list):
-        specs = [TensorSpec.of(item) if isinstance(item, torch.Tensor) else item for item in result]
+        specs = [_said(func, item) if isinstance(item, torch.Tensor) else item for item in result]
         return specs if isinstance(result, list) else tuple(specs)
     if isinstance(result, int | float | bool) and not isinstance(result, torch.Tensor):
         raise GhostError(f"{func} returns a number that depends on data")
     return result
+
+
+def _said(func: Any, result: torch.Tensor) -> UnplacedSpec | TensorSpec:
+    """What a meta kernel said of a result. A custom operator may name a device: that is where its result is."""
+    if func.namespace in _BUILT_IN or result.device.type == _META.type:
+        return UnplacedSpec.of(result)
+    return replace(TensorSpec.of(result), requires_grad=False)
 
 
 def _same_layout(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._mode_utils import no_dispatch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta.devices import tensors_in
 from smelt.meta.effects import is_random, is_view
 from smelt.meta.rules.strides import channels_last_stride
 from smelt.symbolic.expressions import Expression
@@ -36,11 +37,11 @@ _FAILURES = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
 def tried(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: Any) -> Any:
     """`said`, a spec or a tuple or list of them, laid out as a run returns it; `NotImplemented` where that holds for
     the sizes of the example alone."""
-    tensors = _tensors_in((*args, *kwargs.values()))
+    tensors = tensors_in((*args, *kwargs.values()))
     if all(_is_row_by_row(tensor) for tensor in tensors) or not _may_try(func, args, kwargs):
         return said
     specs = list(said) if isinstance(said, tuple | list) else [said]
-    sizes = [_layout(each) for each in (*tensors, *specs) if isinstance(each, torch.Tensor | TensorSpec)]
+    sizes = [_layout(each) for each in (*tensors, *specs) if isinstance(each, torch.Tensor | UnplacedSpec)]
     if _indexes_nothing(tensors) or sum(_span(*each) for each in sizes) > LARGEST:
         return said
     real = _run(func, args, kwargs)
@@ -78,16 +79,6 @@ def _indexes_nothing(tensors: Sequence[torch.Tensor]) -> bool:
     return empty and any(not tensor.dtype.is_floating_point and 0 not in tensor.shape for tensor in tensors)
 
 
-def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, tuple | list):
-            found.extend(_tensors_in(value))
-    return found
-
-
 def _example(number: Any) -> Any:
     """The number that a symbolic one is in the example, which is not relied on."""
     what = meaning(number)
@@ -96,8 +87,8 @@ def _example(number: Any) -> Any:
     return what.example if isinstance(what, Formula) else what
 
 
-def _layout(value: torch.Tensor | TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    stride = value.stride if isinstance(value, TensorSpec) else value.stride()
+def _layout(value: torch.Tensor | UnplacedSpec) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    stride = value.stride if isinstance(value, UnplacedSpec) else value.stride()
     return tuple(map(_example, value.shape)), tuple(map(_example, stride)), value.dtype
 
 
@@ -141,7 +132,7 @@ def _made(value: Any, number: int) -> Any:
 
 def _laid_out(spec: Any, real: Any) -> Any:
     """What was said of a result, with the strides it has."""
-    if not isinstance(spec, TensorSpec) or not isinstance(real, torch.Tensor):
+    if not isinstance(spec, UnplacedSpec) or not isinstance(real, torch.Tensor):
         return spec
     shape, stride, dtype = _layout(spec)
     if shape != tuple(real.shape) or dtype is not real.dtype or stride == real.stride():

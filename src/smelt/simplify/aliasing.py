@@ -10,13 +10,12 @@ from torch import fx
 
 from smelt.ir.graph import output_node
 from smelt.ir.substitute_sizes import resized
-from smelt.ir.tensorspec import TensorSpec, set_spec, spec_of, tensor_spec
+from smelt.ir.tensorspec import TensorSpec, UnplacedSpec, set_spec, spec_of, tensor_spec
+from smelt.meta.devices import result_device
 from smelt.meta.effects import is_view
 from smelt.meta.ghost import GhostTensor
 from smelt.meta.rules import describe
 from smelt.symbolic.symsize import from_symbolic, is_symbolic_size, same_sizes, to_symbolic
-
-_CPU = torch.device("cpu")
 
 
 class AliasedMemory:
@@ -78,14 +77,17 @@ def _alike(first: TensorSpec, second: TensorSpec) -> bool:
 
 def spec_of_call(target: object, args: tuple[object, ...], kwargs: dict[str, object]) -> TensorSpec | None:
     """What a call that is not in the graph would return, where a rule can tell."""
+    given = tuple(_ghosts(value) for value in args)
     named = {name: _ghosts(value) for name, value in kwargs.items()}
     try:
-        found = describe(target, tuple(_ghosts(value) for value in args), named, _CPU)
+        device = result_device(target, given, named)
+        found = describe(target, given, named, device)
     except (RuntimeError, IndexError):  # a call that PyTorch would refuse
         return None
-    if not isinstance(found, TensorSpec):
+    if not isinstance(found, UnplacedSpec):
         return None
-    return resized(found, from_symbolic, is_symbolic_size) if found.varies else found
+    spec = found.on(device)
+    return resized(spec, from_symbolic, is_symbolic_size) if spec.varies else spec
 
 
 def _ghosts(value: object) -> object:
@@ -98,12 +100,12 @@ def _ghosts(value: object) -> object:
 
 
 def fits(node: fx.Node, target: object, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> bool:
-    """Whether the call would return exactly what `node` does, and is on the CPU, whose rules these are."""
+    """Whether the call would return exactly what `node` does, as far as rules say."""
     spec = spec_of(node)
-    if not isinstance(spec, TensorSpec) or spec.device.type != "cpu":
+    if not isinstance(spec, TensorSpec):
         return False
     made = spec_of_call(target, args, kwargs or {})
-    return made is not None and _alike(made, spec)
+    return made is not None and _alike(made, spec) and made.device == spec.device
 
 
 def insert(

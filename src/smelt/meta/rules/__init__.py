@@ -16,7 +16,7 @@ _answer: Callable[..., Any] | None = None
 
 
 def describe(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers.
+    """A spec without a device, a tuple of them, or `NotImplemented` where no rule answers on `device`.
 
     Raises what PyTorch would where its own meta kernels let a wrong call pass.
     """

@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS
 from smelt.meta.rules.reduction import row_major
 from smelt.meta.rules.strides import like_stride
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
-CPU = torch.device("cpu")
 
-
-def _column_major(shape: Shape, dtype: torch.dtype) -> TensorSpec:
+def _column_major(shape: Shape, dtype: torch.dtype) -> UnplacedSpec:
     *outer, rows, cols = shape
     *strides, by_col, by_row = contiguous_stride((*outer, cols, rows))
-    return TensorSpec(shape, (*strides, by_row, by_col), dtype, CPU)
+    return UnplacedSpec(shape, (*strides, by_row, by_col), dtype)
 
 
 def _svd(value: Any, full: bool = False, vectors: bool = True, *, driver: str | None = None) -> Any:
@@ -67,7 +65,7 @@ def _nonzero(value: Any, *, size: int, fill_value: int = -1) -> Any:
 def _fake_quantized(value: Any, *rest: Any) -> Any:
     """The values, and which of them were in range, both laid out as they came."""
     shape = tuple(value.shape)
-    rounded = TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+    rounded = UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
     return rounded, replace(rounded, dtype=torch.bool)
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import TensorSpec, UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN, number_dtype, result_dtype
 from smelt.meta.rules.strides import channels_last_stride, formatted_stride, is_dense, suggests_channels_last
 from smelt.symbolic.shapes import Shape, contiguous_stride
-
-CPU = torch.device("cpu")
 
 
 def _plain(layout: Any) -> bool:
@@ -27,7 +25,7 @@ def _contiguous(shape: Sequence[int], dtype: torch.dtype | None) -> Any:
     sizes = tuple(shape)
     if any(size < 0 for size in sizes):
         return NotImplemented
-    return TensorSpec(sizes, contiguous_stride(sizes), dtype or torch.get_default_dtype(), CPU)
+    return UnplacedSpec(sizes, contiguous_stride(sizes), dtype or torch.get_default_dtype())
 
 
 def _sized(
@@ -59,7 +57,7 @@ def _empty_strided(
 ) -> Any:
     if not _plain(layout) or len(size) != len(stride) or any(n < 0 for n in (*size, *stride)):
         return NotImplemented
-    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), CPU)
+    return UnplacedSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype())
 
 
 def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, layout: Any = None, **rest: Any) -> Any:
@@ -107,7 +105,7 @@ def _like(
     stride = formatted_stride(shape, value.stride(), memory_format)
     if stride is None or not _plain(layout) or not _plain(value.layout):
         return NotImplemented
-    return TensorSpec(shape, stride, dtype or value.dtype, CPU)
+    return UnplacedSpec(shape, stride, dtype or value.dtype)
 
 
 def _random_like(value: Any, *, dtype: torch.dtype | None = None, **rest: Any) -> Any:
@@ -151,7 +149,7 @@ def _copy(value: Any, source: Any, *rest: Any) -> Any:
             return NotImplemented
     if not is_dense(shape, value.stride()):
         return NotImplemented
-    return TensorSpec(shape, value.stride(), value.dtype, CPU)
+    return UnplacedSpec(shape, value.stride(), value.dtype)
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -171,7 +169,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     out = (*shape[:axis], total, *shape[axis + 1 :])
     channels_last = all(suggests_channels_last(tensor.shape, tensor.stride()) for tensor in tensors)
     stride = channels_last_stride(out) if channels_last else contiguous_stride(out)
-    return TensorSpec(out, stride, dtype, CPU)
+    return UnplacedSpec(out, stride, dtype)
 
 
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -186,7 +184,7 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
         return NotImplemented
     axis = dim % (len(shape) + 1)
     out = (*shape[:axis], len(tensors), *shape[axis:])
-    return TensorSpec(out, contiguous_stride(out), dtype, CPU)
+    return UnplacedSpec(out, contiguous_stride(out), dtype)
 
 
 RULES: dict[str, Any] = {

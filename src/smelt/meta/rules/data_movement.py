@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.indexing import index_of
 from smelt.meta.rules.promotion import FLOATS, KNOWN
 from smelt.meta.rules.reduction import row_major
@@ -26,13 +26,11 @@ from smelt.meta.rules.strides import (
 from smelt.meta.rules.views import put_into, view_of
 from smelt.symbolic.shapes import Shape
 
-CPU = torch.device("cpu")
 
-
-def suggested(shape: Shape, like: Any, dtype: torch.dtype | None = None) -> TensorSpec:
+def suggested(shape: Shape, like: Any, dtype: torch.dtype | None = None) -> UnplacedSpec:
     """Row-major, or channels-last where the tensor it is made from seems to be."""
     if suggests_channels_last(tuple(like.shape), like.stride()):
-        return TensorSpec(shape, channels_last_stride(shape), dtype or like.dtype, CPU)
+        return UnplacedSpec(shape, channels_last_stride(shape), dtype or like.dtype)
     return row_major(shape, dtype or like.dtype)
 
 
@@ -48,7 +46,7 @@ def _size(value: Any) -> Any:
 def _like(value: Any, *rest: Any, **options: Any) -> Any:
     """A copy in the same layout, changed."""
     shape = tuple(value.shape)
-    return TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+    return UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
 
 
 def _flip(value: Any, dims: Sequence[int]) -> Any:
@@ -114,7 +112,7 @@ def _pad(value: Any, pad: Sequence[int], fill: Any = 0) -> Any:
             return NotImplemented
         shape[-1 - place] = size + low + high
     if all(each <= 0 for each in pad):
-        return TensorSpec(tuple(shape), like_stride(tuple(shape), value.stride()), value.dtype, CPU)
+        return UnplacedSpec(tuple(shape), like_stride(tuple(shape), value.stride()), value.dtype)
     return suggested(tuple(shape), value)
 
 
@@ -176,7 +174,7 @@ def _glu(value: Any, dim: int = -1) -> Any:
         return NotImplemented
     shape = (*value.shape[:at], value.shape[at] // 2, *value.shape[at + 1 :])
     layout = (shape, tuple(value.stride()))
-    return TensorSpec(shape, iterator_stride(shape, [layout, layout]), value.dtype, CPU)
+    return UnplacedSpec(shape, iterator_stride(shape, [layout, layout]), value.dtype)
 
 
 def _sort(value: Any, dim: int = -1, descending: bool = False) -> Any:
@@ -184,7 +182,7 @@ def _sort(value: Any, dim: int = -1, descending: bool = False) -> Any:
         return NotImplemented
     shape = tuple(value.shape)
     stride = like_stride(shape, value.stride())
-    return TensorSpec(shape, stride, value.dtype, CPU), TensorSpec(shape, stride, torch.int64, CPU)
+    return UnplacedSpec(shape, stride, value.dtype), UnplacedSpec(shape, stride, torch.int64)
 
 
 def _sort_stable(value: Any, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:

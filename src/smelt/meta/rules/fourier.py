@@ -9,7 +9,7 @@ own description is not always the same. There the transform itself is asked, onc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.reduction import row_major
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _asked(op: torch._ops.OpOverload) -> Any:
         if not all(isinstance(number, int) for number in (*value.shape, *value.stride())) or value.device.type != "cpu":
             return NotImplemented
         room = torch.empty_strided(tuple(value.shape), tuple(value.stride()), dtype=value.dtype).zero_()
-        return TensorSpec.of(op(room, *args))
+        return UnplacedSpec.of(op(room, *args))
 
     return ask
 

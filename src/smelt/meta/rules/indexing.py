@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.strides import broadcast, iterator_stride
 from smelt.meta.rules.views import strides_of_view
 from smelt.symbolic.shapes import contiguous_stride
-
-CPU = torch.device("cpu")
 
 
 def index_of(value: Any, indices: Sequence[Any]) -> Any:
@@ -42,7 +40,7 @@ def index_of(value: Any, indices: Sequence[Any]) -> Any:
     stride = iterator_stride(shape, layouts)
     if 1 in shape and stride != contiguous_stride(shape):
         return NotImplemented  # where dimensions change places, PyTorch is asked about the stride of single elements
-    return TensorSpec(shape, stride, value.dtype, CPU)
+    return UnplacedSpec(shape, stride, value.dtype)
 
 
 def _expanded(value: Any, shape: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS
 from smelt.meta.rules.reduction import row_major
 from smelt.meta.rules.strides import (
@@ -25,12 +25,10 @@ from smelt.meta.rules.strides import (
 )
 from smelt.symbolic.shapes import Shape, product
 
-CPU = torch.device("cpu")
 
-
-def _like(value: Any) -> TensorSpec:
+def _like(value: Any) -> UnplacedSpec:
     shape = tuple(value.shape)
-    return TensorSpec(shape, like_stride(shape, value.stride()), value.dtype, CPU)
+    return UnplacedSpec(shape, like_stride(shape, value.stride()), value.dtype)
 
 
 def _one_dtype(*tensors: Any) -> bool:
@@ -126,22 +124,22 @@ def _layer_norm_backward(
     )
 
 
-def _suggested(value: Any) -> TensorSpec:
+def _suggested(value: Any) -> UnplacedSpec:
     """Row-major, or channels-last where a library would take the input for that."""
     shape = tuple(value.shape)
     if suggests_channels_last(shape, value.stride()):
-        return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+        return UnplacedSpec(shape, channels_last_stride(shape), value.dtype)
     return row_major(shape, value.dtype)
 
 
-def _normed(value: Any, *others: Any) -> TensorSpec:
+def _normed(value: Any, *others: Any) -> UnplacedSpec:
     """What has the shape of the input: row-major where all are, though extents of one let it seem to be either."""
     if all(each is None or each.is_contiguous() for each in (value, *others)):
         return row_major(tuple(value.shape), value.dtype)
     return _suggested(value)
 
 
-def _per_channel(value: Any, *parameters: Any) -> TensorSpec | None:
+def _per_channel(value: Any, *parameters: Any) -> UnplacedSpec | None:
     """A number for each channel of an input whose parameters all fit them."""
     if value.dim() < 2 or not _one_dtype(value, *parameters) or 0 in value.shape:
         return None
@@ -259,7 +257,7 @@ def _convolves_channels_last(value: Any, weight: Any) -> Any:
     return NotImplemented if last or signal or not weight.is_contiguous() else False
 
 
-def _laid_out(shape: Shape, dtype: torch.dtype, last: bool) -> TensorSpec:
+def _laid_out(shape: Shape, dtype: torch.dtype, last: bool) -> UnplacedSpec:
     rows = row_major(shape, dtype)
     return replace(rows, stride=channels_last_stride(shape)) if last else rows
 
@@ -356,7 +354,7 @@ def _attention(
     if dropout != 0.0:
         return NotImplemented
     sums = torch.float64 if query.dtype is torch.float64 else torch.float32
-    logsumexp = TensorSpec((batch, heads, tokens), (tokens * heads, 1, heads), sums, CPU)
+    logsumexp = UnplacedSpec((batch, heads, tokens), (tokens * heads, 1, heads), sums)
     return _like(query), logsumexp
 
 
@@ -373,10 +371,10 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, *
     return _tokens_first(query), _tokens_first(key), _tokens_first(key)
 
 
-def _tokens_first(value: Any) -> TensorSpec:
+def _tokens_first(value: Any) -> UnplacedSpec:
     """`[batch, heads, tokens, width]`, stored as `[batch, tokens, heads, width]`."""
     _, heads, tokens, width = value.shape
-    return TensorSpec(tuple(value.shape), (tokens * heads * width, width, heads * width, 1), value.dtype, CPU)
+    return UnplacedSpec(tuple(value.shape), (tokens * heads * width, width, heads * width, 1), value.dtype)
 
 
 # lookup and loss
@@ -477,7 +475,7 @@ def _roll(value: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
         return NotImplemented
     if len(shifts) != len(dims) or not all(shift % shape[dim] for shift, dim in zip(shifts, dims, strict=True)):
         return NotImplemented
-    return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+    return UnplacedSpec(shape, channels_last_stride(shape), value.dtype)
 
 
 def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
@@ -486,7 +484,7 @@ def _max_unpool2d(value: Any, indices: Any, size: Sequence[int]) -> Any:
         return NotImplemented
     shape = (*value.shape[:-2], *size)
     if suggests_channels_last(tuple(value.shape), value.stride()):
-        return TensorSpec(shape, channels_last_stride(shape), value.dtype, CPU)
+        return UnplacedSpec(shape, channels_last_stride(shape), value.dtype)
     return row_major(shape, value.dtype)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules import pointwise
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _find(func: Any) -> _Known:
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
-    """A spec (its device not filled in), a tuple of specs, or `NotImplemented` where no rule answers."""
+    """A spec without a device, a tuple of them, or `NotImplemented` where no rule answers."""
     known = _find(func)
     if known.functional is not None:
         return _written(known.functional, args, kwargs, device)
@@ -64,11 +64,11 @@ def _written(functional: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     """`x.add_(y)` returns `x`, if `x + y` has the shape of `x` and a dtype that may be stored in it."""
     value = args[0]
     made = answer(functional, args, kwargs, device)
-    if not isinstance(made, TensorSpec) or made.shape != tuple(value.shape):
+    if not isinstance(made, UnplacedSpec) or made.shape != tuple(value.shape):
         return NotImplemented
     if not torch.can_cast(made.dtype, value.dtype):
         raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {value.dtype}")
-    return TensorSpec(made.shape, value.stride(), value.dtype, device, value.storage_offset())
+    return UnplacedSpec(made.shape, value.stride(), value.dtype, value.storage_offset())
 
 
 _SAME_BY_ANOTHER_NAME = {

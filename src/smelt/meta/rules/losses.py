@@ -9,14 +9,10 @@ Some are contiguous whatever they are given, of which PyTorch's meta kernels say
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS
 from smelt.meta.rules.reduction import row_major
 from smelt.meta.rules.strides import like_stride
-
-_CPU = torch.device("cpu")
 
 
 def _fit(first: Any, *others: Any) -> bool:
@@ -76,7 +72,7 @@ def _log_sigmoid_backward(grad: Any, value: Any, buffer: Any) -> Any:
     if not _fit(grad, value):
         return NotImplemented
     shape = tuple(grad.shape)
-    return TensorSpec(shape, like_stride(shape, grad.stride()), grad.dtype, _CPU)
+    return UnplacedSpec(shape, like_stride(shape, grad.stride()), grad.dtype)
 
 
 RULES: dict[str, Any] = {

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN, float_result, result_dtype
 from smelt.meta.rules.strides import Layout, broadcast, iterator_stride, like_stride, same_shape
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
 Rule = Callable[..., Any]
-CPU = torch.device("cpu")
 
 
 def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) -> Any:
@@ -35,7 +34,7 @@ def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) 
         and all(tensor.is_contiguous() for tensor in tensors)
     ):
         shape = tuple(shapes[0])
-        return TensorSpec(shape, contiguous_stride(shape), out, CPU)  # by far the commonest case
+        return UnplacedSpec(shape, contiguous_stride(shape), out)  # by far the commonest case
     layouts: list[Layout] = []
     for tensor, shape in zip(tensors, shapes, strict=True):
         stride = tensor.stride()
@@ -45,7 +44,7 @@ def elementwise(operands: Sequence[Any], common: torch.dtype, out: torch.dtype) 
     common_shape = broadcast(shapes)
     if common_shape is None:
         return NotImplemented
-    return TensorSpec(common_shape, iterator_stride(common_shape, layouts, scalars=numbers), out, CPU)
+    return UnplacedSpec(common_shape, iterator_stride(common_shape, layouts, scalars=numbers), out)
 
 
 def _unary(kinds: frozenset[torch.dtype], result: Callable[[torch.dtype], torch.dtype]) -> Rule:
@@ -115,7 +114,7 @@ def _like(value: Any, *rest: Any, **options: Any) -> Any:
     if value.dtype not in FLOATS:
         return NotImplemented
     shape = value.shape
-    return TensorSpec(tuple(shape), like_stride(shape, value.stride()), value.dtype, CPU)
+    return UnplacedSpec(tuple(shape), like_stride(shape, value.stride()), value.dtype)
 
 
 _binary_of_integers = _binary(KNOWN - FLOATS, _same)
@@ -189,7 +188,7 @@ def _pow_of_number(base: Any, exponent: Any) -> Any:
     if common is None or common is torch.bool:
         return NotImplemented
     shape = tuple(exponent.shape)
-    return TensorSpec(shape, contiguous_stride(shape), common, CPU)
+    return UnplacedSpec(shape, contiguous_stride(shape), common)
 
 
 def _divide_rounded(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
@@ -214,7 +213,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     for value in operands:
         stride = value.stride() if value.dtype is common else like_stride(value.shape, value.stride())
         layouts.append((value.shape, stride))
-    return TensorSpec(shape, iterator_stride(shape, layouts), common, CPU)
+    return UnplacedSpec(shape, iterator_stride(shape, layouts), common)
 
 
 def _scaled_update(kinds: frozenset[torch.dtype]) -> Rule:
@@ -259,7 +258,7 @@ def _masked_fill(value: Any, mask: Any, fill: Any) -> Any:
     shape = broadcast((value.shape, mask.shape))
     if shape is None or (isinstance(fill, torch.Tensor) and fill.dim()):
         return NotImplemented
-    return TensorSpec(shape, contiguous_stride(shape), value.dtype, CPU)
+    return UnplacedSpec(shape, contiguous_stride(shape), value.dtype)
 
 
 _NUMBERS = KNOWN - {torch.bool}

@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.promotion import FLOATS, KNOWN
 from smelt.symbolic.shapes import Shape, contiguous_stride
 
-CPU = torch.device("cpu")
 
-
-def row_major(shape: Shape, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(shape, contiguous_stride(shape), dtype, CPU)
+def row_major(shape: Shape, dtype: torch.dtype) -> UnplacedSpec:
+    return UnplacedSpec(shape, contiguous_stride(shape), dtype)
 
 
 def reduced_shape(shape: Sequence[int], dims: Any, keepdim: bool) -> Shape | None:

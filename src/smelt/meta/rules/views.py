@@ -8,17 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
 from smelt.meta.rules.strides import like_stride
 from smelt.symbolic.shapes import product
 
-CPU = torch.device("cpu")
 
-
-def view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> TensorSpec:
-    return TensorSpec(tuple(shape), tuple(stride), value.dtype, CPU, value.storage_offset() + step)
+def view_of(value: Any, shape: Sequence[int], stride: Sequence[int], step: int = 0) -> UnplacedSpec:
+    return UnplacedSpec(tuple(shape), tuple(stride), value.dtype, value.storage_offset() + step)
 
 
 def _same(value: Any) -> Any:
@@ -123,7 +119,7 @@ def put_into(view: Any) -> Any:
         shape, stride = tuple(value.shape), tuple(value.stride())
         if 0 in shape or all(step != 0 or size == 1 for size, step in zip(shape, stride, strict=True)):
             return NotImplemented
-        return TensorSpec(shape, like_stride(shape, stride), value.dtype, CPU)
+        return UnplacedSpec(shape, like_stride(shape, stride), value.dtype)
 
     return rule
 

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from smelt.ir.tensorspec import TensorSpec
+from smelt.ir.tensorspec import UnplacedSpec
+from smelt.meta.devices import HOST, result_device
+from smelt.meta.ghost import described
 from smelt.meta.rules import describe
 from smelt.meta.rules.strides import channels_last_stride
 from smelt.symbolic.shapes import contiguous_stride
@@ -59,13 +61,13 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if _whole.get() is op:
             return NotImplemented
         tensor = next(value for value in args if isinstance(value, torch.Tensor))
-        expected = describe(op, args, kwargs, tensor.device)
+        expected = _expected(op, args, kwargs)
         if expected is NotImplemented or 0 in tensor.shape:
             return NotImplemented
         result = function(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
-        if isinstance(expected, TensorSpec):
+        if isinstance(expected, UnplacedSpec):
             return _conformed(result, expected)
         made = tuple(_conformed(value, spec) for value, spec in zip(result, expected, strict=True))
         return NotImplemented if any(value is NotImplemented for value in made) else made
@@ -74,7 +76,15 @@ def checked(op: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return decomposition
 
 
-def _conformed(value: Any, spec: TensorSpec | None) -> Any:
+def _expected(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What the operator itself returns, or `NotImplemented`. Rules of libraries are those of the CPU; PyTorch's meta
+    kernels are asked about other devices, for which they are written."""
+    device = result_device(op, args, kwargs)
+    found = describe(op, args, kwargs, device)
+    return described(op, args, kwargs, device) if found is NotImplemented and device.type != HOST.type else found
+
+
+def _conformed(value: Any, spec: UnplacedSpec | None) -> Any:
     """The value laid out as `spec` says, or `NotImplemented` where it cannot be."""
     if value is None or spec is None:
         return value if value is spec else NotImplemented

@@ -1,0 +1,166 @@
+"""Where an operator's result is: on the device of its operands, by PyTorch's rules for operands on several devices.
+
+    mul(f32[4, 8] on cuda:0, f32[] on cpu)        → cuda:0        a CPU tensor without dimensions counts as a number
+    index(f32[9] on cuda:0, [i64[3] on cpu])      → cuda:0        indices may be on the CPU
+    add(f32[4] on cuda:0, f32[4] on cpu)          → RuntimeError, with PyTorch's words
+
+Rules of operators (`meta.rules`) return specs without a device; this is the one place that adds it. What PyTorch would
+accept and nothing here knows of raises as well: then the call runs as the program has it, in eager PyTorch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says otherwise, and keeps its numbers
+
+# Operators that take their operands from anywhere: they copy from one device to another.
+_COPIES = frozenset({"copy", "copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", "set_data"})
+
+# Operators with arguments that may be on the CPU whatever the others are on, by the names of those.
+_HOST_ARGUMENTS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put", "_index_put_impl",
+         "_index_put_impl_", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
+        frozenset({"indices"}),
+    ),
+    "_pack_padded_sequence": frozenset({"lengths"}),
+    "_pack_padded_sequence_backward": frozenset({"batch_sizes"}),
+    "_cudnn_rnn": frozenset({"dropout_state"}),
+    **dict.fromkeys(
+        ("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
+         "_scaled_dot_product_cudnn_attention_backward", "_flash_attention_backward", "_efficient_attention_backward",
+         "_cudnn_attention_backward"),
+        frozenset({"philox_seed", "philox_offset", "rng_state", "unused", "cum_seq_q", "cum_seq_k"}),
+    ),
+    **dict.fromkeys(
+        ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_", "_fused_adam", "_fused_adamw",
+         "_fused_sgd", "_fused_adagrad"),
+        frozenset({"lr", "grad_scale", "found_inf"}),
+    ),
+}  # fmt: skip
+
+# Operators beside the element-wise ones that take a CPU tensor without dimensions for a number.
+_NUMBER_ARGUMENTS = frozenset({"index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put"})
+
+
+def result_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """The device of what a call returns: the one it asks for, else that of its operands, else the CPU.
+
+    Raises PyTorch's error for operands on devices that do not go together.
+    """
+    explicit = kwargs.get("device")
+    if explicit is not None:
+        return with_index(torch.device(explicit))
+    found: torch.device | None = None
+    for tensor in tensors_in((*args, *kwargs.values())):
+        if found is None:
+            found = tensor.device
+        elif tensor.device != found:
+            return _common_device(func, args, kwargs)
+    return found or HOST
+
+
+def result_devices(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[torch.device]:
+    """The devices of the `count` tensors that a call returns in a list. Operators on lists of tensors (`_foreach_add`)
+    compute element by element of those, each where it is."""
+    lists = [value for value in args if isinstance(value, tuple | list) and value and _is_tensor(value[0])]
+    if not _is_foreach(func) or not lists or len(lists[0]) != count:
+        return [result_device(func, args, kwargs)] * count
+    numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    return [_of_operands(func, [*each, *numbers], True) for each in zip(*lists, strict=True)]
+
+
+def with_index(device: torch.device) -> torch.device:
+    """`cuda` as the device that means now; tensors are never on a device without a number, but for the CPU's."""
+    if device.index is not None or device.type in (HOST.type, "meta"):
+        return device
+    backend = getattr(torch, device.type, None)
+    usable = backend is not None and backend.is_available() and hasattr(backend, "current_device")
+    return torch.device(device.type, backend.current_device() if usable else 0)
+
+
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Every tensor among arguments, lists included."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(tensors_in(value))
+    return found
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name).partition("::")[2]
+
+
+def _is_foreach(func: Any) -> bool:
+    return func.namespace == "aten" and _name(func).startswith("_foreach_")
+
+
+@cache  # reading an operator's tags is slow
+def _takes_numbers(func: Any) -> bool:
+    """Whether a CPU tensor without dimensions counts as a number."""
+    return torch.Tag.pointwise in func.tags or _name(func) in _NUMBER_ARGUMENTS
+
+
+def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """The device of a call whose operands are on several."""
+    name = _name(func)
+    if func.namespace not in ("aten", "prims"):
+        raise RuntimeError(f"{func} takes tensors on several devices, and does not say on which its result is")
+    if name in _COPIES:
+        return tensors_in(args)[0].device
+    if _is_foreach(func):
+        lists = [value for value in args if isinstance(value, tuple | list) and value and _is_tensor(value[0])]
+        return result_devices(func, args, kwargs, len(lists[0]))[0]
+    device = _of_operands(func, list(_operands(func, args, kwargs)), _takes_numbers(func))
+    _check_written(func, args, kwargs, device)
+    return device
+
+
+def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that must be on one device."""
+    anywhere = _HOST_ARGUMENTS.get(_name(func), frozenset())
+    by_name = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    for name, value in {**by_name, **kwargs}.items():
+        for tensor in tensors_in((value,)):
+            if name not in anywhere or tensor.device.type != HOST.type:
+                yield tensor
+
+
+def _of_operands(func: Any, operands: Sequence[torch.Tensor], takes_numbers: bool) -> torch.device:
+    def is_number(tensor: torch.Tensor) -> bool:
+        return takes_numbers and tensor.dim() == 0 and tensor.device.type == HOST.type
+
+    devices = dict.fromkeys(tensor.device for tensor in operands if not is_number(tensor))
+    if len(devices) > 1:
+        first, second, *_ = devices
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{first} and {second}! (in {func})"
+        )
+    return next(iter(devices), HOST)
+
+
+def _check_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> None:
+    """What a call writes is on the device that it computes on: a number of the CPU is read, never written."""
+    if not func._schema.is_mutable:
+        return
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        for tensor in tensors_in((given,)):
+            if tensor.device != device:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"{device} and {tensor.device}! (in {func})"
+                )
