@@ -9,10 +9,10 @@ import torch
 from smelt.base import events
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options
-from smelt.device.fusion_limits import Limits
 from smelt.fuse import build_program, why_not_fuse
 from smelt.fuse.fusion_graph import lower
 from smelt.fuse.greedy_fusion import form_groups
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.program import Library, Operand, Place
 from smelt.ops.decompositions import DECOMPOSITIONS
 from tests.fuse.running import assert_same, compare, fused, traced
@@ -190,7 +190,7 @@ def test_rows_within_rows() -> None:
 
 def _groups(fn: Callable[..., Any], *args: torch.Tensor) -> Any:
     lowered = lower(traced(fn, *args))
-    return form_groups(lowered, Limits(), Fuel(-1)), {value.name: value for value in lowered.values}
+    return form_groups(lowered, TargetChoice(), Fuel(-1)), {value.name: value for value in lowered.values}
 
 
 def test_reasons_in_words() -> None:

@@ -168,6 +168,10 @@ def spec(size: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
     return TensorSpec((size,), (1,), dtype, CPU)
 
 
+def elsewhere(size: int) -> TensorSpec:
+    return replace(spec(size), device=torch.device("cuda", 0))
+
+
 def whole(name: str, size: int = 8) -> Operand:
     return Operand(name, (size,), (1,))
 
@@ -230,7 +234,9 @@ BROKEN_PROGRAMS: dict[str, list[Program]] = {
         replace(PROGRAM, arena_bytes=63),
         with_buffer("u", ProgramBuffer("u", spec(8), Place.ARENA, 31)),
         with_buffer("u", ProgramBuffer("u", spec(8), Place.ARENA, 28)),
+        replace(PROGRAM, buffers=(*PROGRAM.buffers, ProgramBuffer("v", elsewhere(8), Place.ARENA, 0))),
     ],
+    "one device": [with_buffer("x", ProgramBuffer("x", elsewhere(8), Place.INPUT))],
     "outputs leave": [replace(PROGRAM, outputs=(whole("u"),))],
 }
 

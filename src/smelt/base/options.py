@@ -75,6 +75,12 @@ class Options:
         "(`channels_last`), or `auto`: chosen for the processor",
         in_key=True,
     )
+    target: str = option(
+        "",
+        "what kernels are made for, by name: `sm_90` for GPUs of that kind, for instance; empty: what the tensors' "
+        "devices are. It holds for tensors on devices of its kind, the others keep theirs",
+        in_key=True,
+    )
     fallback: bool = option(True, "run eagerly, with a warning, what cannot be compiled; else raise", in_key=False)
 
     @classmethod

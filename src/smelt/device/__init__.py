@@ -1,6 +1,7 @@
 """What a chip says of itself. Stages ask a target, never which chip it is."""
 
 from smelt.device.registry import (
+    check_wanted,
     devices,
     find,
     generator_of,
@@ -15,6 +16,7 @@ from smelt.device.target import Target
 
 __all__ = [
     "Target",
+    "check_wanted",
     "devices",
     "find",
     "generator_of",

@@ -1,4 +1,4 @@
-"""How big a fused kernel may grow. A target may bring its own; nothing here names one."""
+"""How big a fused kernel may grow, and what it cannot do. A target may bring its own; nothing here names one."""
 
 from smelt.base.fast_dataclass import dataclass
 
@@ -12,6 +12,12 @@ class Limits:
     keep_above: int = 8  # recomputing a value in a later pass may cost this much; beyond, it is kept aside
     small_ratio: int = 8  # a value this many times smaller than its reader costs its reader next to nothing
     spread_cost: int = 4  # a small value read by many points may be recomputed at each if it costs no more
+    unsupported: frozenset[str] = frozenset()  # kinds of operators (`LOWERINGS`) that its kernels cannot hold
+    host_reads_flags: bool = True  # the host reads what a kernel wrote without waiting for a device
+
+
+# Kinds of operators, as `ops.record` has them, that a target may leave to the library; the others every target has.
+LOWERINGS = ("scan", "lookup", "scatter", "pieces")
 
 
 DEFAULT_LIMITS = Limits()

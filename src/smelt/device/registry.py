@@ -2,6 +2,7 @@
 
     register("cpu", describe_host, generator=…, launcher=…, devices=("cpu",))      once
     target_of(tensor.device) == "cpu" · find("cpu").vector_bits · limits_of("cpu")  anywhere
+    target_of(tensor.device, "sm_90")    the target that the option `target` asks for, where it is for that device
 
 Describing a chip may mean asking LLVM or a driver, so that is done when it is first asked for; the rest of an offer is
 there at once. What makes code for a target (`codegen.generator.Generator`) is loaded when the first kernel is built.
@@ -16,7 +17,7 @@ from smelt import _native
 from smelt.base import locks
 from smelt.base.errors import SmeltError
 from smelt.base.fast_dataclass import dataclass
-from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
+from smelt.device.fusion_limits import DEFAULT_LIMITS, LOWERINGS, Limits
 from smelt.device.target import Target
 
 
@@ -28,6 +29,7 @@ class TargetOffer:
     generator: Callable[[], Any] | None  # what schedules, emits and loads its kernels
     launcher: Callable[[Any], Any] | None  # a `KernelCode` → what the runner calls
     limits: Limits
+    devices: tuple[str, ...]  # the types of devices whose tensors its kernels work on
 
 
 _offers: dict[str, TargetOffer] = {}
@@ -44,16 +46,19 @@ def register(
     launcher: Callable[[Any], Any] | None = None,
     limits: Limits | None = None,
     devices: tuple[str, ...] = (),
+    on_request: bool = False,
 ) -> None:
-    """Offer a target under `name`, for tensors on `devices`. A later offer replaces an earlier one, but for what it
-    leaves out."""
+    """Offer a target under `name`, for tensors on `devices`: for all of them from now on, or `on_request`, where the
+    option `target` asks for it. A later offer replaces an earlier one, but for what it leaves out."""
     with _native.Held(_lock):
         known = _offers.get(name)
         if known is not None:
             generator, launcher = generator or known.generator, launcher or known.launcher
-            limits = limits or known.limits
-        _offers[name] = TargetOffer(describe, generator, launcher, limits or DEFAULT_LIMITS)
-        _by_device.update(dict.fromkeys(devices, name))
+            limits, devices = limits or known.limits, devices or known.devices
+        _check_limits(limits or DEFAULT_LIMITS)
+        _offers[name] = TargetOffer(describe, generator, launcher, limits or DEFAULT_LIMITS, devices)
+        if not on_request:
+            _by_device.update(dict.fromkeys(devices, name))
         _made.pop(name, None)
 
 
@@ -64,6 +69,12 @@ def withdraw(name: str) -> None:
         _made.pop(name, None)
         for device in [device for device, found in _by_device.items() if found == name]:
             del _by_device[device]
+
+
+def _check_limits(limits: Limits) -> None:
+    unknown = limits.unsupported - set(LOWERINGS)
+    if unknown:
+        raise SmeltError("SM030", f"unknown kinds of operators: {', '.join(sorted(unknown))}")
 
 
 def _offer(name: str) -> TargetOffer:
@@ -80,10 +91,19 @@ def find(name: str) -> Target:
         return _made[name]
 
 
-def target_of(device: torch.device) -> str | None:
-    """The target whose kernels work on tensors of a device, by name; None if there is none. Here alone a device becomes
-    a target."""
+def target_of(device: torch.device, wanted: str = "") -> str | None:
+    """The target whose kernels work on tensors of a device, by name; None if there is none. `wanted` is taken where it
+    is for such devices. Here alone a device becomes a target."""
+    if wanted and device.type in _offer(wanted).devices:
+        return wanted
     return _by_device.get(device.type)
+
+
+def check_wanted(name: str) -> None:
+    """Raise if no target has the name that the option `target` gives."""
+    if name and name not in _offers:
+        choices = ", ".join(sorted(_offers))
+        raise SmeltError("SM003", f"unknown target {name!r}", hint=f"choose from {choices}")
 
 
 def devices() -> dict[str, str]:

@@ -3,24 +3,27 @@
     {add, relu} · call mm  →  launch k0_add_relu(x, b, relu) · call aten.mm.out(relu[…], w[…], out=mm)
 
 A value gets a buffer if something outside its kernel reads it. What the program returns is allocated fresh, the rest
-lies in the arena; results of library calls without an out-variant are the library's own tensors.
+lies in the arena if it is on the arena's device; results of library calls without an out-variant are the library's own
+tensors.
 """
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from smelt.base import events
-from smelt.device import target_of
-from smelt.device.fusion_limits import Limits
 from smelt.fuse.build_kernel import Assembled, assemble
 from smelt.fuse.expressions import Unbuildable
-from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Ref, references
+from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered, Ref, references
 from smelt.fuse.groups import Group, Groups
 from smelt.fuse.inline_exprs import inline
 from smelt.fuse.program_order import Ordered
 from smelt.fuse.records import Made
 from smelt.fuse.stage_split import order
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.kernel import Const, Kernel
 from smelt.ir.program import Launch, Library, Operand, Place, Program, ProgramBuffer, Step
 
@@ -33,20 +36,21 @@ class CannotBuild(Exception):
         self.group, self.values, self.reason = group, values, reason
 
 
-def build_kernels(ordered: Ordered, name: str, limits: Limits) -> Program:
+def build_kernels(ordered: Ordered, name: str, targets: TargetChoice) -> Program:
     """The program of groups in order: a kernel for each, buffers for what leaves one."""
-    return _Builder(ordered, limits).run(name)
+    return _Builder(ordered, targets).run(name)
 
 
 class _Builder:
-    def __init__(self, ordered: Ordered, limits: Limits) -> None:
+    def __init__(self, ordered: Ordered, targets: TargetChoice) -> None:
         self.lowered = ordered.grouped.lowered
         self.groups = ordered.grouped.groups
         self.order = ordered.order
-        self.limits = limits
+        self.targets = targets
         self.buffers: dict[FusionValue, ProgramBuffer] = {}
         self.kernels: dict[Any, Kernel] = {}
         self.returned = {ref.value.memory for ref in references(self.lowered.returns)}
+        self.arena_device = _most_used_device(self.lowered)
 
     def run(self, name: str) -> Program:
         for value in self.lowered.values:
@@ -68,7 +72,8 @@ class _Builder:
         return home.name
 
     def _place(self, value: FusionValue) -> Place:
-        return Place.FRESH if value.memory in self.returned else Place.ARENA
+        leaves = value.memory in self.returned or value.spec.device != self.arena_device
+        return Place.FRESH if leaves else Place.ARENA
 
     def _steps(self, group: Group) -> list[Step]:
         if group.call is not None:
@@ -95,19 +100,26 @@ class _Builder:
 
     def _kernel(self, group: Group, stored: set[FusionValue]) -> Assembled:
         try:
-            ordered = order(inline(self.groups, group, stored), self.limits)
+            ordered = order(inline(self.groups, group, stored), group.limits)
         except Unbuildable as reason:
             inlined = {value for member in group.members for value in _inlined_in(self.groups, member)}
             raise CannotBuild(group, {*group.members, *inlined}, str(reason)) from reason
         assembled = assemble("", ordered)
         kernel = assembled.kernel
-        target = _target(group)
+        target = self._target(group)
         key = (kernel.rows, kernel.cols, kernel.buffers, kernel.stages, _zeros(kernel), target)
         known = self.kernels.get(key)
         if known is None:
             name = f"k{len(self.kernels)}_{_summary(group)}"
             known = self.kernels[key] = replace(kernel, name=name, target=target)
         return Assembled(known, assembled.values)
+
+    def _target(self, group: Group) -> str:
+        """What the kernel of a group runs on: what is made for the device its values are on."""
+        device = group.members[0].spec.device
+        found = self.targets.name_of(device)
+        assert found is not None, f"no target makes kernels for {device}"  # such graphs are not fused
+        return found
 
     def _library(self, call: Call) -> Library:
         args = tuple(_operands(argument) for argument in call.args)
@@ -124,12 +136,10 @@ class _Builder:
         return Library(call.op, args, kwargs, outs, unless=call.unless.name if call.unless is not None else None)
 
 
-def _target(group: Group) -> str:
-    """What the kernel of a group runs on: what is made for the device its values are on."""
-    device = group.members[0].spec.device
-    found = target_of(device)
-    assert found is not None, f"no target makes kernels for {device}"  # such graphs are not fused
-    return found
+def _most_used_device(lowered: Lowered) -> torch.device | None:
+    """The device that the arena is on: an arena is one block of memory. What is on others is allocated one by one."""
+    counted = Counter(value.spec.device for value in lowered.values if value.kind is not FusionKind.LEAF)
+    return counted.most_common(1)[0][0] if counted else None
 
 
 def _zeros(kernel: Kernel) -> tuple[str, ...]:

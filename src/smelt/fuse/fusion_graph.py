@@ -21,6 +21,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.fuse import index_exprs
 from smelt.fuse.buffer_reuse import may_fail
 from smelt.fuse.inplace_updates import InplaceUpdate, overwriting
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, output_node, outputs
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import why_not_drop, why_not_share
@@ -47,7 +48,7 @@ from smelt.ops.record import (
     ScatterCall,
     View,
 )
-from smelt.ops.registry import only_result, record_of, why_not_lower
+from smelt.ops.registry import only_result, record_of
 from smelt.ops.views import expand, squeeze
 from smelt.symbolic.shapes import Shape, Size, contiguous_stride, is_dense, product, span
 from smelt.symbolic.symsize import same_sizes
@@ -242,9 +243,9 @@ class Lowered:
         return (item for item in self.items if isinstance(item, FusionValue))
 
 
-def lower(traced: Traced) -> Lowered:
+def lower(traced: Traced, targets: TargetChoice | None = None) -> Lowered:
     """Read a pure graph."""
-    return _Lowerer(traced).run()
+    return _Lowerer(traced, targets or TargetChoice()).run()
 
 
 def references(value: Any) -> Iterator[Ref]:
@@ -262,8 +263,9 @@ def references(value: Any) -> Iterator[Ref]:
 class _Lowerer:
     """One pass over the graph, node by node."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, targets: TargetChoice) -> None:
         self.traced = traced
+        self.targets = targets
         self.lowered = Lowered()
         self.refs: dict[fx.Node, Any] = {}  # Ref, or a list of Refs (None where unused) for several results
         self.last_effect: Call | None = None
@@ -271,7 +273,7 @@ class _Lowerer:
         self.live = _live_nodes(traced.graph)
         self.checked: set[Any] = set()  # indices and what they were found to lie below
         self.failing: list[Call] = []  # calls that may raise
-        self.overwriting = overwriting(traced, self.live)
+        self.overwriting = overwriting(traced, self.live, targets)
 
     def run(self) -> Lowered:
         graph = self.traced.graph
@@ -329,7 +331,7 @@ class _Lowerer:
             self._put(node, put)
             return
         record = record_of(node.target)
-        why = why_not_lower(node)
+        why = self.targets.why_not_lower(node)
         if record.demands is not None and not any(user in self.live for user in node.users):
             for demand in record.demands(node):
                 self._check(node, demand)
@@ -588,7 +590,21 @@ class _Lowerer:
         )
         holds = self._all(self._name(f"{node.name}_checked"), inside) if product(shape) > 1 else inside
         holds.needed = True
-        self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
+        if self.targets.limits_of(device).host_reads_flags:
+            self._library(node, record_of(node.target), "raises for what is out of range", holds, instead)
+        else:
+            self._assert_on_device(node, holds)
+
+    def _assert_on_device(self, node: fx.Node, holds: FusionValue) -> None:
+        """Have the device stop if an index is out of range, as PyTorch's own kernels do there: waiting for the flag at
+        each such operator would stall the host. Nothing after it runs on the device, so nothing reads what is not
+        there; the next call that waits for the device raises, and the device is lost to the process."""
+        text = f"{node.target}: an index is out of range"
+        op, args = torch.ops.aten._assert_async.msg, (_whole(holds), text)
+        call = Call(len(self.lowered.items), node.name, op, LibraryCall(), args, {}, [], "stops the device")
+        call.after, self.last_effect = self.last_effect, call
+        self.lowered.items.append(call)
+        self.failing.append(call)
 
     def _all(self, name: str, value: FusionValue) -> FusionValue:
         """Whether all elements of a value are true."""

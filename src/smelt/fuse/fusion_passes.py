@@ -13,8 +13,7 @@ from smelt.base.fast_dataclass import dataclass
 from smelt.base.fuel import Fuel
 from smelt.base.options import Options, config
 from smelt.base.row import Burns, Row, run_rows
-from smelt.device import limits_of, target_of
-from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
+from smelt.device.fusion_limits import Limits
 from smelt.fuse.buffer_reuse import reuse_in_place, write_in_place
 from smelt.fuse.check_fusion import check_fusion
 from smelt.fuse.emit_program import CannotBuild, build_kernels
@@ -24,9 +23,9 @@ from smelt.fuse.hoist_updates import hoist_updates
 from smelt.fuse.memory_plan import plan
 from smelt.fuse.program_order import Grouped, Ordered, Ranked, rank, sort
 from smelt.fuse.rematerialize import rematerialize
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced
 from smelt.ir.program import Program
-from smelt.ir.tensorspec import TensorSpec, spec_of
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class FusionContext:
 
     name: str
     traced: Traced
-    limits: Limits
+    targets: TargetChoice
     fuel: Fuel
     alone: frozenset[int] = frozenset()  # ids of values that get kernels of their own
 
@@ -45,12 +44,16 @@ class FusionContext:
         return self.traced.writes
 
 
+def _read(traced: Traced, context: FusionContext) -> Lowered:
+    return lower(traced, context.targets)
+
+
 def _rematerialize(lowered: Lowered, context: FusionContext) -> Lowered:
     return rematerialize(lowered, context.traced.graph, context.fuel)
 
 
 def _group(lowered: Lowered, context: FusionContext) -> Grouped:
-    return Grouped(lowered, form_groups(lowered, context.limits, context.fuel, context.alone))
+    return Grouped(lowered, form_groups(lowered, context.targets, context.fuel, context.alone))
 
 
 def _join_siblings(grouped: Grouped, context: FusionContext) -> Grouped:
@@ -71,7 +74,7 @@ def _sort(ranked: Ranked, context: FusionContext) -> Ordered:
 
 
 def _build_kernels(ordered: Ordered, context: FusionContext) -> Program:
-    return build_kernels(ordered, context.name, context.limits)
+    return build_kernels(ordered, context.name, context.targets)
 
 
 def _write_in_place(program: Program, context: FusionContext) -> Program:
@@ -91,7 +94,7 @@ PURE, VALUES, GROUPS, RANKS = "functional graph", "values and calls", "groups", 
 ORDER, PROGRAM = "groups in order", "kernel program"
 
 READ = (
-    Row("read graph", PURE, VALUES, lambda traced, _: lower(traced), "first: views and writes are gone after it"),
+    Row("read graph", PURE, VALUES, _read, "first: views and writes are gone after it"),
     Row(
         "rematerialize", VALUES, VALUES, _rematerialize,
         "before grouping: what is recomputed joins the kernel that reads it", Burns.EACH,
@@ -123,23 +126,13 @@ MEMORY = (
 )  # fmt: skip
 
 
-def _limits(traced: Traced) -> Limits:
-    """Those of the target that the graph's tensors have kernels made for."""
-    for node in traced.graph.nodes:
-        spec = spec_of(node)
-        target = target_of(spec.device) if isinstance(spec, TensorSpec) else None
-        if target is not None:
-            return limits_of(target)
-    return DEFAULT_LIMITS  # there is no tensor to compute
-
-
 def build_program(
     traced: Traced, name: str, options: Options, limits: Limits | None = None, fuel: Fuel | None = None
 ) -> Program:
     """Fuse a pure graph into kernels and library calls, and plan their memory. `fuel` is shared with earlier passes;
-    `limits` are the target's unless they are given."""
+    `limits` are the targets' unless they are given."""
     fuel = fuel or Fuel(options.fuel)
-    context = FusionContext(name, traced, _limits(traced) if limits is None else limits, fuel)
+    context = FusionContext(name, traced, TargetChoice(options.target, limits), fuel)
     check = check_fusion if options.check_specs or config.check_specs else None
     stage = f"{name}: fuse"
     lowered: Lowered = run_rows(traced, READ, context, fuel, stage, check)

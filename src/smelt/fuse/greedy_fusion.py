@@ -11,16 +11,16 @@ stayed apart is said on the "fusion" channel.
 
 from smelt.base import events
 from smelt.base.fuel import Fuel
-from smelt.device.fusion_limits import Limits
 from smelt.fuse.fusion_graph import Call, FusionKind, FusionValue, Lowered
 from smelt.fuse.groups import Group, GroupLevel, Groups, merge, why_not_merge
 from smelt.fuse.records import Apart
+from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.symsize import hint, known_equal
 
 
-def form_groups(lowered: Lowered, limits: Limits, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
+def form_groups(lowered: Lowered, targets: TargetChoice, fuel: Fuel, alone: frozenset[int] = frozenset()) -> Groups:
     """Group the values of a graph. Values whose ids are in `alone` get kernels of their own and are never inlined."""
-    groups = Groups(limits)
+    groups = Groups(targets)
     for item in lowered.items:
         if isinstance(item, Call):
             groups.add_call(item)
@@ -46,7 +46,8 @@ def _is_inlined(groups: Groups, value: FusionValue, fuel: Fuel) -> bool:
         return False
     sources = {reading.value for reading in value.readings if reading.value not in groups.inlined}
     in_memory = all(source.needed or source.kind in (FusionKind.LEAF, FusionKind.LIBRARY) for source in sources)
-    big = [source for source in sources if hint(source.numel) * groups.limits.small_ratio > hint(value.numel)]
+    ratio = groups.targets.limits_of(value.spec.device).small_ratio
+    big = [source for source in sources if hint(source.numel) * ratio > hint(value.numel)]
     return in_memory and len(big) <= 1 and fuel.take(value)
 
 
@@ -82,14 +83,14 @@ def why_not_inline_producer(groups: Groups, group: Group, source: Group) -> str 
     """Why `source` cannot be computed wherever `group` reads it, or None."""
     if source.call is not None or not source.is_plain:
         return f"{source} is more than element-wise"
-    if len(group.members) + len(source.members) > groups.limits.values:
-        return f"the kernel would have more than {groups.limits.values} operations"
+    if len(group.members) + len(source.members) > group.limits.values:
+        return f"the kernel would have more than {group.limits.values} operations"
     cost = 0
     for member in source.members:
         cost += member.cost
         if member.needed or any(_reader(groups, user) not in (group, source) for user in member.users):
             return f"{member.name} is read elsewhere too"
-    if hint(group.points) > hint(source.points) and cost > groups.limits.spread_cost:
+    if hint(group.points) > hint(source.points) and cost > group.limits.spread_cost:
         return f"{source} would be computed {group.points // source.points} times over"
     if group.successors & source.mask or groups.closes_cycle(group, source):
         return "something between them needs the one and is needed by the other"

@@ -18,8 +18,9 @@ from enum import Enum
 from itertools import pairwise
 
 from smelt.base.fast_dataclass import dataclass
-from smelt.device.fusion_limits import Limits
+from smelt.device.fusion_limits import DEFAULT_LIMITS, Limits
 from smelt.fuse.fusion_graph import Call, FoldRule, FusionKind, FusionRead, FusionValue, ScanRule, ScatterRule
+from smelt.fuse.target_choice import TargetChoice
 from smelt.symbolic.shapes import Size, product
 from smelt.symbolic.symsize import hint, known_equal
 
@@ -43,6 +44,7 @@ class Group:
     levels: dict[FusionValue, GroupLevel] = field(default_factory=dict)
     axis_boundaries: set[Size] = field(default_factory=set)  # extents at which points are split into axes
     call: Call | None = None
+    limits: Limits = DEFAULT_LIMITS  # of kernels for the target of its device
     bit: int = 0  # stands for the group in the masks of others
     mask: int = 0  # the bits of all that was merged into it
     ancestors: int = 0  # all that must come before it
@@ -77,7 +79,7 @@ class Group:
 class Groups:
     """All groups of a program, and who belongs where."""
 
-    limits: Limits
+    targets: TargetChoice
     by_value: dict[FusionValue, Group] = field(default_factory=dict)
     by_id: dict[int, Group] = field(default_factory=dict)  # by the id of any member or call, kept through merges
     inlined: set[FusionValue] = field(default_factory=set)  # computed in every kernel that reads them
@@ -114,9 +116,10 @@ class Groups:
 
     def add_value(self, value: FusionValue) -> Group:
         """A group of its own for a value to be computed."""
-        group = Group(value.id, members=[value], bit=1 << value.id, mask=1 << value.id)
+        limits = self.targets.limits_of(value.spec.device)
+        group = Group(value.id, members=[value], limits=limits, bit=1 << value.id, mask=1 << value.id)
         if isinstance(value.rule, FoldRule):
-            _place_fold(group, value, value.rule, self.limits)
+            _place_fold(group, value, value.rule, limits)
         elif isinstance(value.rule, ScanRule):
             group.points, group.cols, group.cols_fixed = value.numel, value.rule.cols, True
             group.levels[value] = GroupLevel.FULL
@@ -251,15 +254,14 @@ class Merge:
 
 def why_not_merge(groups: Groups, a: Group, b: Group) -> str | Merge:
     """How groups `a` and `b` can share a kernel, or the reason why they cannot."""
-    limits = groups.limits
     if a.call is not None or b.call is not None:
         call = a.call or b.call
         assert call is not None
         return f"{call.name} is a library call: it {call.why}"
     if a.members[0].spec.device != b.members[0].spec.device:
         return f"they are on different devices, {a.members[0].spec.device} and {b.members[0].spec.device}"
-    if len(a.members) + len(b.members) > limits.values:
-        return f"the kernel would have more than {limits.values} operations"
+    if len(a.members) + len(b.members) > a.limits.values:
+        return f"the kernel would have more than {a.limits.values} operations"
     if len(a.directions | b.directions) > 1:
         return "the one runs forwards along a dimension, the other in reverse"
     if (a.directions and (b.folds or b.scatters)) or (b.directions and (a.folds or a.scatters)):

@@ -63,7 +63,7 @@ class Pulled:
 def inline(groups: Groups, group: Group, stored: set[FusionValue]) -> Pulled:
     """The scalar code of `group`, which leaves the values in `stored` in memory."""
     axis_boundaries = set(group.axis_boundaries)
-    cols = _cols(group, groups.limits)
+    cols = _cols(group, group.limits)
     while True:
         space = Space.of_boundaries(group.points, cols, axis_boundaries)
         try:

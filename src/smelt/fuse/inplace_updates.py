@@ -20,12 +20,13 @@ from torch import fx
 
 from smelt.base.fast_dataclass import dataclass
 from smelt.fuse.buffer_reuse import may_fail
+from smelt.fuse.target_choice import TargetChoice
 from smelt.ir.graph import Traced, outputs, placeholders
 from smelt.ir.tensorspec import TensorSpec, spec_of, tensor_spec
 from smelt.meta.effects import is_view, why_not_share
 from smelt.ops.promote import KERNEL_DTYPES, widened
 from smelt.ops.record import Demand, LibraryCall, Lookup, OperandLayout, Scatter, ScatterCall, View
-from smelt.ops.registry import record_of, why_not_lower
+from smelt.ops.registry import record_of
 from smelt.symbolic.shapes import product
 
 aten = torch.ops.aten
@@ -69,14 +70,14 @@ class _Chain:
     puts: dict[fx.Node, InplaceUpdate]
 
 
-def overwriting(traced: Traced, live: set[fx.Node]) -> Overwriting:
+def overwriting(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Overwriting:
     """Which inputs are changed where they lie, and what that asks for."""
     nodes = tuple(traced.graph.nodes)
-    chains = list(_chains(traced, live)) if traced.writes else []
+    chains = list(_chains(traced, live, targets)) if traced.writes else []
     while chains:
         puts = {node: put for chain in chains for node, put in chain.puts.items()}
         between = {node for put in puts.values() for node in put.between}
-        writes = _WriteOrder(tuple(node for node in nodes if node not in between), live, puts)
+        writes = _WriteOrder(tuple(node for node in nodes if node not in between), live, puts, targets)
         allowed = [chain for chain in chains if writes.is_last_to_fail(chain.nodes[0])]
         if len(allowed) == len(chains):
             return writes.run(chains)
@@ -84,17 +85,19 @@ def overwriting(traced: Traced, live: set[fx.Node]) -> Overwriting:
     return Overwriting(nodes)
 
 
-def _chains(traced: Traced, live: set[fx.Node]) -> Iterator[_Chain]:
+def _chains(traced: Traced, live: set[fx.Node], targets: TargetChoice) -> Iterator[_Chain]:
     inputs, returned = placeholders(traced.graph), outputs(traced.graph)
     for place, number in traced.writes:
         given, node = inputs[number], returned[place]
         if not isinstance(node, fx.Node) or returned.count(node) != 1 or _shows(node, returned):
             continue
+        if "scatter" in targets.limits_of(tensor_spec(given).device).unsupported:
+            continue
         nodes: list[fx.Node] = []
         puts: dict[fx.Node, InplaceUpdate] = {}
         while node is not given:
             put = _put(node)
-            base = _changed(node) if put is None else put.base
+            base = _changed(node, targets) if put is None else put.base
             reads = {node} if put is None else {node, *put.between}
             if base is None or not _lies_as(node, given) or any(user in live - reads for user in base.users):
                 break
@@ -115,13 +118,14 @@ def _shows(node: fx.Node, returned: list[object]) -> bool:
 def _lies_as(node: fx.Node, given: fx.Node) -> bool:
     """Whether a new value lies as what it is written to."""
     made, spec = tensor_spec(node), tensor_spec(given)
-    return not spec.varies and (made.shape, made.stride, made.dtype) == (spec.shape, spec.stride, spec.dtype)
+    alike = (made.shape, made.stride, made.dtype, made.device) == (spec.shape, spec.stride, spec.dtype, spec.device)
+    return alike and not spec.varies
 
 
-def _changed(node: fx.Node) -> fx.Node | None:
+def _changed(node: fx.Node, targets: TargetChoice) -> fx.Node | None:
     """What a scatter changes."""
     lowering = record_of(node.target).lowering if isinstance(node.target, torch._ops.OpOverload) else None
-    if not isinstance(lowering, Scatter) or why_not_lower(node) is not None:
+    if not isinstance(lowering, Scatter) or targets.why_not_lower(node) is not None:
         return None
     call, dtype = lowering.read(node), tensor_spec(node).dtype
     if not isinstance(call, ScatterCall) or (call.wide and widened(dtype) is not dtype):
@@ -184,8 +188,14 @@ def _moved(layout: OperandLayout, view: object, args: tuple[Any, ...], kwargs: d
 class _WriteOrder:
     """The order of the writes of one graph. `others`: inputs that may stand for tensors that only a check is given."""
 
-    def __init__(self, nodes: tuple[fx.Node, ...], live: set[fx.Node], puts: dict[fx.Node, InplaceUpdate]) -> None:
-        self.nodes, self.live, self.puts = nodes, live, puts
+    def __init__(
+        self,
+        nodes: tuple[fx.Node, ...],
+        live: set[fx.Node],
+        puts: dict[fx.Node, InplaceUpdate],
+        targets: TargetChoice,
+    ) -> None:
+        self.nodes, self.live, self.puts, self.targets = nodes, live, puts, targets
         self.position = {node: number for number, node in enumerate(nodes)}
         self.others: dict[object, fx.Node] = {}
         for node in nodes:
@@ -216,7 +226,7 @@ class _WriteOrder:
                 return False
             for demand in self._demands(node):
                 needed = self._before(demand.index, write)
-                if any(each in below or not _is_free(each) for each in needed):
+                if any(each in below or not _is_free(each, self.targets) for each in needed):
                     return False
                 if self._instead(node, demand) is None:
                     return False
@@ -225,7 +235,7 @@ class _WriteOrder:
     def _calls_what_may_fail(self, node: fx.Node) -> bool:
         if node.target is operator.getitem or node in self.puts or self._only_raises(node):
             return False
-        if why_not_lower(node) is None:
+        if self.targets.why_not_lower(node) is None:
             return False
         lowering = record_of(node.target).lowering
         out = lowering.out if isinstance(lowering, LibraryCall) else None
@@ -242,7 +252,7 @@ class _WriteOrder:
         record = record_of(node.target)
         if record.demands is not None and self._only_raises(node):
             return record.demands(node)
-        if not isinstance(record.lowering, Lookup | Scatter) or why_not_lower(node) is not None:
+        if not isinstance(record.lowering, Lookup | Scatter) or self.targets.why_not_lower(node) is not None:
             return ()
         return getattr(record.lowering.read(node), "demands", ())
 
@@ -267,9 +277,10 @@ class _WriteOrder:
         return None if None in found else {each: other for each, other in pairs if other is not None}
 
 
-def _is_free(node: fx.Node) -> bool:
+def _is_free(node: fx.Node, targets: TargetChoice) -> bool:
     """Whether a node may come earlier: it is computed by kernels, and does nothing else."""
     if node.op != "call_function" or node.target is operator.getitem:
         return True
     lowering = record_of(node.target).lowering
-    return not isinstance(lowering, LibraryCall | Scatter) and why_not_share(node) is why_not_lower(node) is None
+    by_kernels = not isinstance(lowering, LibraryCall | Scatter) and targets.why_not_lower(node) is None
+    return by_kernels and why_not_share(node) is None

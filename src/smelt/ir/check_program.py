@@ -115,8 +115,12 @@ def _rule_results(program: Program) -> Iterator[Fault]:
 
 
 def _rule_arena(program: Program) -> Iterator[Fault]:
-    """Arena buffers are inside the arena, aligned, and apart from every other one alive at the same step."""
+    """Arena buffers are inside the arena, on its device, aligned, and apart from every other one alive at the same
+    step."""
     planned = [buffer for buffer in program.buffers if buffer.place is Place.ARENA]
+    for buffer in planned[1:]:
+        if buffer.spec.device != planned[0].spec.device:
+            yield buffer, f"{buffer.name} is on {buffer.spec.device}, the arena on {planned[0].spec.device}"
     lives = touches(program)
     for buffer in planned:
         if buffer.offset < 0 or buffer.offset + arena_bytes(buffer) > program.arena_bytes:
@@ -129,6 +133,15 @@ def _rule_arena(program: Program) -> Iterator[Fault]:
             apart = _apart(lives[first.name], lives[second.name])
             if not apart and _overlap(first, second):
                 yield second, f"{second.name} shares memory with {first.name} while both are alive"
+
+
+def _rule_one_device(program: Program) -> Iterator[Fault]:
+    """A kernel's buffers are on one device."""
+    device = {buffer.name: buffer.spec.device for buffer in program.buffers}
+    for step in program.steps:
+        found = {device[name] for name in step.args if name in device} if isinstance(step, Launch) else set()
+        if len(found) > 1:
+            yield step, f"a kernel on {' and '.join(sorted(map(str, found)))}"
 
 
 def _apart(first: tuple[int, int], second: tuple[int, int]) -> bool:
@@ -157,5 +170,6 @@ PROGRAM_RULES: dict[str, Callable[[Program], Iterable[Fault]]] = {
     "views": _rule_views,
     "results": _rule_results,
     "arena": _rule_arena,
+    "one device": _rule_one_device,
     "outputs leave": _rule_outputs_leave,
 }

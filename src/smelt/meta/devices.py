@@ -9,10 +9,11 @@ accept and nothing here knows of raises as well: then the call runs as the progr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
+
+from smelt.meta.effects import is_pointwise_op
 
 HOST = torch.device("cpu")  # where PyTorch makes tensors unless somebody says otherwise, and keeps its numbers
 
@@ -105,10 +106,9 @@ def _is_foreach(func: Any) -> bool:
     return func.namespace == "aten" and _name(func).startswith("_foreach_")
 
 
-@cache  # reading an operator's tags is slow
 def _takes_numbers(func: Any) -> bool:
     """Whether a CPU tensor without dimensions counts as a number."""
-    return torch.Tag.pointwise in func.tags or _name(func) in _NUMBER_ARGUMENTS
+    return is_pointwise_op(func) or _name(func) in _NUMBER_ARGUMENTS
 
 
 def _common_device(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:

@@ -178,6 +178,12 @@ def _shares_memory(target: torch._ops.OpOverload) -> bool:
     return alias is not None and not alias.is_write
 
 
+@cache  # reading an operator's tags is slow
+def is_pointwise_op(target: object) -> bool:
+    """Whether an operator computes each element of its result from those at the same place."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
 @cache
 def is_pointwise(function: object) -> bool:
     """Whether a function of torch's computes each element of its result from those at the same place."""

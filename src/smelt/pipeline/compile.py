@@ -59,6 +59,7 @@ def compile_llvm(
     """
     fuel, arenas = Fuel(options.fuel), Arenas()
     lower = _lowering(options, fuel, arenas)
+    why_not = partial(why_not_generate, wanted=options.target)
 
     def bind_to_sizes(bound: Bound, half: Traced, name: str, consuming: bool, planned: bool) -> Flat:
         made = bound.program(half, name)
@@ -81,7 +82,7 @@ def compile_llvm(
         if (bound := in_symbols()) is not None:
             parts = _bound_parts(bound, lambda: traced, options, bind_to_sizes)
         else:
-            parts = _compile_static(traced, options, lower, decompositions_for(options), why_not_generate)
+            parts = _compile_static(traced, options, lower, decompositions_for(options), why_not)
         pending_reuse.keep(traced, options, parts)
         if entry is None or parts.plan is None:
             return parts.joined()
@@ -94,7 +95,7 @@ def compile_llvm(
         return _bound_parts(bound, traced, options, bind_to_sizes).joined()
 
     def trace(traced: Traced, shape_env: ShapeEnv) -> Tracing:
-        return _trace_in_symbols(traced, shape_env, options, decompositions_for(options), why_not_generate, generate)
+        return _trace_in_symbols(traced, shape_env, options, decompositions_for(options), why_not, generate)
 
     return _compile(traced, options, compile_static, bind_only, trace)
 
@@ -107,7 +108,7 @@ def beside_stored(
 
     def trace() -> Halves | None:
         context = PassContext(options, "", Fuel(options.fuel), decompositions_for(options))
-        retraced = _trace_static(traced, context, why_not_generate)
+        retraced = _trace_static(traced, context, partial(why_not_generate, wanted=options.target))
         return retraced if isinstance(retraced, Halves) else None
 
     backwards = Backwards(trace, plan, _lowering(options, Fuel(options.fuel), arenas), options, name, ambient)

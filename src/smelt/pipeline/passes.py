@@ -104,7 +104,7 @@ def run_split(joint: Joint, context: PassContext) -> Halves:
 def _peaks_when_fused(halves: Halves, options: Options) -> tuple[Peak, ...]:
     """The memory two halves take as programs, with an arena and without. They are made for nothing else."""
     backward = None if halves.backward is None else for_the_loss(halves.backward, halves.plan)
-    if why_not_generate(halves.forward) or (backward is not None and why_not_generate(backward)):
+    if any(half is not None and why_not_generate(half, options.target) for half in (halves.forward, backward)):
         return (graph_peak(halves.forward, backward, halves.plan, scratch_of),)
 
     def program_of(half: Traced) -> Program:
@@ -166,14 +166,15 @@ def check_form(value: Any, step: Pass) -> None:
             check_kernel(kernel, after=step.name)
 
 
-def why_not_generate(traced: Traced) -> str | None:
-    """Why no kernels can be made for a pure graph: numbers that are no operands, or a device without a target."""
+def why_not_generate(traced: Traced, wanted: str = "") -> str | None:
+    """Why no kernels can be made for a pure graph: numbers that are no operands, or a device without a target.
+    `wanted`: what the option `target` says."""
     numbers = why_not_operands(traced)
     if numbers is not None:
         return numbers
     for node in traced.graph.nodes:
         found = spec_of(node)
         for spec in found if isinstance(found, tuple) else (found,):
-            if isinstance(spec, TensorSpec) and target_of(spec.device) is None:
+            if isinstance(spec, TensorSpec) and target_of(spec.device, wanted) is None:
                 return f"{node.name} is on {spec.device.type}, and kernels are made for {', '.join(devices())} only"
     return None

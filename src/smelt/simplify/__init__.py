@@ -18,6 +18,7 @@ from smelt.simplify.constants import fold_constants
 from smelt.simplify.cse import share_common
 from smelt.simplify.dce import drop_dead
 from smelt.simplify.gqa_heads import share_heads
+from smelt.simplify.host_scalars import place_scalars
 from smelt.simplify.identities import fold_identities
 from smelt.simplify.matmul_layouts import transpose_matrices
 from smelt.simplify.scalar_operands import numbers_as_operands, why_not_operands
@@ -32,6 +33,7 @@ PASSES: tuple[tuple[str, SimplifyPass, str], ...] = (
     ("matmul layouts", transpose_matrices, "before identities: a copy of what was transposed may be redundant"),
     ("fold identities", fold_identities, "before views: a copy that goes may bring two views together"),
     ("compose views", compose_views, "before sharing: equal views are then spelled alike"),
+    ("host scalars", place_scalars, "after identities, which would take the copy of an input for redundant"),
     ("cse", share_common, "one node for each value, so that the fuser sees it once"),
     ("dce", drop_dead, "last: the passes above leave what they replaced behind"),
 )
@@ -46,6 +48,7 @@ __all__ = [
     "fold_identities",
     "lay_images",
     "numbers_as_operands",
+    "place_scalars",
     "share_common",
     "share_heads",
     "transpose_matrices",
